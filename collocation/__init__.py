@@ -1,0 +1,1 @@
+"""What schedulers talk to."""

@@ -1,0 +1,1 @@
+"""Static analysis: layers, totals, and what shapes alone say of memory."""

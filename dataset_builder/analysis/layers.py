@@ -1,0 +1,129 @@
+"""The layer table of any module: one run on the meta device, watched by hooks."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from dataset_builder.schema import LayerRecord, LayerTable
+
+# Modules that are one layer to a reader although they are made of others.
+_UNITS = (nn.MultiheadAttention, nn.RNNBase)
+# Functions that move or name what is there already; whether they copy depends on the device's layouts.
+_LAYOUT = frozenset({"reshape", "contiguous", "clone", "to", "float", "half", "bfloat16", "expand", "repeat", "pad"})
+
+
+def layer_table(module: nn.Module, inputs: Sequence[Any]) -> LayerTable:
+    """Run the module once on the given inputs (batch first) and write down every layer and loose function.
+
+    Give both on the meta device: nothing is computed then.
+    """
+    watch = _Watch(inputs)
+    with ExitStack() as stack:
+        for name, part in module.named_modules():
+            stack.enter_context(watch.on(name, part))
+        stack.enter_context(watch)
+        module(*inputs)
+    watch.add_unseen(module)
+    trainable = tuple(tuple(item.shape) for item in module.parameters() if item.requires_grad)
+    return LayerTable(tuple(watch.records), trainable, watch.input_elements)
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """A module without children, or a known unit."""
+    return isinstance(module, _UNITS) or next(module.children(), None) is None
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+class _Watch(TorchFunctionMode):
+    """Records layers through hooks, and functions that are called outside of them."""
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        super().__init__()
+        self.records: list[LayerRecord] = []
+        given = list(_tensors(inputs))
+        self.batch_size = given[0].shape[0] if given and given[0].dim() else 1
+        self.input_elements = sum(tensor.numel() for tensor in given) // self.batch_size
+        self._counted: set[int] = set()  # parameters that a layer before has brought in
+        self._layers = 0  # how many layers are running, one within the other
+        self._path: list[str] = [""]  # the modules that are running, outermost first
+        self._before: list[set[int]] = []
+
+    @contextmanager
+    def on(self, name: str, part: nn.Module) -> Iterator[None]:
+        """Watch one module."""
+        is_layer = _is_layer(part)
+
+        def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
+            self._layers += is_layer
+            self._path.append(name)
+            self._before.append({_storage(tensor) for tensor in _tensors([args, kwargs])})
+
+        def leave(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            self._layers -= is_layer
+            self._path.pop()
+            before = self._before.pop()
+            if is_layer and not self._layers:
+                self._add(name, type(part).__name__, output, before, self._parameters(part), functional=False)
+
+        handles = (
+            part.register_forward_pre_hook(enter, with_kwargs=True),
+            part.register_forward_hook(leave, with_kwargs=True),
+        )
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def add_unseen(self, module: nn.Module) -> None:
+        """Write down parameters that no layer brought in: a class token, or a weight that is used without its module."""
+        for name, part in module.named_modules():
+            parameters = self._parameters(part, recurse=False)
+            if parameters:
+                self.records.append(LayerRecord(name, type(part).__name__, (), 0, parameters))
+
+    def _parameters(self, part: nn.Module, recurse: bool = True) -> int:
+        """Elements of the parameters that no layer before shares."""
+        found = {id(item): item.numel() for item in part.parameters(recurse) if id(item) not in self._counted}
+        self._counted |= found.keys()
+        return sum(found.values())
+
+    def _add(self, name: str, kind: str, output: Any, before: set[int], parameters: int, functional: bool) -> None:
+        tensors = [tensor for tensor in _tensors(output)]
+        if not tensors:
+            return
+        fresh = {_storage(tensor): tensor.numel() for tensor in tensors if _storage(tensor) not in before}
+        shape = tuple(tensors[0].shape[1:])
+        self.records.append(LayerRecord(name, kind, shape, sum(fresh.values()) // self.batch_size, parameters, functional))
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._layers:
+            return func(*args, **kwargs)
+        before = {_storage(tensor) for tensor in _tensors([args, kwargs])}
+        with torch._C.DisableTorchFunction():
+            output = func(*args, **kwargs)
+        kind = getattr(func, "__name__", "").strip("_")
+        fresh = [tensor for tensor in _tensors(output) if _storage(tensor) not in before]
+        if fresh and kind not in _LAYOUT:
+            self._add(self._path[-1], kind, output, before, 0, functional=True)
+        return output

@@ -1,0 +1,83 @@
+"""What each optimizer of torch.optim keeps beside the parameters.
+
+State sizes are read from the classes' `step`; `tests/test_static.py` holds them to the real ones on the meta device.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from dataset_builder.schema import TrainingSetup, parse_call
+
+Shape = Sequence[int]
+_SHARED = frozenset({"lr", "weight_decay", "maximize"})
+_STEP_ELEMENTS = 1  # fused implementations keep the step count of each parameter on the device
+
+
+@dataclass(frozen=True)
+class OptimizerRule:
+    """One class of torch.optim: elements of state a parameter, its arguments, its implementations."""
+
+    state: Callable[[Shape, Mapping[str, Any]], int]
+    arguments: frozenset[str]
+    fused: bool = False
+    keeps_step: bool = True
+
+    @property
+    def implementations(self) -> tuple[str, ...]:
+        """The implementations that a spec may ask for."""
+        return ("default", "foreach", "fused", "single") if self.fused else ("default", "foreach", "single")
+
+
+def _copies(count: int) -> Callable[[Shape, Mapping[str, Any]], int]:
+    return lambda shape, args: count * prod(shape)
+
+
+def _sgd(shape: Shape, args: Mapping[str, Any]) -> int:
+    return prod(shape) if args.get("momentum") else 0
+
+
+def _adam(shape: Shape, args: Mapping[str, Any]) -> int:
+    return (3 if args.get("amsgrad") else 2) * prod(shape)
+
+
+def _rmsprop(shape: Shape, args: Mapping[str, Any]) -> int:
+    return (1 + bool(args.get("momentum")) + bool(args.get("centered"))) * prod(shape)
+
+
+def _adafactor(shape: Shape, args: Mapping[str, Any]) -> int:
+    """A row and a column of second moments for a matrix, all of them for a vector."""
+    if len(shape) < 2:
+        return prod(shape)
+    return prod(shape) // shape[-1] + prod(shape) // shape[-2]
+
+
+_ADAM = _SHARED | {"betas", "eps", "amsgrad"}
+OPTIMIZERS: Mapping[str, OptimizerRule] = {
+    "SGD": OptimizerRule(_sgd, _SHARED | {"momentum", "dampening", "nesterov"}, fused=True, keeps_step=False),
+    "Adam": OptimizerRule(_adam, _ADAM, fused=True),
+    "AdamW": OptimizerRule(_adam, _ADAM, fused=True),
+    "RMSprop": OptimizerRule(_rmsprop, _SHARED | {"alpha", "eps", "momentum", "centered"}),
+    "Adagrad": OptimizerRule(_copies(1), _SHARED | {"lr_decay", "initial_accumulator_value", "eps"}, fused=True),
+    "Adadelta": OptimizerRule(_copies(2), _SHARED | {"rho", "eps"}),
+    "Adafactor": OptimizerRule(_adafactor, _SHARED | {"beta2_decay", "eps", "d"}),
+    "Adamax": OptimizerRule(_copies(2), _SHARED | {"betas", "eps"}),
+    "NAdam": OptimizerRule(_copies(2), _SHARED | {"betas", "eps", "momentum_decay"}),
+    "RAdam": OptimizerRule(_copies(2), _SHARED | {"betas", "eps"}),
+    "Rprop": OptimizerRule(_copies(2), frozenset({"lr", "etas", "step_sizes", "maximize"})),
+    "ASGD": OptimizerRule(_copies(1), _SHARED | {"lambd", "alpha", "t0"}),
+}
+REFUSED: Mapping[str, str] = {
+    "LBFGS": "LBFGS runs the training step several times a step, which a spec cannot say",
+    "Muon": "Muon takes matrices only, and these networks have biases",
+    "SparseAdam": "SparseAdam takes sparse gradients only, and these networks have dense ones",
+}
+
+
+def state_elements(training: TrainingSetup, shapes: Sequence[Shape]) -> int:
+    """Elements that the optimizer keeps on the device for parameters of these shapes."""
+    name, args = parse_call(training.optimizer)
+    rule = OPTIMIZERS[name]
+    steps = _STEP_ELEMENTS * len(shapes) if rule.keeps_step and training.implementation == "fused" else 0
+    return steps + sum(rule.state(shape, args) for shape in shapes)

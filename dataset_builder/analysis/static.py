@@ -1,0 +1,30 @@
+"""SGV, the static estimate: what shapes alone say of a training step's memory."""
+
+from math import prod
+
+from dataset_builder.analysis.optimizers import state_elements
+from dataset_builder.schema import DTYPE_BYTES, LayerTable, StaticEstimate, TrainingSetup
+
+
+def static_estimate(training: TrainingSetup, table: LayerTable) -> StaticEstimate:
+    """Parameters, gradients, optimizer state, and one batch of inputs and layer outputs.
+
+    Of autocast it takes the smaller activations and of checkpointing nothing: what is recomputed when is no matter of
+    shapes.
+    """
+    size = DTYPE_BYTES[training.dtype]
+    activation_size = DTYPE_BYTES[training.autocast or training.dtype]
+    return StaticEstimate(
+        parameter_bytes=table.parameters * size,
+        gradient_bytes=sum(prod(shape) for shape in table.trainable_shapes) * size,
+        optimizer_bytes=state_elements(training, table.trainable_shapes) * size,
+        activation_bytes=training.batch_size * (table.input_elements * size + table.activations * activation_size),
+    )
+
+
+def shape_inference_bytes(parameters: int, activations: int, batch_size: int, element_bytes: int = 4) -> int:
+    """The estimate that beginners are taught (Guan, SHARCNET 2020): weights and outputs, each forward and backward.
+
+    `activations` are those of one sample, the input counted among them.
+    """
+    return 2 * element_bytes * (parameters + batch_size * activations)

@@ -1,0 +1,169 @@
+"""Difference schemes D(r, c, s): in the difference of any two columns every element comes r / s times.
+
+The group of order s is the one of `fields.addition`. From D(r, c, s) and any array with r runs follows an array
+with r s runs (see `constructions.developed`): nearly all the mixed arrays come out of this. Sources: Bose & Bush,
+Ann. Math. Stat. 23 (1952); Hedayat, Sloane & Stufken, "Orthogonal Arrays" (1999), chapter 6.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from dataset_builder.arrays import seeds
+from dataset_builder.arrays.fields import (
+    IntArray,
+    addition,
+    inverse,
+    multiplication,
+    prime_factors,
+    prime_power,
+    squares,
+    subtraction,
+)
+from dataset_builder.arrays.hadamard import hadamard, hadamard_source
+
+LARGEST_FIELD = 1024
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """What a difference scheme offers, and how to build it."""
+
+    rows: int
+    columns: int
+    levels: int
+    build: Callable[[], IntArray]
+
+    def __str__(self) -> str:
+        return f"D({self.rows}, {self.columns}, {self.levels})"
+
+
+def is_difference_scheme(matrix: IntArray, levels: int) -> bool:
+    """Whether the matrix has the defining property, by counting."""
+    rows, columns = matrix.shape
+    table = subtraction(levels)
+    return all(
+        np.all(np.bincount(table[matrix[:, i], matrix[:, j]], minlength=levels) * levels == rows)
+        for i in range(columns)
+        for j in range(i)
+    )
+
+
+def field_scheme(rows: int, levels: int) -> IntArray:
+    """D(p^m, p^m, p^n): the multiplication table of GF(p^m), of each entry the last n digits."""
+    return multiplication(rows) % levels
+
+
+def double_scheme(levels: int) -> IntArray:
+    """D(2s, 2s, s) for an odd prime power s (Jungnickel, Math. Z. 167, 1979), as four quadratic forms.
+
+    Two columns of one half differ by a linear function of the row in each half: every element once. Columns of
+    different halves differ by i^2 + ... above and g i^2 + ... below, which are completed to the same constant plus
+    a square and plus a non-square: together every element twice.
+    """
+    mul, add, sub = multiplication(levels), addition(levels), subtraction(levels)
+    non_square = next(x for x in range(2, levels) if x not in squares(levels))
+    two = int(add[1, 1])
+    quarter = inverse(levels, int(mul[two, two]))
+    left = int(mul[quarter, sub[1, inverse(levels, non_square)]])
+    right = int(mul[quarter, sub[non_square, 1]])
+    square, scaled = np.diag(mul), mul[non_square, np.arange(levels)]
+    upper_right = add[mul, square[:, None]]
+    lower_left = add[mul, mul[left, square][None, :]]
+    lower_right = add[add[mul[:, scaled], scaled[square][:, None]], mul[right, square][None, :]]
+    return np.block([[mul, upper_right], [lower_left, lower_right]])
+
+
+def kronecker_scheme(first: IntArray, second: IntArray, levels: int) -> IntArray:
+    """D(r1 r2, c1 c2, s) from two schemes on the same group: every sum of an entry with an entry."""
+    size = (len(first) * len(second), first.shape[1] * second.shape[1])
+    return addition(levels)[first[:, None, :, None], second[None, :, None, :]].reshape(size)
+
+
+def product_scheme(first: IntArray, second: IntArray, second_levels: int) -> IntArray:
+    """D(r1 r2, min(c1, c2), s1 s2) on the product of the groups."""
+    columns = min(first.shape[1], second.shape[1])
+    pairs = first[:, None, :columns] * second_levels + second[None, :, :columns]
+    return pairs.reshape(-1, columns)
+
+
+def pair_scheme(rows: int, levels: int) -> IntArray:
+    """D(r, 2, s), which exists whenever s divides r: zeros, and every element equally often."""
+    return np.column_stack([np.zeros(rows, dtype=np.int64), np.arange(rows) % levels])
+
+
+@cache
+def best_scheme(rows: int, levels: int) -> Scheme:
+    """The scheme with the most columns that can be built here."""
+    if rows % levels:
+        return Scheme(rows, 1, levels, lambda: np.zeros((rows, 1), dtype=np.int64))
+    direct = max(_direct(rows, levels), key=lambda scheme: scheme.columns)
+    if direct.columns == rows:
+        return direct
+    derived = [*_kronecker(rows, levels), *_product(rows, levels), *_quotient(rows, levels)]
+    return max([direct, *derived, *_stacked(rows, levels)], key=lambda scheme: scheme.columns)
+
+
+def _direct(rows: int, levels: int) -> Iterator[Scheme]:
+    yield Scheme(rows, min(rows, 2), levels, lambda: pair_scheme(rows, levels)[:, : min(rows, 2)])
+    stored = seeds.stored_scheme(rows, levels)
+    if stored is not None:
+        yield Scheme(rows, stored.shape[1], levels, lambda: stored)
+    if levels == 2 and hadamard_source(rows):
+        yield Scheme(rows, rows, 2, lambda: (1 - hadamard(rows)) // 2)
+    power = prime_power(levels)
+    if power and rows == 2 * levels and power[0] != 2:
+        yield Scheme(rows, rows, levels, lambda: double_scheme(levels))
+    larger = prime_power(rows)
+    if power and larger and larger[0] == power[0] and rows <= LARGEST_FIELD:
+        yield Scheme(rows, rows, levels, lambda: field_scheme(rows, levels))
+
+
+def _splits(number: int, first: int, second: int) -> Iterator[tuple[int, int]]:
+    """The ways to write the number as a multiple of `first` times a multiple of `second`."""
+    for part in range(first, number // second + 1, first):
+        if number % part == 0 and number // part % second == 0:
+            yield part, number // part
+
+
+def _kronecker(rows: int, levels: int) -> Iterator[Scheme]:
+    for one, other in _splits(rows, levels, levels):
+        if one <= other:
+            a, b = best_scheme(one, levels), best_scheme(other, levels)
+            build = _later(lambda x, y: kronecker_scheme(x, y, levels), a, b)
+            yield Scheme(rows, a.columns * b.columns, levels, build)
+
+
+def _product(rows: int, levels: int) -> Iterator[Scheme]:
+    smallest = prime_factors(levels)[0]
+    first = smallest ** prime_factors(levels).count(smallest)
+    second = levels // first
+    if second == 1:
+        return
+    for one, other in _splits(rows, first, second):
+        a, b = best_scheme(one, first), best_scheme(other, second)
+        build = _later(lambda x, y: product_scheme(x, y, second), a, b)
+        yield Scheme(rows, min(a.columns, b.columns), levels, build)
+
+
+def _quotient(rows: int, levels: int) -> Iterator[Scheme]:
+    """A scheme on a larger group, its leading digit (of the smallest prime) left out: a homomorphism."""
+    smallest = prime_factors(levels)[0]
+    stored = seeds.stored_scheme(rows, levels * smallest)
+    if stored is not None:
+        yield Scheme(rows, stored.shape[1], levels, lambda: stored % levels)
+
+
+def _stacked(rows: int, levels: int) -> Iterator[Scheme]:
+    """Two schemes one above the other; the even split comes first, so that the recursion stays shallow."""
+    for one in range(rows // levels // 2 * levels, 0, -levels):
+        a, b = best_scheme(one, levels), best_scheme(rows - one, levels)
+        columns = min(a.columns, b.columns)
+        build = _later(lambda x, y, c=columns: np.vstack([x[:, :c], y[:, :c]]), a, b)
+        yield Scheme(rows, columns, levels, build)
+
+
+def _later(combine: Callable[[IntArray, IntArray], IntArray], a: Scheme, b: Scheme) -> Callable[[], IntArray]:
+    return lambda: combine(a.build(), b.build())

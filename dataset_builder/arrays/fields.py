@@ -1,0 +1,108 @@
+"""Finite fields GF(p^k) and the abelian groups under them, as tables of small integers.
+
+An element is an integer whose digits in base p are the coefficients of its polynomial, so that addition is
+digit by digit. The algebra of polynomials comes from sympy, which torch needs anyway and which therefore costs
+nothing more; the library `galois` is nearer to the purpose, but pulls in numba and compiles at first use.
+Importing sympy takes about a second, so that it happens only for a field that is not of prime order.
+"""
+
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+
+
+@cache
+def prime_factors(number: int) -> tuple[int, ...]:
+    """The prime factors of a number, ascending, each as often as it divides."""
+    found, divisor = [], 2
+    while divisor * divisor <= number:
+        while number % divisor == 0:
+            found.append(divisor)
+            number //= divisor
+        divisor += 1
+    return (*found, number) if number > 1 else tuple(found)
+
+
+def prime_power(number: int) -> tuple[int, int] | None:
+    """(p, k) with p prime and p^k the number, or None if there are none."""
+    factors = prime_factors(number)
+    return (factors[0], len(factors)) if len(set(factors)) == 1 else None
+
+
+def frozen(table: IntArray) -> IntArray:
+    """The table, protected against writing, because it is shared by all who ask for it."""
+    table.setflags(write=False)
+    return table
+
+
+@cache
+def addition(order: int) -> IntArray:
+    """Addition table of the product of cyclic groups of prime order; for a prime power that of GF(order)."""
+    table = np.zeros((1, 1), dtype=np.int64)
+    for prime in prime_factors(order):
+        digit = np.add.outer(np.arange(prime), np.arange(prime)) % prime
+        size = len(table) * prime
+        table = (table[:, None, :, None] * prime + digit[None, :, None, :]).reshape(size, size)
+    return frozen(table)
+
+
+@cache
+def subtraction(order: int) -> IntArray:
+    """Subtraction table that belongs to `addition`."""
+    return frozen(np.argsort(addition(order), axis=0).astype(np.int64))
+
+
+@cache
+def multiplication(order: int) -> IntArray:
+    """Multiplication table of GF(order)."""
+    parts = prime_power(order)
+    if parts is None:
+        raise ValueError(f"expected a prime power as the order of a field, found {order}: choose 2, 3, 4, 5, 7...")
+    if parts[1] == 1:
+        return frozen(np.multiply.outer(np.arange(order), np.arange(order)) % order)
+    powers = np.array(_powers(*parts), dtype=np.int64)
+    logs = np.zeros(order, dtype=np.int64)
+    logs[powers] = np.arange(order - 1)
+    table = powers[np.add.outer(logs, logs) % (order - 1)]
+    table[0, :] = table[:, 0] = 0
+    return frozen(table)
+
+
+def _powers(prime: int, degree: int) -> list[int]:
+    """The powers of x modulo the first monic polynomial of this degree for which x generates the field."""
+    from sympy import ZZ  # type: ignore[import-untyped]  # noqa: PLC0415 - see the docstring of the module
+    from sympy.polys.galoistools import gf_irreducible_p, gf_mul, gf_rem  # type: ignore  # noqa: PLC0415
+
+    order = prime**degree
+    for tail in range(1, order):
+        modulus = [ZZ(1), *(ZZ(tail // prime**i % prime) for i in reversed(range(degree)))]
+        if not gf_irreducible_p(modulus, prime, ZZ):
+            continue
+        element, powers = [ZZ(1)], [1]
+        while True:
+            element = gf_rem(gf_mul(element, [ZZ(1), ZZ(0)], prime, ZZ), modulus, prime, ZZ)
+            if element == [1]:
+                break
+            powers.append(sum(int(c) * prime**i for i, c in enumerate(reversed(element))))
+        if len(powers) == order - 1:
+            return powers
+    raise AssertionError(f"no primitive polynomial of degree {degree} over GF({prime})")
+
+
+@cache
+def squares(order: int) -> frozenset[int]:
+    """The squares other than 0 in GF(order)."""
+    return frozenset(int(x) for x in np.diag(multiplication(order))[1:])
+
+
+def inverse(order: int, element: int) -> int:
+    """The multiplicative inverse in GF(order)."""
+    return int(np.flatnonzero(multiplication(order)[element] == 1)[0])
+
+
+def words(order: int, length: int) -> IntArray:
+    """All words of this length over 0..order-1, one a row, the last letter running fastest."""
+    return np.indices((order,) * length, dtype=np.int64).reshape(length, -1).T

@@ -1,0 +1,162 @@
+"""Orthogonal arrays out of projective geometry: linear arrays, caps, and disjoint subspaces.
+
+The runs are all the vectors x of GF(s)^k, a column is x -> <x, v>. Its strength is t if and only if any t of the
+vectors v are independent (Bose, Sankhya 8, 1947; Hedayat, Sloane & Stufken, "Orthogonal Arrays", 1999, section
+3.4 and chapter 5): points of PG(k-1, s) for strength 2, a cap (no three points on a line) for strength 3.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+
+from dataset_builder.arrays.fields import IntArray, addition, multiplication, words
+
+
+def linear_array(field: int, vectors: IntArray) -> IntArray:
+    """The array whose columns are the linear forms with these vectors (one a row) over GF(field)."""
+    add, mul = addition(field), multiplication(field)
+    runs = words(field, vectors.shape[1])
+    total = mul[runs[:, :1], vectors[None, :, 0]]
+    for i in range(1, vectors.shape[1]):
+        total = add[total, mul[runs[:, i : i + 1], vectors[None, :, i]]]
+    return total
+
+
+def projective_points(field: int, length: int) -> IntArray:
+    """One vector for each point of PG(length-1, field): those whose first entry other than 0 is 1."""
+    vectors = words(field, length)[1:]
+    leading = vectors[np.arange(len(vectors)), (vectors != 0).argmax(axis=1)]
+    return vectors[leading == 1]
+
+
+def _anisotropic_form(field: int) -> IntArray:
+    """x^2 + x y + c y^2 for all x and y, with the first c for which it is 0 at (0, 0) alone."""
+    add, mul = addition(field), multiplication(field)
+    square = np.diag(mul)
+    for c in range(1, field):
+        form = add[add[square[:, None], mul], mul[c, square][None, :]]
+        if np.count_nonzero(form == 0) == 1:
+            return form
+    raise AssertionError(f"no anisotropic form over GF({field})")
+
+
+def _affine_cap(field: int, dimension: int) -> IntArray:
+    """No three points on a line in AG(dimension, field): 2 points, an oval, or an elliptic quadric less a point.
+
+    The oval x^2 + x y + c y^2 = 1 misses the line at infinity; in even characteristic its nucleus is (0, 0), and
+    may be added (Bose 1947). The quadric z = x^2 + x y + c y^2 is Bose's as well.
+    """
+    if dimension == 1:
+        return np.array([[0], [1]])
+    form = _anisotropic_form(field)
+    if dimension == 3:
+        return np.column_stack([words(field, 2), form.ravel()])
+    oval = np.argwhere(form == 1)
+    return oval if field % 2 else np.vstack([oval, [[0, 0]]])
+
+
+def _affine_cap_size(field: int, dimension: int) -> int:
+    return (2, field + 1 if field % 2 else field + 2, field * field)[dimension - 1]
+
+
+@cache
+def _best_cap(field: int, length: int) -> tuple[int, int]:
+    """Size of the largest cap of PG(length-1, field) built here, and the affine factor it is a product with."""
+    if length <= 4:
+        return (_affine_cap_size(field, length - 1) + (1 if length == 4 else 0), 0)
+    return max((_affine_cap_size(field, a) * _best_cap(field, length - a)[0], a) for a in (1, 2, 3) if length - a > 2)
+
+
+def cap_size(field: int, length: int) -> int:
+    """How many points `cap` has: known without building it; the length is at least 3."""
+    return int(2 ** (length - 1)) if field == 2 else _best_cap(field, length)[0]
+
+
+def cap(field: int, length: int) -> IntArray:
+    """A large cap of PG(length-1, field), one vector a row.
+
+    Field of order 2: all the points off a hyperplane. Length 3 and 4: an oval and an elliptic quadric. Longer: the
+    product of an affine cap with a projective one (Mukhopadhyay, J. Combin. Theory A 24, 1978).
+    """
+    if field == 2:
+        return np.column_stack([np.ones(2 ** (length - 1), dtype=np.int64), words(2, length - 1)])
+    affine = _best_cap(field, length)[1]
+    if affine:
+        left, right = _affine_cap(field, affine), cap(field, length - affine)
+        return np.column_stack([np.repeat(left, len(right), axis=0), np.tile(right, (len(left), 1))])
+    points = _affine_cap(field, length - 1)
+    points = np.column_stack([np.ones(len(points), dtype=np.int64), points])
+    return points if length == 3 else np.vstack([points, [[0, 0, 0, 1]]])
+
+
+Subspace = tuple[int, ...]
+"""A basis of a subspace of GF(p)^k; a vector is the integer whose digits in base p it has."""
+
+
+def subspace_array(prime: int, length: int, subspaces: Sequence[Subspace]) -> IntArray:
+    """For each subspace of dimension m one column of p^m levels in place of its (p^m - 1)/(p - 1) columns.
+
+    Contractive replacement (Addelman, Technometrics 4, 1962; Hedayat, Sloane & Stufken 1999, chapter 9): strength
+    2 if any two of the subspaces meet in 0 alone, strength 3 if any three are independent.
+    """
+    vectors = words(prime, length)
+    columns = []
+    for basis in subspaces:
+        digits = vectors @ vectors[list(basis)].T % prime
+        columns.append(digits @ prime ** np.arange(len(basis)))
+    return np.column_stack(columns)
+
+
+def greedy_subspaces(prime: int, length: int, dimensions: Sequence[int], strength: int) -> list[Subspace] | None:
+    """Subspaces of these dimensions, any two (any three for strength 3) independent; None if the greed fails.
+
+    The first vectors that fit are taken. A subspace fits if it meets the sums of the earlier ones (of two earlier
+    ones for strength 3) in 0 alone. With dimensions all 1 and strength 3 this is a lexicographic cap.
+    """
+    add = addition(prime**length)
+    taken = np.zeros(prime**length, dtype=bool)
+    bases: list[Subspace] = []
+    spans: list[IntArray] = []
+    for dimension in dimensions:
+        found = _free_subspace(add, taken, prime, dimension)
+        if found is None:
+            return None
+        basis, span = found
+        taken[span] = True
+        if strength == 3:
+            for other in spans:
+                taken[add[np.ix_(span, other)].ravel()] = True
+        bases.append(basis)
+        spans.append(span)
+    return bases
+
+
+def _free_subspace(add: IntArray, taken: np.ndarray, prime: int, dimension: int) -> tuple[Subspace, IntArray] | None:
+    """The first subspace none of whose vectors but 0 is taken, as its basis and all its vectors."""
+    basis: list[int] = []
+    span = np.zeros(1, dtype=np.int64)
+    for _ in range(dimension):
+        free = ~taken
+        free[span] = False
+        # Taken vectors come in whole subspaces, hence with all their multiples: one coset tells for all.
+        fits = free & ~taken[add[:, span]].any(axis=1)
+        if not fits.any():
+            return None
+        vector = int(fits.argmax())
+        multiples = [0]
+        for _ in range(prime - 1):
+            multiples.append(int(add[multiples[-1], vector]))
+        span = add[np.ix_(span, multiples)].ravel()
+        basis.append(vector)
+    return tuple(basis), span
+
+
+def digits_for(prime: int, level: int) -> int:
+    """The smallest m with p^m at least the level."""
+    power, m = prime, 1
+    while power < level:
+        power, m = power * prime, m + 1
+    return m
+
+

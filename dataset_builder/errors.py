@@ -1,0 +1,26 @@
+"""What a user asked for that cannot be carried out."""
+
+from collections.abc import Collection
+from typing import Any
+
+
+class UserError(ValueError):
+    """Bad input. The message is one sentence: what was expected, what was found, how to mend it."""
+
+
+def check_count(name: str, value: Any, least: int = 1) -> None:
+    """Refuse anything but a whole number from `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UserError(f"expected {name} to be a whole number from {least}, found {value!r}: change it")
+
+
+def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
+    """Refuse a value that is not among the choices."""
+    if value not in choices:
+        raise UserError(f"expected {name} to be one of {list(choices)}, found {value!r}: change it")
+
+
+def check_probability(name: str, value: Any) -> None:
+    """Refuse anything but a number from 0 up to, and not including, 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise UserError(f"expected {name} to be a number from 0 to below 1, found {value!r}: change it")

@@ -1,0 +1,188 @@
+"""One worker process, seen from its parent."""
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import select
+import signal
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+from dataset_builder.errors import UserError
+from dataset_builder.executors import _worker
+from dataset_builder.executors._base import EVIDENCE_LENGTH, WorkerError
+from dataset_builder.measure._base import Outcome
+from dataset_builder.schema import Spec
+
+CHUNK_SECONDS = 0.05
+"""Chunks grow until they take this long: far more than it takes to send one, and not long to wait for."""
+LARGEST_CHUNK = 64
+LAST_LINES = 5
+KILL_SECONDS = 5.0
+"""A process that waits for a hung driver cannot be killed, and is not waited for longer than this."""
+SINGLE_THREADED = dict.fromkeys(
+    (
+        "OMP_NUM_THREADS",  # torch too
+        "MKL_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "NUMEXPR_NUM_THREADS",
+        "VECLIB_MAXIMUM_THREADS",
+    ),
+    "1",
+)
+
+
+class WorkerProcess:
+    """A process with the specs that it was sent and has not answered yet, oldest first."""
+
+    def __init__(self, backend: bytes) -> None:
+        self.assigned: deque[Spec] = deque()
+        self.ready = False
+        self.answered = 0
+        self.closed = False
+        """True once nothing more can come from the worker."""
+        self._since = time.monotonic()
+        self._chunk = 1
+        self._busy_seconds: list[float] = []
+        self._start()
+        self._send(backend)
+
+    def _start(self) -> None:
+        self._log = tempfile.NamedTemporaryFile(prefix="worker-", suffix=".log", delete=False)  # noqa: SIM115
+        self.connection, theirs = multiprocessing.Pipe()
+        # Linux signals the death of the thread that started a process, and it may end before this process.
+        bind = threading.current_thread() is threading.main_thread()
+        self.process = multiprocessing.get_context("spawn").Process(
+            target=_worker.main,
+            args=(theirs, Path(self._log.name), os.getpid(), bind),
+            name="vramcast-worker",
+        )
+        with _single_threaded(), _interrupts_held():
+            self.process.start()
+        theirs.close()
+        self._readable = select.poll()
+        self._readable.register(self.connection.fileno(), select.POLLIN)
+
+    def wanted(self) -> int:
+        """How many specs to send now: none while there is enough to do."""
+        if not self.ready or len(self.assigned) > self._chunk // 2:
+            return 0
+        if self._busy_seconds:
+            mean = sum(self._busy_seconds) / len(self._busy_seconds)
+            fitting = int(CHUNK_SECONDS / max(mean, 1e-9))
+            self._chunk = max(1, min(fitting, 2 * self._chunk, LARGEST_CHUNK))
+            self._busy_seconds.clear()
+        return self._chunk
+
+    def assign(self, specs: list[Spec]) -> None:
+        """Send specs, to be measured in their order."""
+        if not self.assigned:
+            self._since = time.monotonic()
+        self.assigned.extend(specs)
+        self._send(pickle.dumps(specs))
+
+    def _send(self, data: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died, which its sentinel tells
+            self.connection.send_bytes(data)
+
+    def receive(self) -> list[tuple[Spec, Outcome]]:
+        """The outcomes that have arrived, without waiting for more."""
+        arrived: list[tuple[Spec, Outcome]] = []
+        with contextlib.suppress(EOFError, OSError):
+            while self._readable.poll(0):
+                message = pickle.loads(self.connection.recv_bytes())  # noqa: S301 - from our own worker
+                arrived.extend(self._take(message))
+            return arrived
+        self.closed = True
+        return arrived
+
+    def _take(self, message: _worker.Message) -> Iterator[tuple[Spec, Outcome]]:
+        self._since = time.monotonic()
+        match message:
+            case _worker.Ready():
+                self.ready = True
+            case _worker.Finished(outcome, seconds):
+                self.answered += 1
+                self._busy_seconds.append(seconds)
+                yield self.assigned.popleft(), outcome
+            case _worker.Failed(reason, user_error=True):
+                raise UserError(reason)
+            case _worker.Failed(reason):
+                raise WorkerError(
+                    f"expected a worker process to load the backend and its specs, found {reason}: "
+                    "make sure that their modules can be imported by name (PYTHONPATH)"
+                )
+
+    def seconds_on_spec(self) -> float:
+        """For how long it has been at work on its first spec: at least, as answers arrive late, not early."""
+        return time.monotonic() - self._since if self.ready and self.assigned else 0.0
+
+    def has_ended(self) -> bool:
+        """True if the process is gone, or cannot be talked to."""
+        return self.closed or self.process.exitcode is not None
+
+    def kill(self) -> None:
+        """End the process and all that it started."""
+        if self.process.pid:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()  # it may not have got so far as to lead a group
+
+    def last_words(self) -> str:
+        """How the process ended, in a line, with the last that it printed."""
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, size - 4096))
+        lines = self._log.read().decode(errors="replace").split("\n")
+        said = " | ".join([line.strip() for line in lines if line.strip()][-LAST_LINES:])
+        ending = _ending(self.process.exitcode)
+        return f"{ending}: {said[-EVIDENCE_LENGTH + len(ending) :]}" if said else ending
+
+    def discard(self) -> None:
+        """Let go of a killed process, and of all that belongs to it."""
+        self.connection.close()
+        self.process.join(KILL_SECONDS)
+        if self.process.exitcode is not None:
+            self.process.close()
+        self._log.close()
+        Path(self._log.name).unlink(missing_ok=True)
+
+
+def _ending(exit_code: int | None) -> str:
+    if exit_code is None or exit_code >= 0:
+        return f"worker ended with exit code {exit_code}"
+    try:
+        return f"worker killed by {signal.Signals(-exit_code).name}"
+    except ValueError:  # a real-time signal
+        return f"worker killed by signal {-exit_code}"
+
+
+@contextlib.contextmanager
+def _single_threaded() -> Iterator[None]:
+    """Let a process inherit one thread for each library: it must know before anything is imported."""
+    before = {name: os.environ.get(name) for name in SINGLE_THREADED}
+    os.environ.update(SINGLE_THREADED)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back: a process inherits that until it ignores it, and no start is left half done."""
+    resource_tracker.ensure_running()  # up to Python 3.12 its start would let interrupts through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,137 @@
+"""The inside of a worker process: it is sent a backend, then chunks of specs, and answers spec by spec.
+
+Answers come in the order of the specs, so the first spec without one is what a dead worker was working on.
+"""
+
+import contextlib
+import ctypes
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+
+from dataset_builder.errors import UserError
+from dataset_builder.executors._base import attempt, crashed, describe
+from dataset_builder.measure._base import Backend, Outcome
+from dataset_builder.schema import Spec
+
+FAREWELL_SECONDS = 0.5
+"""What a worker is left with to end by itself after its parent has gone: less than `alarm` gives it below."""
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The backend is loaded."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The outcome of the next spec in order, and the time that it took."""
+
+    outcome: Outcome
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What would fail every spec alike."""
+
+    reason: str
+    user_error: bool
+
+
+Message = Ready | Finished | Failed
+
+
+def main(connection: Connection, log_path: Path, parent: int, bind: bool) -> None:
+    """Work until the parent closes the connection, or goes."""
+    _leave_group()
+    if bind:
+        _bind_to_parent()
+    log = _redirect_output(log_path)
+    os.set_inheritable(connection.fileno(), False)  # a program that a spec starts must not hold it open
+    inbox: SimpleQueue[bytes | None] = SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, inbox, parent), daemon=True).start()
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody is left to answer
+        for message in _answers(inbox, log):
+            connection.send_bytes(_pickled(message))
+
+
+def _leave_group() -> None:
+    """Lead a group of its own, which the parent can kill whole, and leave Ctrl-C to the parent."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the parent blocked it up to here
+
+
+def _bind_to_parent() -> None:
+    """Have Linux end this process a second after its parent, even while C code holds the interpreter lock.
+
+    The signal's handler is alarm(2) itself: called with SIGHUP, which is 1, it leaves `_receive` a second to
+    end the children of this process too. SIGKILL would leave them behind; a handler in Python needs the lock.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # not Linux
+        libc = ctypes.CDLL(None)
+        prctl, handler = libc.prctl, ctypes.cast(libc.alarm, ctypes.c_void_p)
+        libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+        libc.signal(signal.SIGHUP, handler)
+        prctl(PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
+
+
+def _redirect_output(log_path: Path) -> int:
+    """Send all that is printed here to a log: evidence if this process dies, and no noise if it does not."""
+    log = os.open(log_path, os.O_WRONLY | os.O_APPEND)
+    log_path.unlink()  # the parent has it open, and a file without a name cannot be left behind
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    return log
+
+
+def _receive(connection: Connection, inbox: "SimpleQueue[bytes | None]", parent: int) -> None:
+    """Keep the connection drained, so that the parent never waits to send, and end with the parent."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            inbox.put(connection.recv_bytes())
+    inbox.put(None)
+    time.sleep(FAREWELL_SECONDS)
+    while os.getppid() == parent:  # it closed the connection on purpose, and looks after the rest
+        time.sleep(FAREWELL_SECONDS)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _answers(inbox: "SimpleQueue[bytes | None]", log: int) -> Iterator[Message]:
+    """Load the backend, then measure what comes."""
+    try:
+        if (settings := inbox.get()) is None:
+            return
+        backend = pickle.loads(settings)  # noqa: S301 - only the parent writes to the connection
+        yield Ready()
+        while (chunk := inbox.get()) is not None:
+            for spec in pickle.loads(chunk):  # noqa: S301
+                os.ftruncate(log, 0)  # whatever is in the log is about one spec
+                yield _measured(backend, spec)
+    except UserError as error:
+        yield Failed(str(error), user_error=True)
+    except (Exception, SystemExit) as error:
+        yield Failed(describe(error), user_error=False)
+
+
+def _measured(backend: Backend, spec: Spec) -> Finished:
+    start = time.perf_counter()
+    return Finished(attempt(backend, spec), time.perf_counter() - start)
+
+
+def _pickled(message: Message) -> bytes:
+    """The message, or what kept it from being sent: an outcome that cannot be pickled is its spec's fault."""
+    try:
+        return pickle.dumps(message)
+    except Exception as error:
+        seconds = message.seconds if isinstance(message, Finished) else 0.0
+        return pickle.dumps(Finished(crashed(describe(error)), seconds))

@@ -1,0 +1,20 @@
+"""One spec after the other, in this process."""
+
+from collections.abc import Generator, Iterable
+
+from dataset_builder.executors._base import Executor, attempt
+from dataset_builder.measure._base import Backend, Outcome
+from dataset_builder.schema import Spec
+
+
+class SerialExecutor(Executor):
+    """Measures in this process: for a debugger, and where one core is all there is.
+
+    Nothing stands between a spec and this process: there is no time limit, and a spec that kills its process
+    ends the run. `LocalExecutor(workers=1)` has both.
+    """
+
+    def run(self, backend: Backend, specs: Iterable[Spec]) -> Generator[tuple[Spec, Outcome], None, None]:
+        """Measure each spec when the caller asks for the next outcome."""
+        for spec in specs:
+            yield spec, attempt(backend, spec)

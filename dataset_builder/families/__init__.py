@@ -1,0 +1,54 @@
+"""Families: the kinds of networks that a spec can describe, and the plan of each."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dataset_builder.errors import UserError
+from dataset_builder.families import cnn, mlp, template, transformer
+from dataset_builder.plan import Plan
+from dataset_builder.schema import Spec, TrainingSetup, from_mapping, without_defaults
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of network: the dataclass of its factors, and how they become a plan."""
+
+    network: type
+    plan: Callable[[Any], Plan]
+
+
+FAMILIES: Mapping[str, Family] = {
+    "mlp": Family(mlp.MlpNetwork, mlp.plan),
+    "cnn": Family(cnn.CnnNetwork, cnn.plan),
+    "template": Family(template.TemplateNetwork, template.plan),
+    "transformer": Family(transformer.TransformerNetwork, transformer.plan),
+}
+
+
+def family_of(name: str) -> Family:
+    """The family of that name."""
+    if name not in FAMILIES:
+        raise UserError(f"expected a family that can be built here, one of {sorted(FAMILIES)}, found {name!r}: choose one")
+    return FAMILIES[name]
+
+
+def make_spec(family: str, network: Mapping[str, Any], training: TrainingSetup) -> Spec:
+    """A spec in its one canonical form: factors checked, those at their default left out."""
+    factors = from_mapping(family_of(family).network, network, f"the {family} network")
+    return Spec(family, without_defaults(factors), training)
+
+
+def plan_of(spec: Spec) -> Plan:
+    """The plan of a spec's network, with checkpointing if its training asks for it."""
+    family = family_of(spec.family)
+    plan = family.plan(from_mapping(family.network, spec.network, f"the {spec.family} network"))
+    return _checkpointed(plan) if spec.training.checkpointing else plan
+
+
+def _checkpointed(plan: Plan) -> Plan:
+    if plan.root.kind == "EncoderDecoder":
+        source, *rest = plan.root.children
+        children = (replace(source, kind="CheckpointedSequential"), *rest)
+        return replace(plan, root=replace(plan.root, args={"checkpointing": True}, children=children))
+    return replace(plan, root=replace(plan.root, kind="CheckpointedSequential"))

@@ -1,0 +1,112 @@
+"""The names by which GPUMemNet files its runs, turned into the networks that were trained.
+
+The generator's rules: an epoch has 4,096 samples (a Transformer says its own number), Adam trains, and a layer summary
+runs forward once with two samples (a Transformer: twice with the full batch).
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dataset_builder.errors import UserError
+from dataset_builder.families import make_spec
+from dataset_builder.schema import Spec, TrainingSetup
+
+_SAMPLES = 4096
+_SUMMARY_BATCH = 2
+_MLP = "input:{int}_output:{int}_depth:{int}_arch:{word}_batch:{int}"
+_REST = "_act:{word}_dropout:{float}_dropout:{word}_batchnorm:{word}"
+_CNN = (
+    "input_channels:{int}_num_classes:{int}_depth:{int}_arch:{word}_base_filters:{int}_batch:{int}_input_size:{int}" + _REST
+)
+_TRANSFORMER = (
+    "num_classes:{int}_embedding_size:{int}_num_layers:{int}_num_heads:{int}_ff_hidden_size:{int}"
+    "_dropout_rate:{float}_seq_length:{int}_input_size:{int}_num_samples:{int}_batch_size:{int}"
+)
+_FORMS = {"int": (r"(\d+)", int), "word": (r"([A-Za-z_]+?)", str), "float": (r"([\d.eE+-]+)", float)}
+
+
+def spec_of_filename(filename: str, hidden: Mapping[str, Any] | None = None) -> Spec:
+    """The network and training behind a file name of the public sets.
+
+    `hidden` overrides network factors that the generator drew without writing them into the name: `transition_every` of
+    a dense CNN, `head` of an MLP with one output.
+    """
+    name = filename.strip().removesuffix(".out")
+    for pattern, make in _READERS:
+        found = _match(pattern, name)
+        if found is not None:
+            family, network, training = make(*found)
+            return make_spec(family, {**network, **(hidden or {})}, training)
+    raise UserError(f"expected a file name of GPUMemNet such as {_MLP.format(int='8', word='uniform')}.out, found {filename!r}: check it")
+
+
+def _match(pattern: str, name: str) -> list[Any] | None:
+    kinds = re.findall(r"{(\w+)}", pattern)
+    regex = re.sub(r"{(\w+)}", lambda item: _FORMS[item[1]][0], pattern)
+    found = re.fullmatch(regex, name)
+    if not found:
+        return None
+    return [_FORMS[kind][1](text) for kind, text in zip(kinds, found.groups(), strict=True)]
+
+
+def _training(batch: int, samples: int = _SAMPLES, **more: Any) -> TrainingSetup:
+    settings = {"dry_run_batch_size": _SUMMARY_BATCH, **more}
+    return TrainingSetup(batch_size=batch, last_batch_size=samples % batch or None, **settings)
+
+
+Named = tuple[str, dict[str, Any], TrainingSetup]
+
+
+def _mlp(inputs: int, outputs: int, depth: int, arch: str, batch: int) -> Named:
+    network = {"arch": arch, "input_features": inputs, "output_features": outputs, "depth": depth}
+    return "mlp", network, _training(batch, loss="cross_entropy" if outputs > 1 else "bce_with_logits")
+
+
+def _mlp_with_norm(inputs: int, outputs: int, depth: int, arch: str, batch: int, *rest: Any) -> Named:
+    family, network, training = _mlp(inputs, outputs, depth, arch, batch)
+    # With one output the generator tossed a coin for a sigmoid and did not write it down.
+    return family, {**network, **_block(*rest), "head": "softmax" if outputs > 1 else "none"}, training
+
+
+def _cnn(channels: int, classes: int, depth: int, arch: str, filters: int, batch: int, size: int, *rest: Any) -> Named:
+    network = {
+        "arch": arch,
+        "input_channels": channels,
+        "input_size": size,
+        "num_classes": classes,
+        "depth": depth,
+        "base_filters": filters,
+        "head": "softmax" if classes > 1 else "sigmoid",
+        **_block(*rest),
+    }
+    return "cnn", network, _training(batch, loss="cross_entropy" if classes > 1 else "bce")
+
+
+def _block(act: str, rate: float, dropout: str, norm: str) -> dict[str, Any]:
+    return {"activation": act, "dropout": rate if dropout == "True" else 0.0, "norm": "batch" if norm == "True" else "none"}
+
+
+def _transformer(
+    classes: int, size: int, layers: int, heads: int, wide: int, rate: float, length: int, words: int, samples: int, batch: int
+) -> Named:
+    network = {
+        "kind": "encoder",
+        "vocabulary": words,
+        "embedding_size": size,
+        "layers": layers,
+        "heads": heads,
+        "feed_forward_size": wide,
+        "sequence_length": length,
+        "num_classes": classes,
+        "dropout": rate,
+    }
+    return "transformer", network, _training(batch, samples, dry_run_batch_size=batch, dry_run_passes=2)
+
+
+_READERS: tuple[tuple[str, Callable[..., Named]], ...] = (
+    (_MLP, _mlp),
+    (_MLP + _REST, _mlp_with_norm),
+    (_CNN, _cnn),
+    (_TRANSFORMER, _transformer),
+)

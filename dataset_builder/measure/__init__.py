@@ -1,0 +1,1 @@
+"""Backends: what measures a spec."""

@@ -1,0 +1,1 @@
+"""Samplers: which configurations are looked at."""

@@ -1,0 +1,30 @@
+"""Where rows are kept: an append-only journal, flat views of it, and splits by configuration.
+
+The journal is exported here; `views` and `splits` are imported by name, for views need pandas.
+"""
+
+from dataset_builder.store.journal import (
+    JOURNAL_NAME,
+    Header,
+    Journal,
+    JournalWriter,
+    RepairReport,
+    iter_records,
+    locate,
+    read_header,
+    read_journal,
+    repair,
+)
+
+__all__ = [
+    "JOURNAL_NAME",
+    "Header",
+    "Journal",
+    "JournalWriter",
+    "RepairReport",
+    "iter_records",
+    "locate",
+    "read_header",
+    "read_journal",
+    "repair",
+]

@@ -1,0 +1,276 @@
+"""The journal of a build: `journal.jsonl`, a header and then a line for each row or rejection.
+
+A line is on the disk before `append` returns, so that a build may be stopped at any time, in any way.
+"""
+
+import errno
+import json
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from dataset_builder.errors import UserError
+from dataset_builder.schema import SCHEMA_VERSION, Rejection, Row, canonical_json
+from dataset_builder.store.durable import locked, replacing, sync, write_all
+from dataset_builder.store.lines import (
+    HEADER,
+    REJECTION,
+    ROW,
+    Line,
+    check_schema,
+    encode_line,
+    read_lines,
+    sound_records,
+)
+from dataset_builder.store.reader import (
+    JOURNAL_NAME,
+    Header,
+    Journal,
+    iter_records,
+    locate,
+    read_header,
+    read_journal,
+    to_record,
+)
+
+__all__ = [
+    "JOURNAL_NAME",
+    "Header",
+    "Journal",
+    "JournalWriter",
+    "RepairReport",
+    "iter_records",
+    "locate",
+    "read_header",
+    "read_journal",
+    "repair",
+]
+
+BAD_NAME = "journal.bad"
+EXTENSIBLE = "n"
+"""The one setting that may change between runs: more rows of the same build. The header keeps the first."""
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class JournalWriter:
+    """Creates a journal or continues one; use it as a context manager.
+
+    After entering, `row_ids` and `rejected_ids` hold what is there already, and `torn` a sentence if a line
+    that a crash had cut short was removed.
+    """
+
+    def __init__(self, directory: Path | str, build: Mapping[str, Any]) -> None:
+        self.directory = Path(directory)
+        self.path = self.directory / JOURNAL_NAME
+        self.build: dict[str, Any] = json.loads(canonical_json(dict(build)))
+        self.row_ids: set[str] = set()
+        self.rejected_ids: set[str] = set()
+        self.torn: str | None = None
+        self._fd: int | None = None
+        self._end_bytes = 0
+        self._unfinished = False
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(locked(self.directory))
+            self._read()
+            self._open(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def append(self, record: Row | Rejection) -> None:
+        """Add a record; it is on the disk when this returns."""
+        key = record.spec.id
+        if key in self.row_ids or key in self.rejected_ids:
+            raise ValueError(f"the journal in {self.directory} has the id {key} already")
+        is_row = isinstance(record, Row)
+        self._write(encode_line(ROW if is_row else REJECTION, record.to_json()))
+        (self.row_ids if is_row else self.rejected_ids).add(key)
+
+    def _read(self) -> None:
+        """Learn what is there, and where its sound part ends."""
+        self.row_ids, self.rejected_ids, self.torn = set(), set(), None
+        self._end_bytes, self._unfinished = 0, False
+        if not self.path.exists():
+            return
+        for line, record in sound_records(self.path, self._note_torn):
+            if line.number == 1:
+                self._check_build(record.get("build"))
+            else:
+                (self.row_ids if record["type"] == ROW else self.rejected_ids).add(record["id"])
+            self._end_bytes += len(line.raw)
+        if self._end_bytes == 0:
+            _check_beginning(self.path)
+
+    def _note_torn(self, note: str) -> None:
+        self.torn = note
+
+    def _check_build(self, before: Mapping[str, Any] | None) -> None:
+        if before is None:
+            raise UserError(
+                f"expected the settings of the build in {self.path}, found that a repair had lost them: "
+                "its rows can be read, choose another out=DIR to build more"
+            )
+        changed = _differences(before, self.build)
+        if changed:
+            raise UserError(
+                f"expected the settings with which {self.directory} was begun, found {', '.join(changed)}: "
+                "use the same settings or another out=DIR"
+            )
+
+    def _open(self, stack: ExitStack) -> None:
+        """Open for appending, with a durable name, a header and no torn line."""
+        try:
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            stack.callback(self._close, self._fd)
+            os.ftruncate(self._fd, self._end_bytes)
+            os.fsync(self._fd)
+            sync(self.directory)
+            sync(self.directory.resolve().parent)
+        except OSError as error:
+            raise self._failed(error) from error
+        if self._end_bytes == 0:
+            self._write(encode_line(HEADER, {"schema": SCHEMA_VERSION, "build": self.build}))
+
+    def _close(self, fd: int) -> None:
+        self._fd = None
+        os.close(fd)
+
+    def _write(self, line: bytes) -> None:
+        if self._fd is None:
+            raise RuntimeError("a journal is written inside its 'with' block")
+        try:
+            self._settle(self._fd)
+            self._unfinished = True
+            write_all(self._fd, line)
+            os.fdatasync(self._fd)
+        except OSError as error:
+            with suppress(OSError):
+                self._settle(self._fd)
+            raise self._failed(error) from error
+        self._end_bytes += len(line)
+        self._unfinished = False
+
+    def _settle(self, fd: int) -> None:
+        """Cut off what an interrupted write left; refuse to go on if others changed the file."""
+        if self._unfinished:
+            os.ftruncate(fd, self._end_bytes)
+            self._unfinished = False
+        found = os.fstat(fd)
+        if found.st_size != self._end_bytes or found.st_nlink == 0:
+            what = "was removed" if found.st_nlink == 0 else "was changed by another program"
+            raise UserError(
+                f"expected this build alone to write {self.path}, found that it {what}: "
+                "stop the other and run the same command again"
+            )
+
+    def _failed(self, error: OSError) -> UserError:
+        mend = "free some" if error.errno in _NO_ROOM else "mend that"
+        return UserError(
+            f"expected room to write a row in {self.directory}, found: {error.strerror}; "
+            f"{mend} and run the same command again: {len(self.row_ids)} rows are safe"
+        )
+
+
+def _check_beginning(path: Path) -> None:
+    """Refuse to write over a file that never was a journal, though it has but one line."""
+    sign = encode_line(HEADER, {})[:16]
+    with path.open("rb") as file:
+        found = file.read(len(sign))
+    if not sign.startswith(found):
+        raise UserError(f"expected a journal at {path}, found another kind of file: move it away")
+
+
+def _differences(before: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+    old, new = _flat(before), _flat(asked)
+    return [
+        f"{key}={new.get(key, 'nothing')!r} (it was {old.get(key, 'nothing')!r})"
+        for key in sorted(old.keys() | new.keys())
+        if key != EXTENSIBLE and (key not in old or key not in new or old[key] != new[key])
+    ]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted key, so that a message names the one that differs."""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        nested = isinstance(value, Mapping) and value
+        result.update(_flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value})
+    return result
+
+
+@dataclass(frozen=True)
+class RepairReport:
+    """What a repair did."""
+
+    kept: int
+    """Rows and rejections that are sound."""
+    moved: Mapping[int, str]
+    """Number of each line that went to `bad_path`, and what is wrong with it."""
+    bad_path: Path
+    header_lost: bool
+    """The rows can be read, but the build cannot be continued: its settings are unknown."""
+
+
+def repair(directory: Path | str) -> RepairReport:
+    """Move the lines that cannot be read to `journal.bad`, keep all others."""
+    journal = locate(directory)
+    bad_path = journal.with_name(BAD_NAME)
+    with locked(journal.parent):
+        kept, moved, raws = 0, {}, []
+        for line in read_lines(journal):
+            if fault := _fault(journal, line):
+                moved[line.number] = fault
+                raws.append(line.raw)
+            elif line.number > 1:
+                kept += 1
+        if kept == 0 and 1 in moved:
+            raise UserError(f"expected a journal at {journal}, found no sound line: move the file away")
+        if moved:
+            _set_aside(bad_path, raws)
+            _rewrite(journal, moved)
+    return RepairReport(kept, moved, bad_path, 1 in moved)
+
+
+def _fault(journal: Path, line: Line) -> str | None:
+    """What is wrong with a line, be it only that it does not fit the schema."""
+    if line.fault or line.record is None:
+        return line.fault
+    if line.number == 1:
+        check_schema(journal, line.record)
+        return None
+    try:
+        to_record(journal, line.number, line.record)
+    except UserError as error:
+        return f"does not fit the schema ({error.__cause__})"
+    return None
+
+
+def _set_aside(path: Path, raws: list[bytes]) -> None:
+    try:
+        with path.open("ab") as file:
+            file.writelines(raw if raw.endswith(b"\n") else raw + b"\n" for raw in raws)
+        sync(path)
+        sync(path.parent)
+    except OSError as error:
+        raise UserError(
+            f"expected to write {path}, found: {error.strerror}; mend that and repair again"
+        ) from error
+
+
+def _rewrite(journal: Path, without: Mapping[int, str]) -> None:
+    with replacing(journal) as temporary, temporary.open("wb") as file:
+        if 1 in without:
+            file.write(encode_line(HEADER, {"schema": SCHEMA_VERSION, "build": None}))
+        file.writelines(line.raw for line in read_lines(journal) if line.number not in without)

@@ -1,0 +1,117 @@
+"""Reading a journal, with no lock: a build may be writing it."""
+
+import gc
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dataset_builder.errors import UserError
+from dataset_builder.schema import Rejection, Row
+from dataset_builder.store.lines import ROW, corrupt, sound_records
+
+JOURNAL_NAME = "journal.jsonl"
+
+
+@dataclass(frozen=True)
+class Header:
+    """The first line: what the rows below it are."""
+
+    schema: int
+    build: Mapping[str, Any] | None
+    """Settings of the build, None where a repair found them lost."""
+
+
+@dataclass(frozen=True)
+class Journal:
+    """A journal as it was when it was read."""
+
+    path: Path
+    header: Header
+    rows: list[Row]
+    rejections: list[Rejection]
+    torn: str | None
+    """That the last line was left out, and why."""
+
+
+def locate(path: Path | str) -> Path:
+    """Find the journal, given itself or the directory of its build."""
+    path = Path(path)
+    found = path / JOURNAL_NAME if path.is_dir() else path
+    if found.is_file():
+        return found
+    what = f"only {_listing(path)}" if path.is_dir() else "nothing of that name"
+    raise UserError(
+        f"expected a build directory with {JOURNAL_NAME} at {path}, found {what}: "
+        "give the out=DIR of a build that has run"
+    )
+
+
+def _listing(directory: Path) -> str:
+    names = sorted(item.name for item in directory.iterdir())
+    return str(names) if len(names) <= 8 else f"{names[:8]} and {len(names) - 8} more"
+
+
+def _warn(note: str) -> None:
+    warnings.warn(note, stacklevel=2)
+
+
+def read_header(path: Path | str) -> Header:
+    """Read the first line only."""
+    journal = locate(path)
+    for _, record in sound_records(journal, _ignore):
+        return Header(record["schema"], record.get("build"))
+    raise UserError(f"expected a header in {journal}, found an empty journal: run the build again")
+
+
+def _ignore(note: str) -> None:
+    """Leave a torn line to whoever reads the rows."""
+
+
+def iter_records(path: Path | str, on_torn: Callable[[str], None] = _warn) -> Iterator[Row | Rejection]:
+    """Read rows and rejections lazily, in the order of writing; `on_torn` hears of a last line left out."""
+    journal = locate(path)
+    return (
+        to_record(journal, line.number, record)
+        for line, record in sound_records(journal, on_torn)
+        if line.number > 1
+    )
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Spare the garbage collector a third of the time: it would walk all rows again and again, to free none."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def read_journal(path: Path | str) -> Journal:
+    """Read all of a journal."""
+    journal = locate(path)
+    notes: list[str] = []
+    header = read_header(journal)
+    rows: list[Row] = []
+    rejections: list[Rejection] = []
+    with collector_paused():
+        for record in iter_records(journal, notes.append):
+            if isinstance(record, Row):
+                rows.append(record)
+            else:
+                rejections.append(record)
+    return Journal(journal, header, rows, rejections, notes[0] if notes else None)
+
+
+def to_record(journal: Path, number: int, values: Mapping[str, Any]) -> Row | Rejection:
+    """Turn the values of a line into what they stand for."""
+    kind = Row if values["type"] == ROW else Rejection
+    try:
+        return kind.from_json(values)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise corrupt(journal, number, f"does not fit the schema ({error})") from error

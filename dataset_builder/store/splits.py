@@ -1,0 +1,151 @@
+"""Splits by configuration: all rows of one network stay together, or a test would know its answers."""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self
+
+from dataset_builder.errors import UserError
+from dataset_builder.store.durable import replacing
+
+SPLIT_VERSION = 1
+_TOLERANCE = 1e-6
+"""Of the sum of the fractions: thirds may be written with seven digits."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Groups by part; every group is in one part."""
+
+    seed: int
+    fractions: Mapping[str, float]
+    parts: Mapping[str, tuple[str, ...]]
+
+    def part_of(self, group: str) -> str:
+        """The part that a group belongs to."""
+        try:
+            return self._part_by_group[group]
+        except KeyError:
+            raise UserError(
+                f"expected a group that the split knows, found {group!r}: make the split anew from all rows"
+            ) from None
+
+    @cached_property
+    def _part_by_group(self) -> dict[str, str]:
+        return {group: name for name, groups in self.parts.items() for group in groups}
+
+    def save(self, path: Path | str) -> None:
+        """Write the split as JSON, whole or not at all."""
+        values = {
+            "version": SPLIT_VERSION,
+            "seed": self.seed,
+            "fractions": dict(self.fractions),
+            "parts": {name: list(groups) for name, groups in self.parts.items()},
+        }
+        with replacing(Path(path)) as temporary:
+            temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="ascii")
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Read a split that `save` wrote, or one like it."""
+        values = _read_json(Path(path))
+        fault = _fault(values)
+        if fault:
+            raise UserError(f"expected a split in {path}, found that {fault}: make the split anew")
+        parts = {name: tuple(groups) for name, groups in values["parts"].items()}
+        return cls(values["seed"], values["fractions"], parts)
+
+
+def make_split(groups: Iterable[str], fractions: Mapping[str, float], seed: int) -> Split:
+    """Cut the groups, in an order that only the seed decides, at the fractions; no part is left empty."""
+    _check_fractions(fractions)
+    ordered = sorted(set(groups), key=lambda group: _draw(seed, group))
+    if len(ordered) < len(fractions):
+        raise UserError(
+            f"expected at least {len(fractions)} groups for the parts {list(fractions)}, "
+            f"found {len(ordered)}: build more rows or ask for fewer parts"
+        )
+    cuts = pairwise(_cuts(list(fractions.values()), len(ordered)))
+    parts = {name: tuple(ordered[start:end]) for name, (start, end) in zip(fractions, cuts, strict=True)}
+    return Split(seed, dict(fractions), parts)
+
+
+def make_folds(groups: Iterable[str], k: int, seed: int) -> Split:
+    """Cut the groups into `k` equal parts, 'fold0' and so on, each of which is the test of one round."""
+    if k < 2:
+        raise UserError(f"expected two folds or more, found k={k}: raise it")
+    return make_split(groups, {f"fold{index}": 1 / k for index in range(k)}, seed)
+
+
+def _draw(seed: int, group: str) -> tuple[str, str]:
+    text = f"{seed}:{group}".encode("utf-8", "surrogatepass")
+    return hashlib.sha256(text).hexdigest(), group
+
+
+def _cuts(fractions: list[float], count: int) -> list[int]:
+    """Where parts begin and end: rounded sums, so that no part is off by more than one."""
+    cuts, total = [0], Fraction(0)
+    for index, fraction in enumerate(fractions, 1):
+        # The ratio that was meant: 0.1 is not quite a tenth.
+        total += Fraction(fraction).limit_denominator(10**6)
+        least, most = cuts[-1] + 1, count - (len(fractions) - index)
+        cuts.append(min(max(math.floor(total * count + Fraction(1, 2)), least), most))
+    return [*cuts[:-1], count]
+
+
+def _check_fractions(fractions: Mapping[str, float]) -> None:
+    values = list(fractions.values())
+    good = bool(values) and all(_is_number(value) and 0 < value <= 1 for value in values)
+    if not good or abs(math.fsum(values) - 1) > _TOLERANCE:
+        raise UserError(
+            f"expected fractions above 0 that sum to 1, such as train=0.8 and test=0.2, "
+            f"found {dict(fractions)}: change them"
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"expected a split at {path}, found: {error.strerror}; check the path") from error
+    except ValueError as error:
+        raise UserError(
+            f"expected a split in {path}, found no JSON ({error}): make the split anew"
+        ) from error
+
+
+def _fault(values: Any) -> str | None:
+    """What makes a value no split, None if it is one."""
+    if not isinstance(values, dict) or values.get("version") != SPLIT_VERSION:
+        found = values.get("version") if isinstance(values, dict) else None
+        return f"its version is {found!r} and not {SPLIT_VERSION}"
+    seed, fractions, parts = (values.get(key) for key in ("seed", "fractions", "parts"))
+    if not isinstance(seed, int) or not isinstance(fractions, dict) or not isinstance(parts, dict):
+        return "it lacks a seed, fractions or parts"
+    if fractions.keys() != parts.keys() or not all(map(_is_number, fractions.values())):
+        return f"its fractions {fractions} are not those of its parts {list(parts)}"
+    if not all(isinstance(groups, list) for groups in parts.values()):
+        return "its parts are not lists of groups"
+    return _repeated(parts)
+
+
+def _repeated(parts: Mapping[str, list[Any]]) -> str | None:
+    part_by_group: dict[str, str] = {}
+    for name, groups in parts.items():
+        for group in groups:
+            if not isinstance(group, str):
+                return f"the group {group!r} is not a text"
+            if group in part_by_group:
+                return f"the group {group!r} is in the part {part_by_group[group]!r} and in {name!r}"
+            part_by_group[group] = name
+    return None

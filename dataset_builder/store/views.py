@@ -1,0 +1,134 @@
+"""Flat tables of the rows, for pandas, a spreadsheet or anything that reads CSV or Parquet."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args
+
+import pandas as pd
+
+from dataset_builder.errors import UserError
+from dataset_builder.schema import (
+    Measurement,
+    Provenance,
+    Row,
+    StaticEstimate,
+    TrainingSetup,
+    canonical_json,
+)
+from dataset_builder.store.durable import replacing
+from dataset_builder.store.reader import collector_paused
+
+# The pandas types that know an absent value.
+_DTYPES: Mapping[type, str] = {bool: "boolean", int: "Int64", float: "Float64", str: "string"}
+
+
+def to_frame(rows: Iterable[Row]) -> pd.DataFrame:
+    """Flatten rows, one to a line; the columns that the schema fixes are there even if no row fills them."""
+    with collector_paused():
+        records = [_flatten(row) for row in rows]
+        free = {name for record in records for name in record}
+        columns: dict[str, Any] = {}
+        for name, dtype in _layout(free).items():
+            values = [record.get(name) for record in records]
+            columns[_printable(name)] = _typed(values, dtype or _common_dtype(values))
+        return pd.DataFrame(columns)
+
+
+def write_view(frame: pd.DataFrame, path: Path | str) -> None:
+    """Write a table as .csv or .parquet, whole or not at all."""
+    path = Path(path)
+    writers: Mapping[str, Callable[[Path], None]] = {
+        # The line ends of RFC 4180; they also make the csv module of Python 3.11 quote a carriage return.
+        ".csv": lambda target: frame.to_csv(target, index=False, lineterminator="\r\n"),
+        ".parquet": lambda target: frame.to_parquet(target, index=False),
+    }
+    if path.suffix not in writers:
+        raise UserError(f"expected a view named *.csv or *.parquet, found {path.name!r}: rename it")
+    with replacing(path) as temporary:
+        writers[path.suffix](temporary)
+
+
+def _flatten(row: Row) -> dict[str, Any]:
+    spec, measurement, static = row.spec, row.measurement, row.static
+    return {
+        "id": spec.id,
+        "group": spec.group,
+        "family": spec.family,
+        **{f"network.{name}": value for name, value in spec.network.items()},
+        **_members("training.", spec.training),
+        **(_members("static.", static) if static else {}),
+        "static.total_bytes": static.total_bytes if static else None,
+        **_members("", measurement),
+        "peak_bytes": measurement.peak_bytes,
+        **{f"breakdown.{name}": value for name, value in measurement.breakdown.items()},
+        **_members("provenance.", row.provenance),
+    }
+
+
+def _members(prefix: str, instance: Any) -> dict[str, Any]:
+    return {column: getattr(instance, name) for column, name in _names(prefix, type(instance))}
+
+
+@cache
+def _names(prefix: str, kind: type) -> tuple[tuple[str, str], ...]:
+    return tuple((prefix + item.name, item.name) for item in fields(kind))
+
+
+def _layout(free: set[str]) -> dict[str, str | None]:
+    """Columns in reading order with their dtype, None where only the values tell it."""
+    breakdown = sorted(name for name in free if name.startswith("breakdown."))
+    return {
+        **dict.fromkeys(("id", "group", "family"), "string"),
+        **dict.fromkeys(sorted(name for name in free if name.startswith("network."))),
+        **_dtypes("training.", TrainingSetup),
+        **_dtypes("static.", StaticEstimate),
+        "static.total_bytes": "Int64",
+        **{name: dtype for name, dtype in _dtypes("", Measurement).items() if name != "breakdown"},
+        "peak_bytes": "Int64",
+        **dict.fromkeys(breakdown, "Int64"),
+        **_dtypes("provenance.", Provenance),
+    }
+
+
+def _dtypes(prefix: str, kind: type) -> dict[str, str | None]:
+    """The columns of a dataclass, typed by its annotations; what is no plain value becomes text."""
+    result: dict[str, str | None] = {}
+    for item in fields(kind):
+        annotation: Any = get_args(item.type)[0] if isinstance(item.type, UnionType) else item.type
+        result[prefix + item.name] = _DTYPES.get(annotation, "string")
+    return result
+
+
+def _common_dtype(values: Sequence[Any]) -> str:
+    """The narrowest type that holds all values: families may give one name different kinds of values."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {int, float}:
+        return "Float64"
+    return _DTYPES.get(kinds.pop(), "string") if len(kinds) == 1 else "string"
+
+
+def _typed(values: Sequence[Any], dtype: Any) -> Any:
+    if dtype == "Int64" and any(value is not None and abs(value) >= 2**63 for value in values):
+        dtype = "string"  # a seed of 64 bits without sign, say
+    if dtype == "string":
+        return pd.array([_text(value) for value in values], dtype="string")
+    return pd.array(values, dtype=dtype)
+
+
+def _text(value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, StrEnum):
+        return value.value
+    if isinstance(value, Mapping):
+        value = dict(value)
+    return _printable(value if isinstance(value, str) else canonical_json(value))
+
+
+def _printable(text: str) -> str:
+    """Escape halves of surrogate pairs, which neither CSV nor Parquet can hold."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,0 +1,1 @@
+"""Estimators, and the classification of new networks."""
