@@ -11,3 +11,34 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install -qq --upgrade pip
 	$(BIN)/python -m pip install -qq --editable ".[dev]"
 	touch $@
+
+# The main job end to end: rows sampled, filtered, built and counted, and one of them printed as a script.
+demo: $(STAMP)
+	rm -rf runs/demo
+	$(BIN)/vramcast build family=mlp n=300 out=runs/demo/mlp
+	$(BIN)/vramcast build family=cnn n=300 out=runs/demo/cnn
+	$(BIN)/vramcast build family=transformer n=100 out=runs/demo/transformer
+	$(BIN)/vramcast build family=template sampler=tbem n=200 out=runs/demo/template
+	$(BIN)/vramcast build status runs/demo/cnn
+	$(BIN)/vramcast build view runs/demo/cnn runs/demo/cnn.csv
+	$(BIN)/vramcast build layers 'gpumemnet:input:784_output:10_depth:3_arch:pyramid_batch:64.out'
+
+test: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest --numprocesses 2 --dist worksteal
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks.build_rate
+
+# Mends what can be mended by a program, and says the rest.
+lint: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) runs build dist *.egg-info

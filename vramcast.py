@@ -1,0 +1,35 @@
+"""The console command: a thin front to `python -m dataset_builder` and its neighbours. Imports nothing heavy."""
+
+import sys
+from importlib import import_module
+
+_COMMANDS = {
+    "build": ("dataset_builder.__main__", "sample, filter, build and measure configurations"),
+}
+
+
+def _usage() -> str:
+    lines = [f"  {name:10} {text}" for name, (_, text) in _COMMANDS.items()]
+    return "usage: vramcast COMMAND ...\n\n" + "\n".join(lines) + "\n\nvramcast COMMAND --help tells more.\n"
+
+
+def main() -> int:
+    """Hand the words over to the package that carries them out."""
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help"):
+        print(_usage(), end="")
+        return 0
+    if words[0] == "--version":
+        from dataset_builder import __version__
+
+        print(f"vramcast {__version__}")
+        return 0
+    if words[0] not in _COMMANDS:
+        print(f"vramcast: expected one of {sorted(_COMMANDS)}, found {words[0]!r}: see vramcast --help", file=sys.stderr)
+        return 2
+    code: int = import_module(_COMMANDS[words[0]][0]).main(words[1:])
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -59,7 +59,8 @@ def _check(node: ast.AST, text: str) -> None:
         raise UserError(f"expected a plain function in {text!r}: use one of {sorted(FUNCTIONS)}")
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
         # a ** b ** c would let a configuration file hang the process
-        if not (isinstance(node.right, ast.Constant) and abs(node.right.value) <= _MAX_POWER):
+        power = node.right.value if isinstance(node.right, ast.Constant) else None
+        if not isinstance(power, int | float) or abs(power) > _MAX_POWER:
             raise UserError(f"expected a constant exponent of at most {_MAX_POWER} in {text!r}: write it as a number")
 
 

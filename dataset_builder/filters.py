@@ -5,6 +5,7 @@ It walks the plan with the shape specification; the layer table of what it accep
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from math import prod
 from typing import Any
 
@@ -37,6 +38,7 @@ class Violation(Exception):  # noqa: N818 - it ends a walk and never leaves this
     """A condition that does not hold."""
 
 
+@lru_cache(maxsize=256)  # the pipeline asks, and then the backend that runs in the same process
 def check(spec: Spec) -> LayerTable | Rejected:
     """Accept a spec with the table of its layers, or reject it with the reason."""
     plan = plan_of(spec)
@@ -59,12 +61,18 @@ def _check_training(training: TrainingSetup, plan: Plan) -> None:
         "refused_because": REFUSED.get(name),
         "unknown_arguments": sorted(arguments.keys() - rule.arguments) if rule else [],
         "implementations": rule.implementations if rule else (),
-        "last_layer": [node.kind for node in plan.root.walk()][-1],
+        "last_layer": _last(plan.root).kind,
     }
     scope = expressions.scope(values)
     for item in TRAINING_RULES:
         if not expressions.evaluate(item.condition, scope):
             raise Violation(item.reason.format(**values))
+
+
+def _last(node: Node) -> Node:
+    while node.children:
+        node = node.children[-1]
+    return node
 
 
 class _Walk:
@@ -217,18 +225,24 @@ def _hold(conditions: Sequence[str], scope: dict[str, Any], kind: str, name: str
             raise Violation(f"{kind} at {name!r}: expected {condition}, found {found}")
 
 
-def _bind(reads: str, shape: Shape) -> dict[str, Any] | None:
-    """Give the dimensions their names; None where their number does not fit."""
+@cache
+def _names(reads: str) -> tuple[tuple[str, ...], int | None]:
+    """The names of an input's dimensions, and which of them has the star."""
     names = reads.split(", ")
     starred = next((i for i, item in enumerate(names) if item.startswith("*")), None)
+    return tuple(item.removeprefix("*") for item in names), starred
+
+
+def _bind(reads: str, shape: Shape) -> dict[str, Any] | None:
+    """Give the dimensions their names; None where their number does not fit."""
+    names, starred = _names(reads)
     if starred is None:
         return dict(zip(names, shape, strict=True)) if len(names) == len(shape) else None
-    after = len(names) - starred - 1
-    if len(shape) < len(names) - 1:
+    rest = len(shape) - len(names) + 1  # how many dimensions the star takes
+    if rest < 0:
         return None
-    middle = shape[starred : len(shape) - after]
-    ends = zip(names[:starred] + names[starred + 1 :], shape[:starred] + shape[len(shape) - after :], strict=True)
-    return {names[starred][1:]: middle, **dict(ends)}
+    values = (*shape[:starred], shape[starred : starred + rest], *shape[starred + rest :])
+    return dict(zip(names, values, strict=True))
 
 
 def _broadcast(a: Shape, b: Shape) -> Shape:

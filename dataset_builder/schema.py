@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from enum import StrEnum
-from functools import cached_property
+from functools import cache, cached_property
+from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 from dataset_builder.errors import UserError, check_choice, check_count
@@ -43,30 +44,35 @@ def without_defaults(instance: Any) -> dict[str, Any]:
     }
 
 
+@cache
+def _field_names(cls: Any) -> tuple[frozenset[str], frozenset[str]]:
+    """All fields of a dataclass, and those without a default."""
+    required = {item.name for item in fields(cls) if item.default is MISSING and item.default_factory is MISSING}
+    return frozenset(item.name for item in fields(cls)), frozenset(required)
+
+
 def from_mapping(cls: type[T], values: Mapping[str, Any], what: str) -> T:
     """Build a dataclass from a mapping, naming the keys that are unknown or missing."""
-    known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
-    unknown = sorted(values.keys() - known.keys())
+    known, required = _field_names(cls)
+    unknown = sorted(values.keys() - known)
     if unknown:
         raise UserError(f"expected {what} to have only {sorted(known)}, found {unknown}: remove or rename them")
-    missing = [
-        name
-        for name, item in known.items()
-        if name not in values and item.default is MISSING and item.default_factory is MISSING
-    ]
+    missing = sorted(required - values.keys())
     if missing:
         raise UserError(f"expected {what} to have {missing}, found {sorted(values)}: add them")
     return cls(**values)
 
 
-def parse_call(text: str) -> tuple[str, dict[str, Any]]:
+@cache
+def parse_call(text: str) -> tuple[str, Mapping[str, Any]]:
     """Split 'SGD(momentum=0.9)' into its name and its keyword arguments."""
     try:
         node = ast.parse(text, mode="eval").body
         if isinstance(node, ast.Name):
-            return node.id, {}
+            return node.id, MappingProxyType({})
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
-            return node.func.id, {str(item.arg): ast.literal_eval(item.value) for item in node.keywords}
+            arguments = {str(item.arg): ast.literal_eval(item.value) for item in node.keywords}
+            return node.func.id, MappingProxyType(arguments)
     except (SyntaxError, ValueError):
         pass
     raise UserError(f"expected a name such as 'Adam' or 'SGD(momentum=0.9)', found {text!r}: write it like that")
@@ -120,6 +126,9 @@ class Spec:
     family: str
     network: Mapping[str, Any]
     training: TrainingSetup
+
+    def __hash__(self) -> int:
+        return hash(self.id)
 
     @cached_property
     def id(self) -> str:
@@ -214,6 +223,8 @@ class Status(StrEnum):
     OOM = "oom"
     TIMEOUT = "timeout"
     CRASHED = "crashed"
+    CENSORED = "censored"
+    """It ran, but at the card's limit, where the allocator fills what there is: the peak is no need."""
 
 
 @dataclass(frozen=True, kw_only=True)

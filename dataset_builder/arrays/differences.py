@@ -1,8 +1,8 @@
 """Difference schemes D(r, c, s): in the difference of any two columns every element comes r / s times.
 
-The group of order s is the one of `fields.addition`. From D(r, c, s) and any array with r runs follows an array
-with r s runs (see `constructions.developed`): nearly all the mixed arrays come out of this. Sources: Bose & Bush,
-Ann. Math. Stat. 23 (1952); Hedayat, Sloane & Stufken, "Orthogonal Arrays" (1999), chapter 6.
+The group of order s is the one of `fields.addition`. From D(r, c, s) and any array with r runs follows an
+array with r s runs (see `constructions.developed`): nearly all the mixed arrays come out of this. Sources:
+Bose & Bush, Ann. Math. Stat. 23 (1952); Hedayat, Sloane & Stufken, "Orthogonal Arrays" (1999), chapter 6.
 """
 
 from collections.abc import Callable, Iterator
@@ -59,9 +59,9 @@ def field_scheme(rows: int, levels: int) -> IntArray:
 def double_scheme(levels: int) -> IntArray:
     """D(2s, 2s, s) for an odd prime power s (Jungnickel, Math. Z. 167, 1979), as four quadratic forms.
 
-    Two columns of one half differ by a linear function of the row in each half: every element once. Columns of
-    different halves differ by i^2 + ... above and g i^2 + ... below, which are completed to the same constant plus
-    a square and plus a non-square: together every element twice.
+    Two columns of one half differ by a linear function of the row in each half: every element once. Columns
+    of different halves differ by i^2 + ... above and by g i^2 + ... below, g not a square; the other terms
+    are such that both are a square, once times g, plus the same constant: together every element twice.
     """
     mul, add, sub = multiplication(levels), addition(levels), subtraction(levels)
     non_square = next(x for x in range(2, levels) if x not in squares(levels))
@@ -87,6 +87,12 @@ def product_scheme(first: IntArray, second: IntArray, second_levels: int) -> Int
     columns = min(first.shape[1], second.shape[1])
     pairs = first[:, None, :columns] * second_levels + second[None, :, :columns]
     return pairs.reshape(-1, columns)
+
+
+def stacked_scheme(first: IntArray, second: IntArray) -> IntArray:
+    """D(r1 + r2, min(c1, c2), s): one above the other."""
+    columns = min(first.shape[1], second.shape[1])
+    return np.vstack([first[:, :columns], second[:, :columns]])
 
 
 def pair_scheme(rows: int, levels: int) -> IntArray:
@@ -160,9 +166,7 @@ def _stacked(rows: int, levels: int) -> Iterator[Scheme]:
     """Two schemes one above the other; the even split comes first, so that the recursion stays shallow."""
     for one in range(rows // levels // 2 * levels, 0, -levels):
         a, b = best_scheme(one, levels), best_scheme(rows - one, levels)
-        columns = min(a.columns, b.columns)
-        build = _later(lambda x, y, c=columns: np.vstack([x[:, :c], y[:, :c]]), a, b)
-        yield Scheme(rows, columns, levels, build)
+        yield Scheme(rows, min(a.columns, b.columns), levels, _later(stacked_scheme, a, b))
 
 
 def _later(combine: Callable[[IntArray, IntArray], IntArray], a: Scheme, b: Scheme) -> Callable[[], IntArray]:

@@ -1,9 +1,9 @@
 """Finite fields GF(p^k) and the abelian groups under them, as tables of small integers.
 
-An element is an integer whose digits in base p are the coefficients of its polynomial, so that addition is
-digit by digit. The algebra of polynomials comes from sympy, which torch needs anyway and which therefore costs
-nothing more; the library `galois` is nearer to the purpose, but pulls in numba and compiles at first use.
-Importing sympy takes about a second, so that it happens only for a field that is not of prime order.
+An element is an integer whose digits in base p are the coefficients of its polynomial, so that addition goes
+digit by digit. The algebra of polynomials comes from sympy, which torch needs anyway and which therefore
+costs nothing more; the library `galois` is nearer to the purpose, but pulls in numba and compiles at first
+use. To import sympy takes about a second: it is done only for a field that is not of prime order.
 """
 
 from functools import cache
@@ -63,7 +63,7 @@ def multiplication(order: int) -> IntArray:
         raise ValueError(f"expected a prime power as the order of a field, found {order}: choose 2, 3, 4, 5, 7...")
     if parts[1] == 1:
         return frozen(np.multiply.outer(np.arange(order), np.arange(order)) % order)
-    powers = np.array(_powers(*parts), dtype=np.int64)
+    powers = np.array(field_powers(*parts), dtype=np.int64)
     logs = np.zeros(order, dtype=np.int64)
     logs[powers] = np.arange(order - 1)
     table = powers[np.add.outer(logs, logs) % (order - 1)]
@@ -71,7 +71,8 @@ def multiplication(order: int) -> IntArray:
     return frozen(table)
 
 
-def _powers(prime: int, degree: int) -> list[int]:
+@cache
+def field_powers(prime: int, degree: int) -> tuple[int, ...]:
     """The powers of x modulo the first monic polynomial of this degree for which x generates the field."""
     from sympy import ZZ  # type: ignore[import-untyped]  # noqa: PLC0415 - see the docstring of the module
     from sympy.polys.galoistools import gf_irreducible_p, gf_mul, gf_rem  # type: ignore  # noqa: PLC0415
@@ -88,7 +89,7 @@ def _powers(prime: int, degree: int) -> list[int]:
                 break
             powers.append(sum(int(c) * prime**i for i, c in enumerate(reversed(element))))
         if len(powers) == order - 1:
-            return powers
+            return tuple(powers)
     raise AssertionError(f"no primitive polynomial of degree {degree} over GF({prime})")
 
 

@@ -1,23 +1,24 @@
 """Orthogonal arrays out of projective geometry: linear arrays, caps, and disjoint subspaces.
 
-The runs are all the vectors x of GF(s)^k, a column is x -> <x, v>. Its strength is t if and only if any t of the
-vectors v are independent (Bose, Sankhya 8, 1947; Hedayat, Sloane & Stufken, "Orthogonal Arrays", 1999, section
-3.4 and chapter 5): points of PG(k-1, s) for strength 2, a cap (no three points on a line) for strength 3.
+The runs are all the vectors x of GF(s)^k, a column is x -> <x, v>. The strength is t if and only if any t of
+the vectors v are independent (Bose, Sankhya 8, 1947; Hedayat, Sloane & Stufken, "Orthogonal Arrays", 1999,
+chapters 3 and 5): points of PG(k-1, s) for strength 2, a cap (no three points on a line) for strength 3.
 """
 
 from collections.abc import Sequence
 from functools import cache
+from math import lcm
 
 import numpy as np
 
-from dataset_builder.arrays.fields import IntArray, addition, multiplication, words
+from dataset_builder.arrays.fields import IntArray, addition, field_powers, multiplication, words
 
 
 def linear_array(field: int, vectors: IntArray) -> IntArray:
     """The array whose columns are the linear forms with these vectors (one a row) over GF(field)."""
     add, mul = addition(field), multiplication(field)
     runs = words(field, vectors.shape[1])
-    total = mul[runs[:, :1], vectors[None, :, 0]]
+    total: IntArray = mul[runs[:, :1], vectors[None, :, 0]]
     for i in range(1, vectors.shape[1]):
         total = add[total, mul[runs[:, i : i + 1], vectors[None, :, i]]]
     return total
@@ -27,7 +28,8 @@ def projective_points(field: int, length: int) -> IntArray:
     """One vector for each point of PG(length-1, field): those whose first entry other than 0 is 1."""
     vectors = words(field, length)[1:]
     leading = vectors[np.arange(len(vectors)), (vectors != 0).argmax(axis=1)]
-    return vectors[leading == 1]
+    points: IntArray = vectors[leading == 1]
+    return points
 
 
 def _anisotropic_form(field: int) -> IntArray:
@@ -35,17 +37,17 @@ def _anisotropic_form(field: int) -> IntArray:
     add, mul = addition(field), multiplication(field)
     square = np.diag(mul)
     for c in range(1, field):
-        form = add[add[square[:, None], mul], mul[c, square][None, :]]
+        form: IntArray = add[add[square[:, None], mul], mul[c, square][None, :]]
         if np.count_nonzero(form == 0) == 1:
             return form
     raise AssertionError(f"no anisotropic form over GF({field})")
 
 
 def _affine_cap(field: int, dimension: int) -> IntArray:
-    """No three points on a line in AG(dimension, field): 2 points, an oval, or an elliptic quadric less a point.
+    """No three points on a line in AG(dimension, field): 2 points, an oval, an elliptic quadric less a point.
 
-    The oval x^2 + x y + c y^2 = 1 misses the line at infinity; in even characteristic its nucleus is (0, 0), and
-    may be added (Bose 1947). The quadric z = x^2 + x y + c y^2 is Bose's as well.
+    The oval x^2 + x y + c y^2 = 1 misses the line at infinity; in even characteristic its nucleus is (0, 0),
+    and may be added (Bose 1947). The quadric z = x^2 + x y + c y^2 is Bose's as well.
     """
     if dimension == 1:
         return np.array([[0], [1]])
@@ -62,7 +64,7 @@ def _affine_cap_size(field: int, dimension: int) -> int:
 
 @cache
 def _best_cap(field: int, length: int) -> tuple[int, int]:
-    """Size of the largest cap of PG(length-1, field) built here, and the affine factor it is a product with."""
+    """Size of the largest cap of PG(length-1, field) built here, and the dimension of its affine factor."""
     if length <= 4:
         return (_affine_cap_size(field, length - 1) + (1 if length == 4 else 0), 0)
     return max((_affine_cap_size(field, a) * _best_cap(field, length - a)[0], a) for a in (1, 2, 3) if length - a > 2)
@@ -76,8 +78,8 @@ def cap_size(field: int, length: int) -> int:
 def cap(field: int, length: int) -> IntArray:
     """A large cap of PG(length-1, field), one vector a row.
 
-    Field of order 2: all the points off a hyperplane. Length 3 and 4: an oval and an elliptic quadric. Longer: the
-    product of an affine cap with a projective one (Mukhopadhyay, J. Combin. Theory A 24, 1978).
+    Field of order 2: all the points off a hyperplane. Length 3 and 4: an oval and an elliptic quadric.
+    Longer: the product of an affine cap with a projective one (Mukhopadhyay, J. Combin. Theory A 24, 1978).
     """
     if field == 2:
         return np.column_stack([np.ones(2 ** (length - 1), dtype=np.int64), words(2, length - 1)])
@@ -97,8 +99,8 @@ Subspace = tuple[int, ...]
 def subspace_array(prime: int, length: int, subspaces: Sequence[Subspace]) -> IntArray:
     """For each subspace of dimension m one column of p^m levels in place of its (p^m - 1)/(p - 1) columns.
 
-    Contractive replacement (Addelman, Technometrics 4, 1962; Hedayat, Sloane & Stufken 1999, chapter 9): strength
-    2 if any two of the subspaces meet in 0 alone, strength 3 if any three are independent.
+    Contractive replacement (Addelman, Technometrics 4, 1962; Hedayat, Sloane & Stufken 1999, chapter 9): the
+    strength is 2 if any two of the subspaces meet in 0 alone, 3 if any three are independent.
     """
     vectors = words(prime, length)
     columns = []
@@ -111,8 +113,8 @@ def subspace_array(prime: int, length: int, subspaces: Sequence[Subspace]) -> In
 def greedy_subspaces(prime: int, length: int, dimensions: Sequence[int], strength: int) -> list[Subspace] | None:
     """Subspaces of these dimensions, any two (any three for strength 3) independent; None if the greed fails.
 
-    The first vectors that fit are taken. A subspace fits if it meets the sums of the earlier ones (of two earlier
-    ones for strength 3) in 0 alone. With dimensions all 1 and strength 3 this is a lexicographic cap.
+    The first vectors that fit are taken. A subspace fits if it meets each earlier one (for strength 3 each
+    sum of two earlier ones) in 0 alone. With dimensions all 1 and strength 3 this is a lexicographic cap.
     """
     add = addition(prime**length)
     taken = np.zeros(prime**length, dtype=bool)
@@ -144,10 +146,11 @@ def _free_subspace(add: IntArray, taken: np.ndarray, prime: int, dimension: int)
         if not fits.any():
             return None
         vector = int(fits.argmax())
-        multiples = [0]
+        multiple, cosets = 0, [span]
         for _ in range(prime - 1):
-            multiples.append(int(add[multiples[-1], vector]))
-        span = add[np.ix_(span, multiples)].ravel()
+            multiple = int(add[multiple, vector])
+            cosets.append(add[span, multiple])
+        span = np.concatenate(cosets)
         basis.append(vector)
     return tuple(basis), span
 
@@ -160,3 +163,23 @@ def digits_for(prime: int, level: int) -> int:
     return m
 
 
+def subfield_classes(prime: int) -> int:
+    """How many classes `subfield_subspaces` has to choose among."""
+    return int((prime**6 - 1) // lcm(prime**3 - 1, prime**2 - 1))
+
+
+def subfield_subspaces(prime: int, classes: int) -> list[Subspace]:
+    """Partition of GF(p^6) into multiples of its subfields of p^3 and of p^2 elements, the larger first.
+
+    The powers of a primitive element, taken modulo `subfield_classes`, fall into classes; each of them is a
+    union of multiples of either subfield (0 left out). The first `classes` of them are cut into the larger
+    subspaces.
+    """
+    powers, total = field_powers(prime, 6), subfield_classes(prime)
+    subspaces = []
+    for dimension in (3, 2):
+        step = len(powers) // (prime**dimension - 1)
+        for start in range(step):
+            if (start % total < classes) == (dimension == 3):
+                subspaces.append(tuple(powers[start + step * i] for i in range(dimension)))
+    return subspaces

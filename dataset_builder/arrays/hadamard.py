@@ -53,12 +53,10 @@ def _is_field(order: int, residue: int) -> bool:
 @cache
 def hadamard_source(order: int) -> str | None:
     """How `hadamard` would build this order, or None if it cannot."""
-    if order in (1, 2):
+    if order > 0 and order & (order - 1) == 0:
         return "Sylvester"
     if order < 1 or order % 4:
         return None
-    if order & (order - 1) == 0:
-        return "Sylvester"
     if _is_field(order - 1, 3):
         return "Paley I"
     if _is_field(order // 2 - 1, 1):

@@ -12,25 +12,25 @@ _TWELVE_OVER_THREE = """
 000000000000 000011112222 000102221112 001220120121 010221202011 012012020211
 012120012102 012202111020 021020211210 021102102201 021211021002 022111200120"""
 
-# D(12, 12, 4) over Z2 x Z2, a generalised Hadamard matrix: de Launay, in Colbourn & Dinitz (eds.), Handbook of
-# Combinatorial Designs (2nd ed. 2007), chapter V.5.
+# D(12, 12, 4) over Z2 x Z2, a generalised Hadamard matrix: de Launay, in Colbourn & Dinitz (eds.), "Handbook
+# of Combinatorial Designs" (2nd ed. 2007), chapter V.5.
 _TWELVE_OVER_FOUR = """
 000000000000 000111222333 000222333111 012123013023 012231130230 012312301302
 023013123201 023130231012 023301312120 031032210321 031203021132 031320102213"""
 
-# D(12, 6, 12) over Z2 x Z2 x Z3 (digits in base 12, here transposed: one word is one column): Johnson, Dulmage &
-# Mendelsohn, "Orthomorphisms of groups and orthogonal Latin squares I", Canad. J. Math. 13 (1961).
+# D(12, 6, 12) over Z2 x Z2 x Z3, transposed (a word is a column, in base 12): Johnson, Dulmage & Mendelsohn,
+# "Orthomorphisms of groups and orthogonal Latin squares I", Canad. J. Math. 13 (1961).
 _TWELVE_OVER_TWELVE = """
 000000000000 0123456789ab 021687a9b435 03b1a6724598 0a7914b83256 0b64915a7382"""
 
-# Symmetric circulants A, B, C, D of Williamson's array of order 4 * 23: Baumert, Golomb & Hall, "Discovery of an
-# Hadamard matrix of order 92", Bull. Amer. Math. Soc. 68 (1962).
+# First rows of the symmetric circulants in Williamson's array of order 4 * 23: Baumert, Golomb & Hall,
+# "Discovery of an Hadamard matrix of order 92", Bull. Amer. Math. Soc. 68 (1962).
 _WILLIAMSON_23 = """
 +--++-+-+------+-+-++-- +-+--+++++----+++++--+- +-+++--++-+--+-++--+++- +++++-++---++---++-++++"""
 
-# OA(4m, m^1 2^f): column by column, one letter for each level of the m-level factor. A letter is one of the three
-# ways to halve four runs (a: 0011, b: 0101, c: 0110), a capital its complement. The sizes are those in Kuhfeld's
-# table of orthogonal arrays (SAS Institute, TS-723).
+# OA(4m, m^1 2^f): a word is a two-level column, with one letter for each level of the m-level column. A
+# letter is one of the three ways to halve four runs (a: 0011, b: 0101, c: 0110), a capital its complement.
+# The sizes are those in Kuhfeld's table of orthogonal arrays (SAS Institute, TS-723).
 _BLOCK_WORDS = {
     3: "aaa cbc cCC aAB",
     5: "aaaaa cABac abAcB cbCCC bBAaC aAbbb bbcBb cacbA",
@@ -60,7 +60,7 @@ def williamson_rows(order: int) -> IntArray | None:
 
 
 def block_columns(runs: int) -> int:
-    """How many two-level columns the stored array with `runs` runs has beside its column of runs / 4 levels."""
+    """How many two-level columns the stored array has beside its column of runs / 4 levels; 0 if none is."""
     return len(_BLOCK_WORDS.get(runs // 4, "").split()) if runs % 4 == 0 else 0
 
 

@@ -1,6 +1,7 @@
 """Counts whether an array is orthogonal, and how far from it if it is not.
 
-Nothing is taken on trust from a construction: every choice of t columns is counted, for every t up to the strength.
+Nothing is taken on trust from a construction: every choice of t columns is counted, for all t up to the
+strength.
 """
 
 import operator
@@ -8,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -80,7 +82,7 @@ def verify(array: npt.ArrayLike, levels: Sequence[int], strength: int = 2) -> Ba
         worst_deviation=last.worst_deviation,
         worst_columns=last.worst_columns,
         coverage=last.coverage,
-        proportional=_proportional(table, counts),
+        proportional=(len(sizes) > 1 and sizes[1].exact) or _proportional(table, counts),
         sizes=sizes,
     )
 
@@ -92,12 +94,12 @@ def _checked(array: npt.ArrayLike, levels: Sequence[int], strength: int) -> tupl
         raise ValueError(f"expected a strength of at least 1, found {strength}: ask for 1, 2 or 3")
     if table.ndim != 2 or not table.size or not np.issubdtype(table.dtype, np.integer):
         raise ValueError(
-            f"expected a matrix of integers with runs and columns, found shape {table.shape} of {table.dtype}: "
+            f"expected a matrix of integers, found {table.dtype} of shape {table.shape}: "
             "give the levels of each run as a row"
         )
     if table.shape[1] != len(counts):
         raise ValueError(
-            f"expected one level count for each column, found {len(counts)} for {table.shape[1]} columns: give as many"
+            f"expected one level count for each of the {table.shape[1]} columns, found {len(counts)}: give as many"
         )
     if (table < 0).any() or (table >= np.array(counts)).any():
         raise ValueError(
@@ -106,46 +108,54 @@ def _checked(array: npt.ArrayLike, levels: Sequence[int], strength: int) -> tupl
     return table.astype(np.int64), counts
 
 
+class _Batch(NamedTuple):
+    """The counts for all the choices of columns that share all columns but the last."""
+
+    head: tuple[int, ...]
+    last: range
+    counts: IntArray
+    """How often each tuple of levels occurs, the last column running fastest, one choice after the other."""
+    starts: IntArray
+    cells: IntArray
+    """Where in the counts each choice begins, and how many tuples it has."""
+
+
 def _size_balance(table: IntArray, levels: list[int], size: int) -> SizeBalance:
-    worst, worst_columns, exact, seen, total = 0.0, (), True, 0, 0
-    place: tuple[int, ...]
-    for place, counts in _tuple_counts(table, levels, size):
-        expected = len(table) / len(counts)
-        low, high = int(counts.min()), int(counts.max())
-        exact = exact and low == high
-        deviation = max(high - expected, expected - low) / expected
-        if low != high and deviation > worst:
-            worst, worst_columns = deviation, place
-        seen += int(np.count_nonzero(counts))
-        total += len(counts)
-    return SizeBalance(size, exact, worst, worst_columns, seen / total)
+    worst, exact, seen, total = 0.0, True, 0, 0
+    place: tuple[int, ...] = ()
+    for batch in _batches(table, levels, size):
+        low = np.minimum.reduceat(batch.counts, batch.starts)
+        high = np.maximum.reduceat(batch.counts, batch.starts)
+        expected = len(table) / batch.cells
+        # Equal counts are exact: no rounding of the expected count may say otherwise.
+        deviation = np.where(low == high, 0.0, np.maximum(high - expected, expected - low) / expected)
+        exact = exact and bool((low == high).all())
+        if deviation.max() > worst:
+            worst, place = float(deviation.max()), (*batch.head, batch.last[int(deviation.argmax())])
+        seen += int(np.count_nonzero(batch.counts))
+        total += len(batch.counts)
+    return SizeBalance(size, exact, worst, place, seen / total)
 
 
-def _tuple_counts(table: IntArray, levels: list[int], size: int) -> Iterator[tuple[tuple[int, ...], IntArray]]:
-    """For each choice of columns how often each tuple of their levels occurs, the last column running fastest."""
+def _batches(table: IntArray, levels: list[int], size: int) -> Iterator[_Batch]:
     columns = range(len(levels))
+    chunk = max(1, _CELLS_AT_ONCE // len(table))
     for head in combinations(columns, size - 1):
         code = np.zeros(len(table), dtype=np.int64)
         for column in head:
             code = code * levels[column] + table[:, column]
-        cells = prod(levels[column] for column in head)
         last = columns[(head[-1] + 1 if head else 0) :]
-        chunk = max(1, _CELLS_AT_ONCE // len(table))
         for start in range(0, len(last), chunk):
-            yield from _with_last(table, levels, head, code, cells, last[start : start + chunk])
+            yield _batch(table, levels, head, code, last[start : start + chunk])
 
 
-def _with_last(
-    table: IntArray, levels: list[int], head: tuple[int, ...], code: IntArray, cells: int, last: range
-) -> Iterator[tuple[tuple[int, ...], IntArray]]:
-    """One count for all the choices that share all columns but the last: many times quicker than one by one."""
+def _batch(table: IntArray, levels: list[int], head: tuple[int, ...], code: IntArray, last: range) -> _Batch:
+    """One count for many choices at once: many times quicker than one by one."""
     widths = np.array([levels[column] for column in last])
-    ends = np.cumsum(cells * widths)
-    starts = ends - cells * widths
+    cells = prod(levels[column] for column in head) * widths
+    starts = np.cumsum(cells) - cells
     codes = code[:, None] * widths + table[:, last.start : last.stop] + starts
-    counts = np.bincount(codes.ravel(), minlength=int(ends[-1]))
-    for column, start, end in zip(last, starts, ends, strict=True):
-        yield (*head, column), counts[start:end]
+    return _Batch(head, last, np.bincount(codes.ravel(), minlength=int(cells.sum())), starts, cells)
 
 
 def _proportional(table: IntArray, levels: list[int]) -> bool:
@@ -153,6 +163,9 @@ def _proportional(table: IntArray, levels: list[int]) -> bool:
     if len(levels) < 2:
         return True
     return all(
-        np.array_equal(counts * len(table), np.outer(single[i], single[j]).ravel())
-        for (i, j), counts in _tuple_counts(table, levels, 2)
+        np.array_equal(
+            batch.counts * len(table),
+            np.concatenate([np.outer(single[batch.head[0]], single[j]).ravel() for j in batch.last]),
+        )
+        for batch in _batches(table, levels, 2)
     )

@@ -26,6 +26,7 @@ LARGEST_CHUNK = 64
 LAST_LINES = 5
 KILL_SECONDS = 5.0
 """A process that waits for a hung driver cannot be killed, and is not waited for longer than this."""
+JOIN_SECONDS = 0.002
 SINGLE_THREADED = dict.fromkeys(
     (
         "OMP_NUM_THREADS",  # torch too
@@ -39,19 +40,19 @@ SINGLE_THREADED = dict.fromkeys(
 
 
 class WorkerProcess:
-    """A process with the specs that it was sent and has not answered yet, oldest first."""
+    """A process that is sent a backend, then specs, and answers in their order."""
 
-    def __init__(self, backend: bytes) -> None:
+    def __init__(self) -> None:
         self.assigned: deque[Spec] = deque()
+        """Specs that it has not answered yet; it works on the first."""
         self.ready = False
         self.answered = 0
-        self.closed = False
-        """True once nothing more can come from the worker."""
+        self.lost = False
+        """True once the connection is found closed at the other end."""
         self._since = time.monotonic()
         self._chunk = 1
         self._busy_seconds: list[float] = []
         self._start()
-        self._send(backend)
 
     def _start(self) -> None:
         self._log = tempfile.NamedTemporaryFile(prefix="worker-", suffix=".log", delete=False)  # noqa: SIM115
@@ -63,15 +64,16 @@ class WorkerProcess:
             args=(theirs, Path(self._log.name), os.getpid(), bind),
             name="vramcast-worker",
         )
-        with _single_threaded(), _interrupts_held():
+        with _single_threaded():
             self.process.start()
         theirs.close()
-        self._readable = select.poll()
+        self._readable, self._gone = select.poll(), select.poll()
         self._readable.register(self.connection.fileno(), select.POLLIN)
+        self._gone.register(self.process.sentinel, select.POLLIN)
 
     def wanted(self) -> int:
         """How many specs to send now: none while there is enough to do."""
-        if not self.ready or len(self.assigned) > self._chunk // 2:
+        if not self.ready or self.lost or len(self.assigned) > self._chunk // 2:
             return 0
         if self._busy_seconds:
             mean = sum(self._busy_seconds) / len(self._busy_seconds)
@@ -80,16 +82,22 @@ class WorkerProcess:
             self._busy_seconds.clear()
         return self._chunk
 
-    def assign(self, specs: list[Spec]) -> None:
-        """Send specs, to be measured in their order."""
+    def assign(self, specs: list[Spec]) -> bool:
+        """Send specs, unless the process turns out to be dead: then they are none of its business."""
+        if not self.send(pickle.dumps(specs)):
+            return False
         if not self.assigned:
             self._since = time.monotonic()
         self.assigned.extend(specs)
-        self._send(pickle.dumps(specs))
+        return True
 
-    def _send(self, data: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died, which its sentinel tells
+    def send(self, data: bytes) -> bool:
+        """Send what is pickled already; False if nobody is there to receive it."""
+        try:
             self.connection.send_bytes(data)
+        except (BrokenPipeError, ConnectionResetError):
+            self.lost = True
+        return not self.lost
 
     def receive(self) -> list[tuple[Spec, Outcome]]:
         """The outcomes that have arrived, without waiting for more."""
@@ -99,7 +107,7 @@ class WorkerProcess:
                 message = pickle.loads(self.connection.recv_bytes())  # noqa: S301 - from our own worker
                 arrived.extend(self._take(message))
             return arrived
-        self.closed = True
+        self.lost = True
         return arrived
 
     def _take(self, message: _worker.Message) -> Iterator[tuple[Spec, Outcome]]:
@@ -120,12 +128,12 @@ class WorkerProcess:
                 )
 
     def seconds_on_spec(self) -> float:
-        """For how long it has been at work on its first spec: at least, as answers arrive late, not early."""
+        """How long it has worked on its first spec; rather too low, as answers arrive late."""
         return time.monotonic() - self._since if self.ready and self.assigned else 0.0
 
     def has_ended(self) -> bool:
-        """True if the process is gone, or cannot be talked to."""
-        return self.closed or self.process.exitcode is not None
+        """True if the process is gone, or has closed all its files, which comes to the same."""
+        return self.lost or bool(self._gone.poll(0)) or self.process.exitcode is not None
 
     def kill(self) -> None:
         """End the process and all that it started."""
@@ -133,6 +141,12 @@ class WorkerProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()  # it may not have got so far as to lead a group
+
+    def join(self, seconds: float) -> None:
+        """Wait for the process. The `join` of multiprocessing hangs on one that has closed all its files."""
+        until = time.monotonic() + seconds
+        while self.process.exitcode is None and time.monotonic() < until:
+            time.sleep(JOIN_SECONDS)
 
     def last_words(self) -> str:
         """How the process ended, in a line, with the last that it printed."""
@@ -146,7 +160,7 @@ class WorkerProcess:
     def discard(self) -> None:
         """Let go of a killed process, and of all that belongs to it."""
         self.connection.close()
-        self.process.join(KILL_SECONDS)
+        self.join(KILL_SECONDS)
         if self.process.exitcode is not None:
             self.process.close()
         self._log.close()
@@ -172,14 +186,14 @@ def _single_threaded() -> Iterator[None]:
     finally:
         for name, value in before.items():
             if value is None:
-                del os.environ[name]
+                os.environ.pop(name, None)
             else:
                 os.environ[name] = value
 
 
 @contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back: a process inherits that until it ignores it, and no start is left half done."""
+def interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back until a process is started and known; it inherits that, until it ignores Ctrl-C."""
     resource_tracker.ensure_running()  # up to Python 3.12 its start would let interrupts through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -12,7 +12,7 @@ from typing import Any
 
 from dataset_builder.errors import UserError
 from dataset_builder.executors._base import Executor, WorkerError, crashed, timed_out
-from dataset_builder.executors._process import KILL_SECONDS, WorkerProcess
+from dataset_builder.executors._process import KILL_SECONDS, WorkerProcess, interrupts_held
 from dataset_builder.measure._base import Backend, Outcome
 from dataset_builder.schema import Spec
 
@@ -21,8 +21,10 @@ CHECK_SECONDS = 0.05
 TICK_SECONDS = 1.0
 """How often they are when nothing comes: a child that a worker forked may hide the worker's death."""
 LEAVE_SECONDS = 5.0
+"""What workers are given to end by themselves when all is done."""
 FAILED_STARTS = 3
 DEATHS_ON_FIRST_SPEC = 10
+"""So many in a row, and it is not the specs: the run ends."""
 
 
 class LocalExecutor(Executor):
@@ -36,9 +38,7 @@ class LocalExecutor(Executor):
         if workers < 1:
             raise UserError(f"expected workers to be a whole number from 1, found {workers!r}: change it")
         if timeout_seconds is not None and not timeout_seconds > 0:
-            raise UserError(
-                f"expected the time limit to be over 0 s, found {timeout_seconds!r}: change or drop it"
-            )
+            raise UserError(f"expected the time limit to be over 0 s, found {timeout_seconds!r}: change or drop it")
         self.workers = workers
         self.timeout_seconds = timeout_seconds
 
@@ -73,9 +73,7 @@ class _Queue:
 class _Crew:
     """The workers of one run."""
 
-    def __init__(
-        self, backend: bytes, specs: Iterable[Spec], size: int, timeout_seconds: float | None
-    ) -> None:
+    def __init__(self, backend: bytes, specs: Iterable[Spec], size: int, timeout_seconds: float | None) -> None:
         self._backend = backend
         self._queue = _Queue(specs)
         self._size = size
@@ -99,12 +97,21 @@ class _Crew:
     def _hand_out(self) -> bool:
         """Give work to whoever has little; False when there is none left and none under way."""
         while len(self._workers) < self._size and (first := self._queue.take(1)):
-            self._workers.append(WorkerProcess(self._backend))
-            self._workers[-1].assign(first)
+            self._assign(self._hire(), first)
         for worker in self._workers:
             if (wanted := worker.wanted()) and (specs := self._queue.take(wanted)):
-                worker.assign(specs)
-        return any(worker.assigned for worker in self._workers)
+                self._assign(worker, specs)
+        return any(worker.assigned or worker.lost for worker in self._workers)
+
+    def _hire(self) -> WorkerProcess:
+        with interrupts_held():
+            self._workers.append(WorkerProcess())
+        self._workers[-1].send(self._backend)
+        return self._workers[-1]
+
+    def _assign(self, worker: WorkerProcess, specs: list[Spec]) -> None:
+        if not worker.assign(specs):
+            self._queue.give_back(specs)
 
     def _collect(self) -> list[tuple[Spec, Outcome]]:
         """Wait for news, and return the outcomes among it."""
@@ -132,8 +139,9 @@ class _Crew:
         return min(TICK_SECONDS, max(0.0, self._timeout_seconds - longest))
 
     def _receive(self, worker: WorkerProcess) -> list[tuple[Spec, Outcome]]:
+        starting = not worker.ready
         finished = worker.receive()
-        if worker.ready:
+        if starting and worker.ready:
             self._failed_starts = 0
         if finished:
             self._deaths_on_first_spec = 0
@@ -149,7 +157,7 @@ class _Crew:
 
     def _bury(self, worker: WorkerProcess) -> list[tuple[Spec, Outcome]]:
         """Blame a worker's death on the spec that it was working on, and take the others back."""
-        worker.process.join(TICK_SECONDS)  # its connection closes a moment before its exit code is known
+        worker.join(TICK_SECONDS)  # its connection closes a moment before its exit code is known
         finished = self._end(worker)
         if not worker.ready:
             self._failed_starts += 1
@@ -173,7 +181,7 @@ class _Crew:
     def _end(self, worker: WorkerProcess) -> list[tuple[Spec, Outcome]]:
         """Kill a worker; what it had sent before still counts."""
         worker.kill()
-        worker.process.join(KILL_SECONDS)
+        worker.join(KILL_SECONDS)
         return self._receive(worker)
 
     def _dismiss(self, worker: WorkerProcess) -> None:
@@ -187,7 +195,7 @@ class _Crew:
         for worker in self._workers:
             worker.connection.close()
         for worker in self._workers:
-            worker.process.join(max(0.0, until - time.monotonic()))
+            worker.join(max(0.0, until - time.monotonic()))
 
     def close(self) -> None:
         """End all workers at once."""

@@ -35,7 +35,7 @@ def family_of(name: str) -> Family:
 
 def make_spec(family: str, network: Mapping[str, Any], training: TrainingSetup) -> Spec:
     """A spec in its one canonical form: factors checked, those at their default left out."""
-    factors = from_mapping(family_of(family).network, network, f"the {family} network")
+    factors: Any = from_mapping(family_of(family).network, network, f"the {family} network")
     return Spec(family, without_defaults(factors), training)
 
 

@@ -25,11 +25,9 @@ class Residual(nn.Module):
         self.shortcut_first = shortcut_first
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.shortcut_first:
-            kept: Tensor = self.shortcut(x)
-            return kept + self.body(x)
-        out: Tensor = self.body(x)
-        return out + self.shortcut(x)
+        first, second = (self.shortcut, self.body) if self.shortcut_first else (self.body, self.shortcut)
+        kept: Tensor = first(x)
+        return torch.add(kept, second(x))
 
 
 class DenseBlock(nn.Module):

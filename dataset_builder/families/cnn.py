@@ -51,7 +51,7 @@ class CnnNetwork:
 
 
 def _grown(net: CnnNetwork, power: float, steps: float) -> int:
-    growth = (net.max_filters / net.base_filters) ** (1 / steps)
+    growth: float = (net.max_filters / net.base_filters) ** (1 / steps)
     return min(int(net.base_filters * growth**power), net.max_filters)
 
 

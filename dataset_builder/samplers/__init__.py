@@ -1,1 +1,29 @@
 """Samplers: which configurations are looked at."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dataset_builder.errors import UserError, check_choice
+from dataset_builder.samplers._base import Sampler
+from dataset_builder.samplers.combined import CombinedSampler
+from dataset_builder.samplers.orthogonal import OrthogonalSampler, TbemSampler
+from dataset_builder.samplers.uniform import UniformSampler
+
+SAMPLERS: Mapping[str, Callable[..., Sampler]] = {
+    "uniform": UniformSampler,
+    "orthogonal": OrthogonalSampler,
+    "tbem": TbemSampler,
+    "combined": lambda **settings: CombinedSampler(OrthogonalSampler(**settings)),
+}
+
+
+def make_sampler(name: str, **settings: Any) -> Sampler:
+    """The sampler of that name."""
+    check_choice("sampler", name, SAMPLERS)
+    try:
+        return SAMPLERS[name](**settings)
+    except TypeError as error:
+        raise UserError(f"expected settings of the sampler {name}, found {sorted(settings)}: {error}") from error
+
+
+__all__ = ["Sampler", "SAMPLERS", "make_sampler"]

@@ -2,6 +2,8 @@
 
 import os
 import platform
+import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,6 +36,8 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         yield temporary
+        if target.exists():
+            shutil.copymode(target, temporary)
         sync(temporary)
         temporary.replace(target)
         sync(target.parent)
@@ -80,3 +84,52 @@ def _read_owner(path: Path) -> str:
         return path.read_text(encoding="utf-8").strip() or "process unknown"
     except (OSError, UnicodeDecodeError):
         return "process unknown"
+
+
+class BackgroundSync:
+    """Forces a file onto the disk behind the writer's back: all that is written during one sync shares the next.
+
+    What is written is safe from the end of this process at once, and from the end of the machine a sync later.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._change = threading.Condition()
+        self._written = self._synced = 0
+        self._closing = False
+        self._error: OSError | None = None
+        self._thread = threading.Thread(target=self._work, name="journal-sync", daemon=True)
+        self._thread.start()
+
+    def request(self) -> None:
+        """Ask for a sync of what is written so far; raises the error of an earlier one."""
+        with self._change:
+            if self._error:
+                raise self._error
+            self._written += 1
+            self._change.notify_all()
+
+    def close(self) -> None:
+        """Wait until all is on the disk; raises the error of any sync."""
+        with self._change:
+            self._closing = True
+            self._change.notify_all()
+        self._thread.join()
+        if self._error:
+            raise self._error
+
+    def _work(self) -> None:
+        while (upto := self._next()) is not None:
+            try:
+                os.fdatasync(self._fd)
+            except OSError as error:
+                with self._change:
+                    self._error = error
+                return
+            self._synced = upto
+
+    def _next(self) -> int | None:
+        """How much is to be synced, None when there is no more to come."""
+        with self._change:
+            self._change.wait_for(lambda: self._closing or self._written > self._synced)
+            return self._written if self._written > self._synced else None

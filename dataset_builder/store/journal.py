@@ -1,6 +1,7 @@
 """The journal of a build: `journal.jsonl`, a header and then a line for each row or rejection.
 
-A line is on the disk before `append` returns, so that a build may be stopped at any time, in any way.
+When `append` returns, no end of the process can lose the line; it is on the disk one sync later, and closing waits for it.
+So a build may be stopped at any time, in any way.
 """
 
 import errno
@@ -15,7 +16,7 @@ from typing import Any, Self
 
 from dataset_builder.errors import UserError
 from dataset_builder.schema import SCHEMA_VERSION, Rejection, Row, canonical_json
-from dataset_builder.store.durable import locked, replacing, sync, write_all
+from dataset_builder.store.durable import BackgroundSync, locked, replacing, sync, write_all
 from dataset_builder.store.lines import (
     HEADER,
     REJECTION,
@@ -72,6 +73,7 @@ class JournalWriter:
         self.rejected_ids: set[str] = set()
         self.torn: str | None = None
         self._fd: int | None = None
+        self._sync: BackgroundSync | None = None
         self._end_bytes = 0
         self._unfinished = False
         self._stack = ExitStack()
@@ -90,7 +92,7 @@ class JournalWriter:
         self._stack.close()
 
     def append(self, record: Row | Rejection) -> None:
-        """Add a record; it is on the disk when this returns."""
+        """Add a record: safe from the end of this process when this returns, and on the disk a sync later."""
         key = record.spec.id
         if key in self.row_ids or key in self.rejected_ids:
             raise ValueError(f"the journal in {self.directory} has the id {key} already")
@@ -140,21 +142,29 @@ class JournalWriter:
             sync(self.directory.resolve().parent)
         except OSError as error:
             raise self._failed(error) from error
+        self._sync = BackgroundSync(self._fd)
         if self._end_bytes == 0:
             self._write(encode_line(HEADER, {"schema": SCHEMA_VERSION, "build": self.build}))
 
     def _close(self, fd: int) -> None:
         self._fd = None
-        os.close(fd)
+        try:
+            if self._sync is not None:
+                self._sync.close()
+        except OSError as error:
+            raise self._failed(error) from error
+        finally:
+            self._sync = None
+            os.close(fd)
 
     def _write(self, line: bytes) -> None:
-        if self._fd is None:
+        if self._fd is None or self._sync is None:
             raise RuntimeError("a journal is written inside its 'with' block")
         try:
             self._settle(self._fd)
             self._unfinished = True
             write_all(self._fd, line)
-            os.fdatasync(self._fd)
+            self._sync.request()
         except OSError as error:
             with suppress(OSError):
                 self._settle(self._fd)

@@ -82,7 +82,7 @@ def iter_records(path: Path | str, on_torn: Callable[[str], None] = _warn) -> It
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Spare the garbage collector a third of the time: it would walk all rows again and again, to free none."""
+    """Keep the garbage collector from walking the rows again and again: a third of the time, to free none."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -5,9 +5,8 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -90,12 +89,10 @@ def _draw(seed: int, group: str) -> tuple[str, str]:
 
 def _cuts(fractions: list[float], count: int) -> list[int]:
     """Where parts begin and end: rounded sums, so that no part is off by more than one."""
-    cuts, total = [0], Fraction(0)
-    for index, fraction in enumerate(fractions, 1):
-        # The ratio that was meant: 0.1 is not quite a tenth.
-        total += Fraction(fraction).limit_denominator(10**6)
+    cuts = [0]
+    for index, total in enumerate(accumulate(fractions), 1):
         least, most = cuts[-1] + 1, count - (len(fractions) - index)
-        cuts.append(min(max(math.floor(total * count + Fraction(1, 2)), least), most))
+        cuts.append(min(max(math.floor(total * count + 0.5), least), most))
     return [*cuts[:-1], count]
 
 

@@ -70,11 +70,11 @@ def _flatten(row: Row) -> dict[str, Any]:
 
 
 def _members(prefix: str, instance: Any) -> dict[str, Any]:
-    return {column: getattr(instance, name) for column, name in _names(prefix, type(instance))}
+    return {column: getattr(instance, name) for column, name in _names(prefix, instance.__class__)}
 
 
 @cache
-def _names(prefix: str, kind: type) -> tuple[tuple[str, str], ...]:
+def _names(prefix: str, kind: Any) -> tuple[tuple[str, str], ...]:
     return tuple((prefix + item.name, item.name) for item in fields(kind))
 
 

@@ -1,0 +1,103 @@
+"""`python -m dataset_builder`, which is `vramcast build`."""
+
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from dataset_builder.commands import COMMANDS, run_command
+from dataset_builder.errors import UserError
+
+_BAD_INPUT = 2
+_INTERRUPTED = 130
+_USAGE = f"""\
+usage: vramcast build [KEY=VALUE ...]        build rows, or go on with a build
+       vramcast build --cfg [KEY=VALUE ...]  print the configuration instead
+       vramcast build COMMAND ...            one of: {", ".join(COMMANDS)}
+
+  family=mlp|cnn|transformer|template   the default space of that family
+  space=NAME        another space, such as gpumemnet_cnn_step1 (files in conf/space)
+  sampler=combined|orthogonal|uniform|tbem
+  backend=static    what measures a row
+  n=100  seed=0  out=rows/NAME
+  executor=local|serial  executor.workers=2  executor.timeout_seconds=600
+
+The same command resumes a build that was stopped. Ctrl-C is safe at any time.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a build or one of its sub-commands; the return value is the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if words and words[0] in ("-h", "--help"):
+            print(_USAGE, end="")
+        elif words and words[0] in COMMANDS:
+            run_command(words)
+        elif words and words[0] == "--cfg":
+            _show(words[1:])
+        else:
+            return _build(words)
+    except UserError as error:
+        print(f"vramcast build: {error}", file=sys.stderr)
+        return _BAD_INPUT
+    except BrokenPipeError:  # `| head` closed the pipe: not an error of ours
+        sys.stderr.close()
+    return 0
+
+
+def _show(overrides: Sequence[str]) -> None:
+    from omegaconf import OmegaConf
+
+    from dataset_builder.configuration import compose_build
+
+    print(OmegaConf.to_yaml(compose_build(overrides)), end="")
+
+
+def _build(overrides: Sequence[str]) -> int:
+    from pathlib import Path
+
+    from tqdm import tqdm
+
+    from dataset_builder.configuration import compose_build, make_build, make_executor, settings_of
+    from dataset_builder.pipeline import COVERAGE_NAME, run
+
+    for word in overrides:
+        if "=" not in word:
+            raise UserError(f"expected KEY=VALUE or one of {sorted(COMMANDS)}, found {word!r}: see vramcast build --help")
+    config = compose_build(overrides)
+    build = make_build(settings_of(config, overrides), Path(config.out))
+    executor = make_executor(config)
+    print(f"{build.space.name}: {build.sampler.describe(build.space)}", file=sys.stderr)
+    signal.signal(signal.SIGTERM, _interrupt)
+    bar = tqdm(total=build.n, unit="row", dynamic_ncols=True)
+    try:
+        result = run(build, executor, lambda row: _advance(bar), lambda done: _start(bar, done))
+    except KeyboardInterrupt:
+        bar.close()
+        print(f"stopped; the rows so far are safe in {build.out}, and the same command goes on", file=sys.stderr)
+        return _INTERRUPTED
+    finally:
+        bar.close()
+    for note in result.notes:
+        print(f"note: {note}", file=sys.stderr)
+    pairs = f"{result.coverage.pairs_covered:.1%} of all pairs of levels covered" if result.coverage else ""
+    print(f"{result.rows} rows ({result.resumed} from before), {result.rejected} rejected, in {build.out}; {pairs}: see {COVERAGE_NAME}")
+    return 0
+
+
+def _start(bar: "tqdm[object]", done: int) -> None:  # type: ignore[name-defined]  # noqa: F821
+    bar.n = bar.initial = done
+    bar.refresh()
+
+
+def _advance(bar: "tqdm[object]") -> None:  # type: ignore[name-defined]  # noqa: F821
+    bar.update()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,214 @@
+"""What can be had: arrays described by their runs and the levels of their columns, built only when chosen.
+
+A host is an array out of which the asked columns are to be cut. What keeps the search short: a demand lists,
+for each level t that is asked, how many columns need at least t levels; and a column of m levels has `room`
+for so many columns of at least t levels, whatever replaces it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from dataset_builder.arrays import seeds
+from dataset_builder.arrays.constructions import developed, hadamard_array, hadamard_with_four
+from dataset_builder.arrays.differences import Scheme, best_scheme
+from dataset_builder.arrays.fields import IntArray, prime_power
+from dataset_builder.arrays.geometry import (
+    digits_for,
+    greedy_subspaces,
+    subfield_classes,
+    subfield_subspaces,
+    subspace_array,
+)
+from dataset_builder.arrays.hadamard import hadamard_source
+
+LARGEST_GREEDY = 1024
+"""Runs up to which subspaces are searched: beyond it the addition table takes too much memory."""
+
+Demand = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Host:
+    """An array that can be built."""
+
+    runs: int
+    levels: tuple[int, ...]
+    name: str
+    build: Callable[[Sequence[int]], IntArray]
+    """Builds the columns with these indices."""
+
+
+def notation(runs: int, levels: Iterable[int]) -> str:
+    """The usual short form, such as L18(2^1 3^7)."""
+    counts = sorted(Counter(levels).items())
+    return f"L{runs}({' '.join(f'{level}^{count}' for level, count in counts)})"
+
+
+def demand(levels: Iterable[int]) -> Demand:
+    """For each level that is asked, how many columns need at least as many."""
+    counts, total = Counter(levels), 0
+    found = []
+    for level in sorted(counts, reverse=True):
+        total += counts[level]
+        found.append((level, total))
+    return tuple(found)
+
+
+def room(size: int, level: int, strength: int) -> int:
+    """Bound on the columns of at least `level` levels in an array with `size` runs (Rao 1947)."""
+    if size < level:
+        return 0
+    for columns in range(1, strength):
+        if size < level ** (columns + 1):
+            return columns
+    if strength == 2:
+        return (size - 1) // (level - 1)
+    return 1 + (size // level - 1) // (level - 1)
+
+
+def offers(levels: Iterable[int], needs: Demand, strength: int) -> bool:
+    """Whether columns of these levels have the room for a demand; necessary, not sufficient."""
+    counts = Counter(levels)
+    return all(
+        sum(number * room(size, level, strength) for size, number in counts.items()) >= count for level, count in needs
+    )
+
+
+def _less(needs: Demand, size: int, columns: int) -> Demand:
+    """What of a demand is left after so many columns of this size."""
+    return tuple((level, count - columns * room(size, level, 2)) for level, count in needs)
+
+
+def single(runs: int) -> Host:
+    """One column in which each run has its own level."""
+    return _whole(runs, (runs,), f"one column of {runs} levels", lambda: np.arange(runs)[:, None])
+
+
+def _whole(runs: int, levels: Sequence[int], name: str, build: Callable[[], IntArray]) -> Host:
+    return Host(runs, tuple(levels), name, lambda columns: build()[:, list(columns)])
+
+
+def hosts(runs: int, needs: Demand = ()) -> Iterator[Host]:
+    """The arrays of strength 2 with so many runs that may meet the demand."""
+    found = [*_hadamard_hosts(runs), *_subfield_hosts(runs), *_developed_hosts(runs, needs)]
+    seen = set()
+    for host in [*found, *_hosts_with_four(runs, needs)]:
+        kind = tuple(sorted(host.levels))
+        if kind not in seen and offers(kind, needs, 2):
+            seen.add(kind)
+            yield host
+
+
+def _hadamard_hosts(runs: int) -> Iterator[Host]:
+    source = hadamard_source(runs)
+    if source and runs >= 4:
+        name = f"Hadamard OA({runs}, {runs - 1}, 2, 2) ({source})"
+        yield _whole(runs, (2,) * (runs - 1), name, lambda: hadamard_array(runs))
+    columns = seeds.block_columns(runs)
+    if columns:
+        levels = (runs // 4, *(2,) * columns)
+        yield _whole(runs, levels, f"stored {notation(runs, levels)}", lambda: seeds.block_array(runs))
+
+
+def _subfield_hosts(runs: int) -> Iterator[Host]:
+    power = prime_power(runs)
+    if power and power[1] == 6 and runs <= LARGEST_GREEDY:
+        for classes in range(1, subfield_classes(power[0])):
+            yield _subfield_host(power[0], classes)
+
+
+def _subfield_host(prime: int, classes: int) -> Host:
+    share = classes / subfield_classes(prime)
+    wide, narrow = round(share * (prime**3 + 1)), round((1 - share) * (prime**6 - 1) / (prime**2 - 1))
+    levels = (prime**3,) * wide + (prime**2,) * narrow
+    name = f"multiples of subfields of GF({prime**6}): {notation(prime**6, levels)}"
+    return _whole(prime**6, levels, name, lambda: subspace_array(prime, 6, subfield_subspaces(prime, classes)))
+
+
+def _developed_hosts(runs: int, needs: Demand) -> Iterator[Host]:
+    """D(r, c, s) over every array with r runs; s > r would be no better than the two exchanged."""
+    for levels in range(2, int(runs**0.5) + 1):
+        if runs % levels:
+            continue
+        rows = runs // levels
+        # First with as many columns as a scheme can have, because to know how many it has takes longer.
+        if not _leaves_room(rows, _less(needs, levels, rows if rows % levels == 0 else 1)):
+            continue
+        scheme = best_scheme(rows, levels)
+        left = _less(needs, levels, scheme.columns)
+        if _leaves_room(rows, left):
+            for tail in [single(rows), *hosts(rows, left)]:
+                yield _developed_host(scheme, tail)
+
+
+def _leaves_room(rows: int, left: Demand) -> bool:
+    return all(room(rows, level, 2) >= count for level, count in left)
+
+
+def _developed_host(scheme: Scheme, tail: Host) -> Host:
+    def build(columns: Sequence[int]) -> IntArray:
+        heads = [column for column in columns if column < scheme.columns]
+        tails = [column - scheme.columns for column in columns if column >= scheme.columns]
+        array = developed(scheme.build()[:, heads], scheme.levels, tail.build(tails))
+        return array[:, np.argsort(np.argsort([c >= scheme.columns for c in columns], kind="stable"))]
+
+    levels = (scheme.levels,) * scheme.columns + tail.levels
+    runs = scheme.rows * scheme.levels
+    return Host(runs, levels, _developed_name(runs, levels, scheme, tail), build)
+
+
+def _developed_name(runs: int, levels: tuple[int, ...], scheme: Scheme, tail: Host) -> str:
+    power = prime_power(runs)
+    if power:
+        level = power[0] if len(set(levels)) > 1 else levels[0]
+        columns = (runs - 1) // (level - 1)
+        base = f"Rao-Hamming OA({runs}, {columns}, {level}, 2)"
+        return base if columns == len(levels) else f"{base} with columns replaced: {notation(runs, levels)}"
+    if len(levels) == 2:
+        return f"full factorial {levels[0]} x {levels[1]}"
+    counts = Counter(levels)
+    if scheme.levels % 2 and prime_power(runs // 2) and counts == {scheme.levels: len(levels) - 1, 2: 1}:
+        return f"Addelman-Kempthorne OA({runs}, {len(levels) - 1}, {scheme.levels}, 2) and a column of 2 levels"
+    return f"difference scheme {scheme} over {tail.name}"
+
+
+def _hosts_with_four(runs: int, needs: Demand) -> Iterator[Host]:
+    rows = runs // 2
+    if runs % 8 == 0 and not prime_power(runs) and hadamard_source(rows):
+        for tail in hosts(rows, _less(_less(needs, 2, rows - 2), 4, 1)):
+            if 2 in tail.levels:
+                yield _host_with_four(tail)
+
+
+def _host_with_four(tail: Host) -> Host:
+    rows, column = tail.runs, tail.levels.index(2)
+    levels = (4, *(2,) * (rows - 2), *tail.levels[:column], *tail.levels[column + 1 :])
+    name = f"Hadamard matrix of order {rows} developed with a column of 4 levels over {tail.name}"
+    every = range(len(tail.levels))
+    return _whole(2 * rows, levels, name, lambda: hadamard_with_four(rows, tail.build(every), column))
+
+
+def greedy_hosts(runs: int, levels: Sequence[int], strength: int) -> Iterator[Host]:
+    """Independent subspaces of GF(p)^k, searched for just these levels (descending), if the runs are p^k."""
+    power = prime_power(runs)
+    if power is None or runs > LARGEST_GREEDY:
+        return
+    prime, length = power
+    dimensions = [digits_for(prime, level) for level in levels]
+    sizes = tuple(prime**dimension for dimension in dimensions)
+    if sum(sizes) - len(sizes) >= runs:
+        return
+    subspaces = greedy_subspaces(prime, length, dimensions, strength)
+    if subspaces is not None:
+        name = f"independent subspaces of GF({prime})^{length}: {notation(runs, sizes)}"
+        yield _whole(runs, sizes, name, lambda: subspace_array(prime, length, subspaces))
+
+
+@cache
+def inner_hosts(runs: int) -> tuple[Host, ...]:
+    """The arrays that may replace one column of so many levels, at strength 2."""
+    return tuple(hosts(runs))

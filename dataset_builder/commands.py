@@ -1,0 +1,178 @@
+"""What can be done with builds besides building: one function a sub-command, plain argparse."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dataset_builder.errors import UserError, check_count
+from dataset_builder.schema import Row, Spec
+from dataset_builder.store import iter_records, locate, read_header, read_journal, repair
+
+
+def status(arguments: argparse.Namespace) -> None:
+    """Counts by family, status and bucket, and why configurations were rejected."""
+    from dataset_builder.store.summary import summarise
+
+    check_count("--bucket-mib", arguments.bucket_mib)
+    found = summarise(iter_records(arguments.directory, _note), arguments.bucket_mib)
+    print(json.dumps(found.to_json()) if arguments.json else found.to_text())
+
+
+def emit_script(arguments: argparse.Namespace) -> None:
+    """The row as a script that trains itself."""
+    from dataset_builder.emit import emit
+
+    text = emit(_find_spec(arguments.row, arguments.source))
+    if arguments.output:
+        Path(arguments.output).write_text(text)
+    else:
+        print(text, end="")
+
+
+def layers(arguments: argparse.Namespace) -> None:
+    """The layer table of a row and its static estimate."""
+    from dataset_builder.analysis.static import static_estimate
+    from dataset_builder.filters import Rejected, check
+
+    spec = _find_spec(arguments.row, arguments.source)
+    table = check(spec)
+    if isinstance(table, Rejected):
+        raise UserError(f"expected a network that can be trained, found: {table.reason}")
+    print(f"{'layer':32} {'kind':24} {'output':20} {'activations':>14} {'parameters':>14}")
+    for record in table.layers:
+        shape = "x".join(map(str, record.output_shape))
+        print(f"{record.name:32} {record.kind:24} {shape:20} {record.activations:14,} {record.parameters:14,}")
+    estimate = static_estimate(spec.training, table)
+    print(f"{table.parameters:,} parameters, {table.activations:,} activations a sample")
+    print(f"static estimate {estimate.total_bytes / 2**20:,.1f} MiB at batch size {spec.training.batch_size}")
+
+
+def specification(arguments: argparse.Namespace) -> None:
+    """The shape specification that the filter evaluates."""
+    from dataset_builder.specification import listing
+
+    print(listing())
+
+
+def coverage(arguments: argparse.Namespace) -> None:
+    """How evenly the rows of a build cover its space."""
+    from dataset_builder.configuration import make_build
+    from dataset_builder.pipeline import selected
+    from dataset_builder.samplers.coverage import coverage as cover
+    from dataset_builder.samplers.coverage import report
+
+    settings = read_header(arguments.directory).build
+    if not settings or "space" not in settings:
+        raise UserError(f"expected a build by a sampler in {arguments.directory}, found imported or repaired rows: name another")
+    build = make_build(settings, Path(arguments.directory))
+    ids = {record.spec.id for record in iter_records(arguments.directory, _note) if isinstance(record, Row)}
+    print(report(cover(build.space, selected(build, ids))), end="")
+
+
+def import_rows(arguments: argparse.Namespace) -> None:
+    """Public measurements as rows of a journal."""
+    from dataset_builder.store.importers import import_file
+
+    print(import_file(Path(arguments.file), Path(arguments.out)))
+
+
+def view(arguments: argparse.Namespace) -> None:
+    """The rows as a flat table, CSV or Parquet by the file's ending."""
+    from dataset_builder.store.views import to_frame, write_view
+
+    rows = [record for record in iter_records(arguments.directory, _note) if isinstance(record, Row)]
+    write_view(to_frame(rows), arguments.file)
+    print(f"{len(rows)} rows written to {arguments.file}")
+
+
+def split(arguments: argparse.Namespace) -> None:
+    """A split by configuration, stored beside the rows."""
+    from dataset_builder.store.splits import make_split
+
+    directory = locate(arguments.directory).parent
+    groups = [row.spec.group for row in read_journal(arguments.directory).rows]
+    path = Path(arguments.output or directory / "split.json")
+    found = make_split(groups, _fractions(arguments.fractions), arguments.seed)
+    found.save(path)
+    print(f"{', '.join(f'{name} {len(part)}' for name, part in found.parts.items())} configurations, written to {path}")
+
+
+def repair_journal(arguments: argparse.Namespace) -> None:
+    """Lines that cannot be read are moved out of a journal."""
+    print(repair(arguments.directory))
+
+
+def _fractions(text: str) -> dict[str, float]:
+    try:
+        return {name: float(share) for name, share in (item.split("=") for item in text.split(","))}
+    except ValueError as error:
+        raise UserError(f"expected --fractions such as train=0.8,test=0.2, found {text!r}: write it like that") from error
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
+
+
+def _find_spec(row: str, source: str | None) -> Spec:
+    """A spec by GPUMemNet name, by file, or by the beginning of its id in a build directory."""
+    from dataset_builder.families.gpumemnet import spec_of_filename
+
+    if row.startswith("gpumemnet:"):
+        return spec_of_filename(row.removeprefix("gpumemnet:"))
+    if row.endswith(".json"):
+        return _read_spec(Path(row))
+    if source is None:
+        raise UserError(f"expected gpumemnet:NAME, FILE.json, or an id with --from DIR, found {row!r}: add --from DIR")
+    found = {r.spec.id: r.spec for r in iter_records(source, _note) if r.spec.id.startswith(row)}
+    if len(found) != 1:
+        raise UserError(f"expected one row whose id begins with {row!r} in {source}, found {len(found)}: give more of the id")
+    return next(iter(found.values()))
+
+
+def _read_spec(path: Path) -> Spec:
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"expected a spec as JSON in {path}, found: {error}") from error
+    return Spec.from_json(values)
+
+
+Command = Callable[[argparse.Namespace], None]
+COMMANDS: dict[str, Command] = {
+    "status": status,
+    "emit": emit_script,
+    "layers": layers,
+    "coverage": coverage,
+    "view": view,
+    "split": split,
+    "import": import_rows,
+    "specification": specification,
+    "repair": repair_journal,
+}
+
+
+def run_command(argv: Sequence[str]) -> None:
+    """Parse and carry out one sub-command."""
+    parser = argparse.ArgumentParser(prog="vramcast build")
+    parsers = parser.add_subparsers(required=True)
+    subs = {name: parsers.add_parser(name, help=command.__doc__, description=command.__doc__) for name, command in COMMANDS.items()}
+    for name, command in COMMANDS.items():
+        subs[name].set_defaults(command=command)
+    for name in ("status", "coverage", "view", "split", "repair"):
+        subs[name].add_argument("directory", help="the out=DIR of a build")
+    subs["status"].add_argument("--bucket-mib", type=int, default=1024)
+    subs["status"].add_argument("--json", action="store_true")
+    for name in ("emit", "layers"):
+        subs[name].add_argument("row", help="the beginning of a row's id, gpumemnet:NAME, or a spec as FILE.json")
+        subs[name].add_argument("--from", dest="source", metavar="DIR", help="the build directory that has the row")
+    subs["emit"].add_argument("-o", "--output", metavar="FILE")
+    subs["view"].add_argument("file", help="FILE.csv or FILE.parquet")
+    subs["split"].add_argument("--fractions", default="train=0.8,validation=0.1,test=0.1")
+    subs["split"].add_argument("--seed", type=int, default=0)
+    subs["split"].add_argument("-o", "--output", metavar="FILE", help="default: split.json in the build directory")
+    subs["import"].add_argument("file", help="a CSV of GPUMemNet's sets, or the timm table")
+    subs["import"].add_argument("--out", required=True, metavar="DIR")
+    arguments = parser.parse_args(argv)
+    arguments.command(arguments)

@@ -1,0 +1,95 @@
+"""From the words of a command line to a build: Hydra composes `conf/`, this module checks what comes out."""
+
+import difflib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dataset_builder.errors import UserError, check_choice, check_count
+from dataset_builder.executors import Executor, LocalExecutor, SerialExecutor
+from dataset_builder.measure import make_backend
+from dataset_builder.pipeline import Build
+from dataset_builder.samplers import make_sampler
+from dataset_builder.space import parse_space
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+_OUTSIDE_THE_HEADER = ("executor", "out", "family")
+"""What may differ when a build is resumed, since it changes no row (the family is the space's)."""
+
+
+def compose_build(overrides: Sequence[str]) -> DictConfig:
+    """The configuration of a build, `conf/build.yaml` changed by the overrides."""
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = compose("build", overrides=list(overrides))
+        OmegaConf.resolve(config)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(_sentence(error, overrides)) from error
+    return config
+
+
+def _sentence(error: Exception, overrides: Sequence[str]) -> str:
+    """Hydra's paragraphs as one sentence."""
+    text = str(error)
+    group = re.search(r"Could not find '(\w+)/([^']+)'", text)
+    if group:
+        options = sorted(path.stem for path in (CONF / group[1]).glob("*.yaml"))
+        return f"expected {group[1]} to be one of {options}, found {group[2]!r}: choose one"
+    key = re.search(r"Could not override '([^']+)'", text)
+    if key:
+        near = difflib.get_close_matches(key[1], _keys(), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose from {_keys()}"
+        return f"expected a key of the build, found {key[1]!r}: {hint}"
+    first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    return f"expected overrides such as family=cnn n=500, found {list(overrides)}: {first}"
+
+
+def _keys() -> list[str]:
+    groups = [path.name for path in CONF.iterdir() if path.is_dir()]
+    return sorted([*groups, "n", "seed", "out"])
+
+
+def settings_of(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
+    """The part of a configuration that decides rows, as plain values: what a journal's header keeps."""
+    settings: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
+    unknown = sorted(settings.keys() - set(_keys()))
+    if unknown:
+        raise UserError(f"expected only the keys {_keys()} in a build, found {unknown}: remove them")
+    asked = [item.removeprefix("family=") for item in overrides if item.startswith("family=")]
+    family = settings["space"].get("family")
+    if asked and asked[-1] != family:
+        raise UserError(f"expected a space of the family {asked[-1]}, found one of {family}: drop space= or family=")
+    return {key: value for key, value in settings.items() if key not in _OUTSIDE_THE_HEADER}
+
+
+def make_build(settings: Mapping[str, Any], out: Path) -> Build:
+    """The build that settings describe: those of a command line, or of a journal's header."""
+    check_count("n", settings["n"])
+    check_count("seed", settings["seed"], least=0)
+    return Build(
+        space=parse_space(settings["space"]),
+        sampler=make_sampler(**settings["sampler"]),
+        backend=make_backend(**settings["backend"]),
+        n=settings["n"],
+        seed=settings["seed"],
+        out=out,
+        settings=settings,
+    )
+
+
+def make_executor(config: DictConfig) -> Executor:
+    """Where the build runs."""
+    settings = config.executor
+    check_choice("executor", settings.name, ("local", "serial"))
+    if settings.name == "serial":
+        return SerialExecutor()
+    workers = settings.workers or len(os.sched_getaffinity(0))
+    check_count("executor.workers", workers)
+    return LocalExecutor(workers, settings.timeout_seconds)

@@ -1,0 +1,118 @@
+"""A spec as a script that trains itself and needs nothing but torch: any row can be run by anyone, on any GPU."""
+
+import inspect
+from pprint import pformat
+from string import Template
+
+from dataset_builder import training
+from dataset_builder.families import blocks, plan_of
+from dataset_builder.plan import Node, Plan
+from dataset_builder.schema import Spec, parse_call
+
+_INDENT = "    "
+_FUNCTIONS = (
+    training.random_inputs,
+    training.random_targets,
+    training.loss_of,
+    training.make_optimizer,
+    training.train_step,
+)
+_SCRIPT = Template('''\
+"""A $family network with its training step. Needs torch only.
+
+Spec $id, printed by vramcast:
+$spec
+"""
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+INPUTS = $inputs
+
+
+$blocks
+
+
+def build() -> nn.Module:
+    return $network
+
+
+$functions
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train on random data and print the GPU memory that it takes.")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--epochs", type=int, default=2, help="of three full batches each, and the odd last batch")
+    options = parser.parse_args()
+
+    with torch.device(options.device):
+        network = build().to(DTYPES["$dtype"]).train()
+    for _ in range($dry_run_passes):  # forward passes before training, as a layer summary makes them
+        network(*random_inputs(INPUTS, $dry_run_batch_size, "$dtype", options.device))
+    optimizer = make_optimizer("$optimizer", $arguments, "$implementation", network.parameters())
+    scaler = $scaler
+    for batch_size in [$epoch] * options.epochs:
+        batches = (random_inputs(INPUTS, batch_size, "$dtype", options.device) for _ in range($accumulate))
+        loss = train_step(network, optimizer, batches, "$loss", $autocast, scaler)
+        print(f"batch {batch_size}: loss {loss.item():.4f}")
+    if options.device.startswith("cuda"):
+        for name in ("allocated_bytes", "reserved_bytes"):
+            print(f"{name}: {torch.cuda.memory_stats()[name + '.all.peak']}")
+
+
+if __name__ == "__main__":
+    main()
+''')
+
+
+def emit(spec: Spec) -> str:
+    """The script of a spec."""
+    plan, setup = plan_of(spec), spec.training
+    optimizer, arguments = parse_call(setup.optimizer)
+    full, last = [setup.batch_size] * 3, [setup.last_batch_size] if setup.last_batch_size else []
+    return _SCRIPT.substitute(
+        family=spec.family,
+        id=spec.id,
+        spec=pformat(spec.to_json(), width=110),
+        inputs=[(item.shape, item.vocabulary) for item in plan.inputs],
+        blocks=_block_sources(plan),
+        network=source_of(plan.root, depth=1),
+        functions="\n\n".join(inspect.getsource(function) for function in _FUNCTIONS).rstrip(),
+        dtype=setup.dtype,
+        dry_run_passes=setup.dry_run_passes if setup.dry_run_batch_size else 0,
+        dry_run_batch_size=setup.dry_run_batch_size or 0,
+        optimizer=optimizer,
+        arguments=dict(arguments),
+        implementation=setup.implementation,
+        scaler="torch.amp.GradScaler(options.device)" if setup.autocast == "fp16" else "None",
+        epoch=", ".join(map(str, full + last)),
+        accumulate=setup.accumulate,
+        loss=setup.loss,
+        autocast=repr(setup.autocast),
+    )
+
+
+def _block_sources(plan: Plan) -> str:
+    """The source of every class that torch.nn lacks and the plan uses."""
+    kinds = dict.fromkeys(node.kind for node in plan.root.walk() if hasattr(blocks, node.kind))
+    return "\n\n".join(inspect.getsource(getattr(blocks, kind)) for kind in kinds).rstrip()
+
+
+def source_of(node: Node, depth: int = 0) -> str:
+    """The expression that builds a node, children one a line."""
+    prefix = "" if hasattr(blocks, node.kind) else "nn."
+    args = [f"{name}={source_of(value) if isinstance(value, Node) else repr(value)}" for name, value in node.args.items()]
+    if not node.children:
+        return f"{prefix}{node.kind}({', '.join(args)})"
+    inner = _INDENT * (depth + 1)
+    lines = [f"{inner}{text},\n" for text in (*(source_of(child, depth + 1) for child in node.children), *args)]
+    return f"{prefix}{node.kind}(\n{''.join(lines)}{_INDENT * depth})"

@@ -1,0 +1,176 @@
+"""Factors, their levels and ranges, and how values for them become a spec."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dataset_builder import expressions
+from dataset_builder.errors import UserError, check_count
+from dataset_builder.families import make_spec
+from dataset_builder.families.template import mutate
+from dataset_builder.schema import Spec, TrainingSetup, from_mapping
+
+Assignment = dict[str, Any]
+"""A value for every factor."""
+
+_DEFAULT_LEVELS = 4
+
+
+class Factor(ABC):
+    """One quantity that a sampler varies. Bounds may depend on factors that stand before it."""
+
+    level_count: int
+
+    @abstractmethod
+    def draw(self, rng: np.random.RandomState, context: Assignment) -> Any:
+        """A uniform draw."""
+
+    @abstractmethod
+    def level(self, index: int, count: int, context: Assignment) -> Any:
+        """The value of level `index` when the factor is cut to `count` levels."""
+
+    @abstractmethod
+    def bin(self, value: Any, context: Assignment) -> int:
+        """Which of `level_count` equal parts of the factor a value falls into."""
+
+
+@dataclass(frozen=True)
+class Choice(Factor):
+    """One of several values, each as likely."""
+
+    values: tuple[Any, ...]
+
+    @property
+    def level_count(self) -> int:  # type: ignore[override]
+        """Every value is a level."""
+        return len(self.values)
+
+    def draw(self, rng: np.random.RandomState, context: Assignment) -> Any:
+        """One value; the stream is that of `numpy.random.choice`."""
+        return self.values[rng.randint(0, len(self.values))]
+
+    def level(self, index: int, count: int, context: Assignment) -> Any:
+        """Values spread evenly over the list where there are fewer levels than values."""
+        return self.values[index * len(self.values) // count]
+
+    def bin(self, value: Any, context: Assignment) -> int:
+        """The value's place in the list."""
+        return self.values.index(value)
+
+
+@dataclass(frozen=True)
+class Range(Factor):
+    """Numbers from `low` up to, and not including, `high`."""
+
+    low: float | str
+    high: float | str
+    whole: bool
+    step: int = 1
+    log: bool = False
+    level_count: int = _DEFAULT_LEVELS
+
+    def draw(self, rng: np.random.RandomState, context: Assignment) -> Any:
+        """A number, rounded down to the step where it is whole; the stream is that of `numpy.random.uniform`."""
+        return self._at(rng.random_sample(), context)
+
+    def level(self, index: int, count: int, context: Assignment) -> Any:
+        """Levels at even distances, both ends of the range among them."""
+        return self._at(index / (count - 1) if count > 1 else 0.5, context)
+
+    def bin(self, value: Any, context: Assignment) -> int:
+        """Equal parts of the range, of its logarithm where that is what is even."""
+        low, high = self._bounds(context)
+        if self.log:
+            value, low, high = math.log(value), math.log(low), math.log(high)
+        share = (value - low) / (high - low) if high > low else 0.0
+        return min(max(int(share * self.level_count), 0), self.level_count - 1)
+
+    def _bounds(self, context: Assignment) -> tuple[float, float]:
+        scope = expressions.scope(context)
+        low, high = (expressions.evaluate(text, scope) if isinstance(text, str) else text for text in (self.low, self.high))
+        if not low <= high or (self.log and low <= 0):
+            raise UserError(f"expected a range from low to high, above 0 where it is logarithmic, found {low} to {high}: change it")
+        return low, high
+
+    def _at(self, share: float, context: Assignment) -> Any:
+        low, high = self._bounds(context)
+        if not self.whole:
+            return low * (high / low) ** share if self.log else low + (high - low) * share
+        start, end = low / self.step, high / self.step
+        exact = start * (end / start) ** share if self.log else start + (end - start) * share
+        last = max(math.ceil(end) - 1, math.floor(start))
+        return min(int(exact), last) * self.step
+
+
+def parse_factor(name: str, settings: Mapping[str, Any]) -> Factor:
+    """A factor from its configuration: {choice: [...]}, {int: [low, high]} or {float: [low, high]}, with step, log, levels."""
+    kinds = [kind for kind in ("choice", "int", "float") if kind in settings]
+    extra = settings.keys() - {"choice", "int", "float", "step", "log", "levels"}
+    if len(kinds) != 1 or extra:
+        raise UserError(
+            f"expected factor {name} to have one of choice, int, float, and step, log, levels at most, "
+            f"found {sorted(settings)}: change the space"
+        )
+    values = settings[kinds[0]]
+    if kinds[0] == "choice":
+        if not isinstance(values, list | tuple) or not values:
+            raise UserError(f"expected factor {name} to have a list of choices, found {values!r}: change the space")
+        return Choice(tuple(values))
+    if not isinstance(values, list | tuple) or len(values) != 2:
+        raise UserError(f"expected factor {name} to have [low, high], found {values!r}: change the space")
+    levels = settings.get("levels", _DEFAULT_LEVELS)
+    check_count(f"levels of factor {name}", levels)
+    low, high = values
+    return Range(low, high, kinds[0] == "int", settings.get("step", 1), settings.get("log", False), levels)
+
+
+@dataclass(frozen=True)
+class Space:
+    """All configurations of a family that a build may look at.
+
+    In `network` and `training` a text that starts with '=' is an expression over the factors.
+    """
+
+    name: str
+    family: str
+    factors: Mapping[str, Factor]
+    network: Mapping[str, Any]
+    training: Mapping[str, Any]
+    structure: tuple[str, ...] = field(default=())
+    """The factors that shape a template; the others are hyper-parameters (TBEM's two arrays)."""
+
+    def draw(self, rng: np.random.RandomState) -> Assignment:
+        """A uniform draw of every factor, in order."""
+        drawn: Assignment = {}
+        for name, factor in self.factors.items():
+            drawn[name] = factor.draw(rng, drawn)
+        return drawn
+
+    def spec(self, values: Assignment) -> Spec:
+        """The spec of an assignment."""
+        scope = expressions.scope(values, {"mutate": mutate})
+        network = {key: _resolve(value, scope) for key, value in self.network.items()}
+        training = {key: _resolve(value, scope) for key, value in self.training.items()}
+        return make_spec(self.family, network, from_mapping(TrainingSetup, training, "the training setup"))
+
+
+def _resolve(value: Any, scope: dict[str, Any]) -> Any:
+    if isinstance(value, str) and value.startswith("="):
+        return expressions.evaluate(value[1:].strip(), scope)
+    return value
+
+
+def parse_space(settings: Mapping[str, Any]) -> Space:
+    """A space from its configuration."""
+    values = {"structure": (), **settings}
+    if not values.get("factors"):
+        raise UserError("expected a space with factors, found none: name one with space=NAME")
+    factors = {name: parse_factor(name, factor) for name, factor in values["factors"].items()}
+    unknown = sorted(set(values["structure"]) - factors.keys())
+    if unknown:
+        raise UserError(f"expected the structure to name factors, found {unknown}: choose from {sorted(factors)}")
+    return from_mapping(Space, {**values, "factors": factors, "structure": tuple(values["structure"])}, "the space")

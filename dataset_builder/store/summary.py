@@ -1,0 +1,92 @@
+"""What is in a journal, in figures."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dataset_builder.schema import Rejection, Row, Status
+
+MIB = 2**20
+_REASONS_SHOWN = 12
+
+
+@dataclass
+class Summary:
+    """Counts of a journal. Buckets are those of the OK rows."""
+
+    bucket_mib: int
+    families: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[str] = field(default_factory=Counter)
+    origins: Counter[str] = field(default_factory=Counter)
+    buckets: Counter[int] = field(default_factory=Counter)
+    rejections: Counter[str] = field(default_factory=Counter)
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {
+            "rows": self.families.total(),
+            "families": dict(self.families),
+            "statuses": dict(self.statuses),
+            "origins": dict(self.origins),
+            "bucket_mib": self.bucket_mib,
+            "buckets": {str(index): count for index, count in sorted(self.buckets.items())},
+            "rejected": self.rejections.total(),
+            "rejections": dict(self.rejections.most_common()),
+        }
+
+    def to_text(self) -> str:
+        """The same for people."""
+        lines = [f"{self.families.total()} rows, {self.rejections.total()} configurations rejected"]
+        lines += [f"  {title}: {_counts(counter)}" for title, counter in self._tables() if counter]
+        if self.buckets:
+            lines.append(f"  peak, in buckets of {self.bucket_mib} MiB:")
+            lines += _bars({self._bucket(index): count for index, count in sorted(self.buckets.items())})
+        if self.rejections:
+            lines.append("  rejected because:")
+            lines += [
+                f"    {count:6d}  {reason}" for reason, count in self.rejections.most_common(_REASONS_SHOWN)
+            ]
+            hidden = len(self.rejections) - _REASONS_SHOWN
+            lines += [f"            and {hidden} more reasons (--json lists all)"] if hidden > 0 else []
+        return "\n".join(lines)
+
+    def _tables(self) -> list[tuple[str, Counter[str]]]:
+        return [("family", self.families), ("status", self.statuses), ("origin", self.origins)]
+
+    def _bucket(self, index: int) -> str:
+        return f"{index * self.bucket_mib}-{(index + 1) * self.bucket_mib}"
+
+
+def summarise(records: Iterable[Row | Rejection], bucket_mib: int) -> Summary:
+    """Count the records of a journal."""
+    summary = Summary(bucket_mib)
+    for record in records:
+        if isinstance(record, Rejection):
+            summary.rejections[kind_of(record.reason)] += 1
+            continue
+        summary.families[record.spec.family] += 1
+        summary.statuses[record.measurement.status.value] += 1
+        summary.origins[record.provenance.origin] += 1
+        peak = record.measurement.peak_bytes
+        if record.measurement.status is Status.OK and peak is not None:
+            summary.buckets[peak // (bucket_mib * MIB)] += 1
+    return summary
+
+
+def kind_of(reason: str) -> str:
+    """A reason without the place and the values, so that like ones count together."""
+    return re.sub(r" at '[^']*'|, found .*", "", reason)
+
+
+def _counts(counter: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counter.most_common())
+
+
+def _bars(counts: dict[str, int], width: int = 40) -> list[str]:
+    most, name_width = max(counts.values()), max(map(len, counts))
+    return [
+        f"    {name:>{name_width}} {count:6d} {'#' * max(1, count * width // most)}"
+        for name, count in counts.items()
+    ]

@@ -1,0 +1,81 @@
+"""The training step that every backend runs and that `emit` prints: these functions need torch and nothing else."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - the name that every PyTorch reader knows
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def random_inputs(
+    shapes: Sequence[tuple[tuple[int, ...], int | None]], batch_size: int, dtype: str, device: str
+) -> tuple[Tensor, ...]:
+    """One batch: numbers, or tokens where a vocabulary is given."""
+    return tuple(
+        torch.randn(batch_size, *shape, device=device, dtype=DTYPES[dtype])
+        if vocabulary is None
+        else torch.randint(vocabulary, (batch_size, *shape), device=device)
+        for shape, vocabulary in shapes
+    )
+
+
+def random_targets(loss: str, output: Tensor) -> Tensor:
+    """Targets that fit the output under that loss."""
+    if loss == "cross_entropy":
+        return torch.randint(output.shape[-1], output.shape[:-1], device=output.device)
+    return torch.rand_like(output)
+
+
+def loss_of(loss: str, output: Tensor, targets: Tensor) -> Tensor:
+    """The loss by its name. Each place of a sequence counts as a sample."""
+    if loss == "cross_entropy":
+        return F.cross_entropy(output.flatten(0, -2), targets.flatten())
+    functions: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "bce_with_logits": F.binary_cross_entropy_with_logits,
+        "bce": F.binary_cross_entropy,
+        "mse": F.mse_loss,
+    }
+    return functions[loss](output, targets)
+
+
+def make_optimizer(
+    name: str, arguments: dict[str, Any], implementation: str, parameters: Iterable[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """A class of torch.optim; 'default' leaves the choice of implementation to torch."""
+    choices: dict[str, dict[str, bool]] = {
+        "default": {},
+        "foreach": {"foreach": True},
+        "fused": {"fused": True},
+        "single": {"foreach": False},
+    }
+    optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(parameters, **arguments, **choices[implementation])
+    return optimizer
+
+
+def train_step(
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[tuple[Tensor, ...]],
+    loss: str,
+    autocast: str | None,
+    scaler: torch.amp.GradScaler | None,
+) -> Tensor:
+    """One optimizer step over one batch, or over several whose gradients add up."""
+    optimizer.zero_grad()
+    for inputs in batches:
+        device = inputs[0].device.type
+        with torch.autocast(device, DTYPES[autocast]) if autocast else nullcontext():
+            output = network(*inputs)
+            value = loss_of(loss, output, random_targets(loss, output))
+        scaled: Any = scaler.scale(value) if scaler else value
+        scaled.backward()
+    if scaler:
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        optimizer.step()
+    return value

@@ -1,0 +1,186 @@
+"""The filter is held to torch: it accepts a spec if and only if the training runs on the meta device."""
+
+import inspect
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from dataset_builder import filters, subject, training
+from dataset_builder.families import cnn, make_spec, mlp, pieces, plan_of, template, transformer
+from dataset_builder.plan import InputTensor, Node, Plan, chain, layer
+from dataset_builder.schema import IMPLEMENTATIONS, LOSSES, LayerTable, Spec, TrainingSetup, parse_call
+from dataset_builder.specification import SPECIFICATION, listing
+
+REFUSALS = (RuntimeError, ValueError, IndexError, AssertionError)
+PROPERTY = settings(
+    deadline=None, derandomize=True, database=None, phases=(Phase.generate, Phase.shrink), suppress_health_check=list(HealthCheck)
+)
+
+# --- the oracle ------------------------------------------------------------------------------------------------------
+
+
+def torch_refuses(spec: Spec) -> str | None:
+    """Why a step of the spec's training cannot run, None where all of them can."""
+    setup = spec.training
+    plan = plan_of(spec)
+    if reason := _refused_on_a_card(setup, plan):
+        return reason
+    try:
+        module = subject.build_subject(plan, setup.dtype)
+        optimizer = make_optimizer(setup, list(module.parameters()))
+        for size in setup.batch_sizes:
+            inputs = subject.make_inputs(plan, size, setup.dtype)
+            if size in (setup.batch_size, setup.last_batch_size):
+                training.train_step(module, optimizer, [inputs], setup.loss, None, None)
+            else:
+                module(*inputs)
+    except REFUSALS as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _refused_on_a_card(setup: TrainingSetup, plan: Plan) -> str | None:
+    """What the meta device lets pass, because it knows neither values nor kernels."""
+    if setup.loss == "bce" and setup.autocast:
+        return "binary_cross_entropy raises under autocast, which has no meta device"
+    if setup.loss == "bce" and _last(plan.root).kind not in ("Sigmoid", "Softmax"):
+        return "binary_cross_entropy asserts 0 <= input <= 1 on values, which meta tensors lack"
+    if setup.last_batch_size is not None and setup.last_batch_size >= setup.batch_size:
+        return "the last batch of an epoch is what is left over: it cannot reach a full one"
+    return None
+
+
+def _last(node: Node) -> Node:
+    return _last(node.children[-1]) if node.children else node
+
+
+def make_optimizer(setup: TrainingSetup, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    name, arguments = parse_call(setup.optimizer)
+    if setup.implementation != "fused":
+        return training.make_optimizer(name, arguments, setup.implementation, parameters)
+    # a fused kernel runs on no meta tensor: what the signature offers stands for it
+    if "fused" not in inspect.signature(getattr(torch.optim, name)).parameters:
+        raise RuntimeError(f"{name} is not fused anywhere")
+    return training.make_optimizer(name, arguments, "default", parameters)
+
+
+# --- specs of all families -------------------------------------------------------------------------------------------
+
+ACTIVATIONS = st.sampled_from(sorted(pieces.ACTIVATIONS))
+DROPOUTS = st.sampled_from([0.0, 0.25])
+HEADS = st.sampled_from(sorted(pieces.HEADS))
+OPTIMIZERS = st.sampled_from(
+    ["Adam", "AdamW(amsgrad=True)", "SGD", "SGD(momentum=0.9, nesterov=True)", "RMSprop(centered=True)", "NAdam"]
+)
+
+
+def counts(least: int, most: int) -> st.SearchStrategy[int]:
+    return st.integers(least, most)
+
+
+MLPS = st.fixed_dictionaries(
+    {
+        "arch": st.sampled_from(sorted(mlp.WIDTHS)),
+        "input_features": counts(1, 12),
+        "output_features": counts(1, 6),
+        "depth": counts(1, 4),
+        "activation": ACTIVATIONS,
+        "norm": st.sampled_from(mlp.NORMS),
+        "dropout": DROPOUTS,
+        "head": HEADS,
+    }
+)
+CNNS = st.fixed_dictionaries(
+    {
+        "arch": st.sampled_from([*cnn.FILTERS, "residual", "dense"]),
+        "input_channels": st.sampled_from([1, 3]),
+        "input_size": counts(1, 20),
+        "num_classes": counts(1, 5),
+        "depth": counts(1, 9),
+        "base_filters": counts(1, 8),
+        "max_filters": counts(1, 16),
+        "kernel_size": st.sampled_from([1, 2, 3, 3, 3, 4, 5]),
+        "activation": ACTIVATIONS,
+        "norm": st.sampled_from(pieces.IMAGE_NORMS),
+        "dropout": DROPOUTS,
+        "pooling": st.sampled_from(cnn.POOLINGS),
+        "pool_every": counts(1, 3),
+        "transition_every": st.sampled_from([None, 1, 2]),
+        "head": HEADS,
+    }
+)
+STAGES = st.builds(
+    template.mutate,
+    template=st.sampled_from(sorted(template.SEEDS)),
+    stages=counts(1, 6),
+    extra_convolutions=counts(-1, 1),
+    order=st.sampled_from(template.ORDERS),
+    width=st.sampled_from([0.02, 0.05]),
+)
+TEMPLATES = st.fixed_dictionaries(
+    {
+        "template": st.sampled_from(sorted(template.SEEDS)),
+        "stages": STAGES,
+        "input_size": counts(1, 40),
+        "num_classes": counts(1, 5),
+        "input_channels": st.sampled_from([1, 3]),
+        "kernel_size": counts(1, 4),
+        "padding": counts(0, 2),
+        "pool_size": counts(1, 3),
+        "classifier_features": counts(1, 8),
+        "activation": ACTIVATIONS,
+        "norm": st.sampled_from(pieces.IMAGE_NORMS),
+        "dropout": DROPOUTS,
+        "head": HEADS,
+    }
+)
+TRANSFORMERS = st.fixed_dictionaries(
+    {
+        "kind": st.sampled_from(transformer.KINDS),
+        "vocabulary": counts(1, 20),
+        "embedding_size": counts(1, 12),
+        "layers": counts(1, 2),
+        "heads": counts(1, 4),
+        "feed_forward_size": counts(1, 9),
+        "sequence_length": counts(1, 5),
+        "num_classes": counts(1, 5),
+        "dropout": DROPOUTS,
+        "activation": ACTIVATIONS,
+        "norm": st.sampled_from(transformer.NORMS),
+    }
+)
+TRAININGS = st.builds(
+    TrainingSetup,
+    batch_size=counts(1, 4),
+    last_batch_size=st.none() | counts(1, 3),
+    loss=st.sampled_from(["cross_entropy"] * 3 + list(LOSSES)),
+    optimizer=OPTIMIZERS,
+    implementation=st.sampled_from(["default"] * 6 + list(IMPLEMENTATIONS)),
+    dtype=st.sampled_from(["fp32", "bf16", "fp16"]),
+    autocast=st.sampled_from([None, None, "bf16"]),
+    checkpointing=st.booleans(),
+    dry_run_batch_size=st.none() | counts(1, 3),
+)
+
+
+@pytest.mark.parametrize(
+    ("family", "networks"), [("mlp", MLPS), ("cnn", CNNS), ("template", TEMPLATES), ("transformer", TRANSFORMERS)]
+)
+def test_a_spec_is_accepted_if_and_only_if_its_training_runs(family: str, networks: Any) -> None:
+    seen: Counter[bool] = Counter()
+
+    @settings(PROPERTY, max_examples=150)
+    @given(networks, TRAININGS)
+    def holds(network: dict[str, Any], setup: TrainingSetup) -> None:
+        spec = make_spec(family, network, setup)
+        verdict, refusal = filters.check(spec), torch_refuses(spec)
+        seen[refusal is None] += 1
+        assert isinstance(verdict, LayerTable) == (refusal is None), (verdict, refusal)
+
+    holds()
+    assert min(seen[True], seen[False]) >= 0.2 * seen.total(), seen
