@@ -44,6 +44,8 @@ def _sentence(error: Exception, overrides: Sequence[str]) -> str:
         return f"expected {group[1]} to be one of {options}, found {group[2]!r}: choose one"
     key = re.search(r"Could not override '([^']+)'", text)
     if key:
+        if "." in key[1]:
+            return f"expected a key that is there, found {key[1]!r}: see vramcast build --cfg, or add it as +{key[1]}=VALUE"
         near = difflib.get_close_matches(key[1], _keys(), n=1)
         hint = f"did you mean {near[0]}?" if near else f"choose from {_keys()}"
         return f"expected a key of the build, found {key[1]!r}: {hint}"
@@ -66,6 +68,9 @@ def settings_of(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     family = settings["space"].get("family")
     if asked and asked[-1] != family:
         raise UserError(f"expected a space of the family {asked[-1]}, found one of {family}: drop space= or family=")
+    if isinstance(settings["space"].get("factors"), dict):
+        # as pairs: the order of the factors is the order of the draws, and a JSON object has none
+        settings["space"]["factors"] = [list(pair) for pair in settings["space"]["factors"].items()]
     return {key: value for key, value in settings.items() if key not in _OUTSIDE_THE_HEADER}
 
 

@@ -32,7 +32,8 @@ _ALLOWED = (
     ast.Expression, ast.Constant, ast.Name, ast.Load, ast.Store, ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Compare,
     ast.IfExp, ast.Call, ast.Tuple, ast.List, ast.Subscript, ast.Slice, ast.Starred,
     ast.GeneratorExp, ast.comprehension,
-    ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
+    ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.UAdd, ast.USub, ast.Not,
+    ast.boolop, ast.cmpop,
 )  # fmt: skip
 _MAX_LENGTH = 500
 _MAX_POWER = 64
@@ -45,29 +46,50 @@ def parse(text: str) -> CodeType:
         raise UserError(f"expected an expression of at most {_MAX_LENGTH} characters, found {len(text)}: shorten it")
     try:
         tree = ast.parse(text, mode="eval")
-    except (SyntaxError, ValueError) as error:
+        for node in ast.walk(tree):
+            _check(node, text)
+        return compile(tree, "<expression>", "eval")
+    except UserError:
+        raise
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:  # the last two: too deeply nested
         raise UserError(f"expected an expression such as 'max(2, width // 4)', found {text!r}: {error}") from error
-    for node in ast.walk(tree):
-        _check(node, text)
-    return compile(tree, "<expression>", "eval")
 
 
 def _check(node: ast.AST, text: str) -> None:
     if not isinstance(node, _ALLOWED):
         raise UserError(f"expected arithmetic in {text!r}, found {type(node).__name__}: use numbers, names and {sorted(FUNCTIONS)}")
+    if isinstance(node, ast.Constant) and not isinstance(node.value, int | float | str | None):
+        raise UserError(f"expected numbers or words in {text!r}, found {node.value!r}: write it as one of them")
+    if isinstance(node, ast.Name) and node.id.startswith("_"):
+        raise UserError(f"expected a plain name in {text!r}, found {node.id!r}: use names without leading underscores")
     if isinstance(node, ast.Call) and not isinstance(node.func, ast.Name):
         raise UserError(f"expected a plain function in {text!r}: use one of {sorted(FUNCTIONS)}")
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
-        # a ** b ** c would let a configuration file hang the process
-        power = node.right.value if isinstance(node.right, ast.Constant) else None
-        if not isinstance(power, int | float) or abs(power) > _MAX_POWER:
-            raise UserError(f"expected a constant exponent of at most {_MAX_POWER} in {text!r}: write it as a number")
+    if isinstance(node, ast.comprehension) and (node.is_async or any(isinstance(part, ast.Subscript) for part in ast.walk(node.target))):
+        raise UserError(f"expected 'for' and a name in {text!r}, found {ast.unparse(node).strip()!r}: write it like that")
+    if isinstance(node, ast.BinOp):
+        _check_operation(node, text)
+
+
+def _check_operation(node: ast.BinOp, text: str) -> None:
+    """Arithmetic on numbers only, and no a ** b ** c: either would let a configuration file hang the process."""
+    for side in (node.left, node.right):
+        if isinstance(side, ast.List | ast.Tuple) or (isinstance(side, ast.Constant) and not isinstance(side.value, int | float)):
+            raise UserError(f"expected arithmetic on numbers in {text!r}, found {ast.unparse(side)}: use numbers and names")
+    if not isinstance(node.op, ast.Pow):
+        return
+    exponent = node.right.operand if isinstance(node.right, ast.UnaryOp) else node.right
+    if not (isinstance(exponent, ast.Constant) and isinstance(exponent.value, int | float) and exponent.value <= _MAX_POWER):
+        raise UserError(f"expected a constant exponent of at most {_MAX_POWER} in {text!r}: write it as a number")
+    if any(isinstance(part, ast.Pow) for part in ast.walk(node.left)):
+        raise UserError(f"expected no power of a power in {text!r}: multiply the exponents")
 
 
 def names(text: str) -> frozenset[str]:
-    """The names that an expression reads, functions left out."""
+    """The names that an expression reads from its scope, functions left out."""
     parse(text)
-    return frozenset(node.id for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Name)) - FUNCTIONS.keys()
+    found = [node for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Name)]
+    bound = {node.id for node in found if isinstance(node.ctx, ast.Store)}  # x of 'all(x > 0 for x in S)'
+    return frozenset(node.id for node in found) - bound - FUNCTIONS.keys()
 
 
 def scope(values: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]] | None = None) -> dict[str, Any]:
@@ -77,7 +99,9 @@ def scope(values: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]]
 
 def evaluate(text: str, names_and_values: dict[str, Any]) -> Any:
     """The value of an expression in a scope."""
+    code = parse(text)
+    names_and_values.setdefault("__builtins__", {})  # or eval() would put all of Python's there
     try:
-        return eval(parse(text), names_and_values)  # noqa: S307 - parse() let only arithmetic through
-    except (ArithmeticError, IndexError, NameError, TypeError, ValueError) as error:
+        return eval(code, names_and_values)  # noqa: S307 - parse() let only arithmetic through
+    except (ArithmeticError, LookupError, MemoryError, NameError, TypeError, ValueError) as error:
         raise UserError(f"expected {text!r} to have a value, found {type(error).__name__}: {error}") from error

@@ -10,13 +10,15 @@ from math import prod
 from typing import Any
 
 from dataset_builder import expressions
-from dataset_builder.analysis.optimizers import OPTIMIZERS, REFUSED
+from dataset_builder.analysis.optimizers import DEMANDS, OPTIMIZERS, REFUSED, OptimizerRule
+from dataset_builder.errors import UserError
 from dataset_builder.families import plan_of
 from dataset_builder.plan import Node, Plan
 from dataset_builder.schema import LayerRecord, LayerTable, Spec, TrainingSetup, parse_call
 from dataset_builder.specification import SPECIFICATION, TRAINING_RULES
 
 Shape = tuple[int, ...]
+_CONTENT = {True: "tokens", False: "numbers"}
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,10 @@ def _check_training(training: TrainingSetup, plan: Plan) -> None:
         "optimizers": sorted(OPTIMIZERS),
         "refused": REFUSED,
         "refused_because": REFUSED.get(name),
+        "arguments": arguments,
+        "known_arguments": sorted(rule.arguments) if rule else [],
         "unknown_arguments": sorted(arguments.keys() - rule.arguments) if rule else [],
+        "broken_demands": _broken_demands(rule, arguments) if rule else [],
         "implementations": rule.implementations if rule else (),
         "last_layer": _last(plan.root).kind,
     }
@@ -73,6 +78,20 @@ def _last(node: Node) -> Node:
     while node.children:
         node = node.children[-1]
     return node
+
+
+def _broken_demands(rule: OptimizerRule, arguments: Mapping[str, Any]) -> list[str]:
+    """What the optimizer's constructor would refuse of the arguments that are given."""
+    scope = expressions.scope({"momentum": 0, "dampening": 0, **arguments}, {"is_float": lambda x: isinstance(x, float)})
+    demands = {**DEMANDS, **rule.demands}
+    return [demands[key] for key in arguments if key in demands and not _is_met(demands[key], scope)]
+
+
+def _is_met(demand: str, scope: dict[str, Any]) -> bool:
+    try:
+        return bool(expressions.evaluate(demand, scope))
+    except UserError:  # a word where a number should be
+        return False
 
 
 class _Walk:
@@ -102,7 +121,10 @@ class _Walk:
         if process is None:
             raise Violation(f"{kind} at {name!r}: the specification has no such layer, it has {sorted(SPECIFICATION)}")
         if x.tokens != process.tokens:
-            raise Violation(f"{kind} at {name!r}: expected {'tokens' if process.tokens else 'numbers'}, found the opposite")
+            raise Violation(f"{kind} at {name!r}: expected {_CONTENT[process.tokens]}, found {_CONTENT[x.tokens]}")
+        known, demanded = _arguments(kind)
+        if args.keys() - known or demanded - args.keys():
+            raise Violation(f"{kind} at {name!r}: expected the arguments {sorted(known)}, found {sorted(args)}")
         dims = _bind(process.reads, x.shape)
         if dims is None:
             raise Violation(f"{kind} at {name!r}: expected an input of shape ({process.reads}), found {x.shape}")
@@ -216,6 +238,16 @@ _COMPOSITES: Mapping[str, Callable[[_Walk, Node, Tensor, str], Tensor]] = {
 
 def _join(name: str, part: str | int) -> str:
     return f"{name}.{part}" if name else str(part)
+
+
+@cache
+def _arguments(kind: str) -> tuple[frozenset[str], frozenset[str]]:
+    """The arguments that a process knows, and those that it cannot do without."""
+    process = SPECIFICATION[kind]
+    texts = (*process.pre, *process.let.values(), *process.post, process.writes, process.parameters, process.shares)
+    dims = {item.lstrip("*") for item in process.reads.split(", ")}
+    read = frozenset().union(*map(expressions.names, texts)) - dims - process.let.keys() - _FUNCTIONS.keys()
+    return read | process.defaults.keys(), read - process.defaults.keys()
 
 
 def _hold(conditions: Sequence[str], scope: dict[str, Any], kind: str, name: str) -> None:

@@ -104,14 +104,16 @@ class _Selection:
 
 def selected(build: Build, row_ids: set[str]) -> list[Assignment]:
     """The assignments behind rows, found again by running the sampler once more."""
-    left, found = set(row_ids), []
+    left, found, in_vain = set(row_ids), [], 0
     for values in build.sampler.candidates(build.space, build.seed):
-        if not left:
+        if not left or in_vain >= _MOST_IN_VAIN:
             break
         spec = build.space.spec(values)
+        in_vain += 1
         if spec.id in left:
             left.remove(spec.id)
             found.append(values)
+            in_vain = 0
     return found
 
 

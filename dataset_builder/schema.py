@@ -53,7 +53,7 @@ def _field_names(cls: Any) -> tuple[frozenset[str], frozenset[str]]:
 
 def from_mapping(cls: type[T], values: Mapping[str, Any], what: str) -> T:
     """Build a dataclass from a mapping, naming the keys that are unknown or missing."""
-    known, required = _field_names(cls)
+    known, required = _field_names(cls)  # type: ignore[arg-type]
     unknown = sorted(values.keys() - known)
     if unknown:
         raise UserError(f"expected {what} to have only {sorted(known)}, found {unknown}: remove or rename them")

@@ -165,11 +165,11 @@ def _resolve(value: Any, scope: dict[str, Any]) -> Any:
 
 
 def parse_space(settings: Mapping[str, Any]) -> Space:
-    """A space from its configuration."""
+    """A space from its configuration; its factors are a mapping, or pairs of a name and settings."""
     values = {"structure": (), **settings}
     if not values.get("factors"):
         raise UserError("expected a space with factors, found none: name one with space=NAME")
-    factors = {name: parse_factor(name, factor) for name, factor in values["factors"].items()}
+    factors = {name: parse_factor(name, factor) for name, factor in dict(values["factors"]).items()}
     unknown = sorted(set(values["structure"]) - factors.keys())
     if unknown:
         raise UserError(f"expected the structure to name factors, found {unknown}: choose from {sorted(factors)}")

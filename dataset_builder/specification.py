@@ -39,11 +39,11 @@ _POOLING = Process(
     reads="N, C, H1, W1",
     defaults={"stride": None, "padding": 0},
     let={
-        "step": "stride or kernel_size",
+        "step": "kernel_size if stride is None else stride",
         "H2": "(H1 + 2 * padding - kernel_size) // step + 1",
         "W2": "(W1 + 2 * padding - kernel_size) // step + 1",
     },
-    pre=("2 * padding <= kernel_size",),
+    pre=("kernel_size >= 1", "stride is None or stride >= 1", "0 <= 2 * padding <= kernel_size"),
     post=("H2 >= 1", "W2 >= 1"),
     writes="(N, C, H2, W2)",
 )
@@ -60,6 +60,7 @@ SPECIFICATION: Mapping[str, Process] = {
         reads="N, C, H1, W1",
         defaults=_CONVOLUTION,
         pre=(
+            "kernel_size >= 1 and stride >= 1 and dilation >= 1 and groups >= 1 and out_channels >= 1 and padding >= 0",
             "C == in_channels",
             "in_channels % groups == 0",
             "out_channels % groups == 0",
@@ -98,9 +99,10 @@ SPECIFICATION: Mapping[str, Process] = {
     ),
     "InstanceNorm2d": Process(
         reads="N, C, H, W",
-        pre=("C == num_features", "H * W > 1"),
+        defaults={"affine": False},
+        pre=("C == num_features or not affine", "H * W > 1"),  # without weights torch only warns of other channels
         writes="(N, C, H, W)",
-        parameters="((C,), (C,))",
+        parameters="((C,), (C,)) if affine else ()",
     ),
     "GroupNorm": Process(
         reads="N, C, *S",
@@ -110,9 +112,9 @@ SPECIFICATION: Mapping[str, Process] = {
     ),
     "LayerNorm": Process(reads="*B, F", pre=("F == normalized_shape",), writes="(*B, F)", parameters="((F,), (F,))"),
     "PReLU": Process(reads="*S", writes="S", parameters="((1,),)"),
-    "Dropout": Process(reads="*S", writes="S", shares="p == 0"),
+    "Dropout": Process(reads="*S", defaults={"p": 0.5}, writes="S", shares="p == 0"),
     "Softmax": Process(reads="*S", pre=("-len(S) <= dim < len(S)",), writes="S"),
-    "Flatten": Process(reads="N, *S", writes="(N, prod(S))", shares="True"),
+    "Flatten": Process(reads="N, *S", pre=("len(S) >= 1",), writes="(N, prod(S))", shares="True"),
     "Identity": Process(reads="*S", writes="S", shares="True"),
     "Embedding": Process(
         reads="*B", tokens=True, writes="(*B, embedding_dim)", parameters="((num_embeddings, embedding_dim),)"
@@ -163,7 +165,8 @@ class TrainingRule:
 TRAINING_RULES: tuple[TrainingRule, ...] = (
     TrainingRule("optimizer not in refused", "{refused_because}"),
     TrainingRule("optimizer in optimizers", "no optimizer {optimizer}: choose one of {optimizers}"),
-    TrainingRule("len(unknown_arguments) == 0", "{optimizer} takes no argument {unknown_arguments}"),
+    TrainingRule("len(unknown_arguments) == 0", "{optimizer} takes {known_arguments} here, found {unknown_arguments}"),
+    TrainingRule("len(broken_demands) == 0", "{optimizer} expects {broken_demands}, found {arguments}"),
     TrainingRule("implementation in implementations", "{optimizer} has no {implementation} implementation, only {implementations}"),
     TrainingRule(
         "loss != 'bce' or last_layer in ('Sigmoid', 'Softmax')",
@@ -172,6 +175,10 @@ TRAINING_RULES: tuple[TrainingRule, ...] = (
     TrainingRule(
         "loss != 'bce' or autocast is None",
         "torch refuses the loss bce under autocast: use bce_with_logits",
+    ),
+    TrainingRule(
+        "autocast != 'fp16' or dtype != 'fp16' or implementation == 'fused'",
+        "autocast fp16 scales the loss, and only a fused optimizer unscales gradients in fp16: use dtype fp32",
     ),
     TrainingRule("last_batch_size is None or last_batch_size < batch_size", "the last batch {last_batch_size} is not smaller than {batch_size}"),
 )  # fmt: skip

@@ -274,7 +274,7 @@ class TestLocalExecutor(ExecutorContract):
     def test_an_outcome_that_cannot_be_sent_is_a_crash(self, backend: Any) -> None:
         outcomes = dict(self.numbered(backend, [spec(0), spec(1, "unpicklable"), spec(2)]))
         assert [outcomes[index].measurement.status for index in range(3)] == ["ok", "crashed", "ok"]
-        assert "pickle" in outcomes[1].measurement.evidence
+        assert "lambda" in outcomes[1].measurement.evidence
 
     def test_a_spec_that_cannot_be_sent_ends_the_run(self, backend: Any) -> None:
         with pytest.raises((pickle.PicklingError, AttributeError)):
@@ -357,10 +357,10 @@ class TestTimeLimit:
         file = tmp_path / "pids"
         specs = [spec(0), spec(1, "hang", str(file)), *(spec(index) for index in range(2, 50))]
         start = time.monotonic()
-        outcomes = {index_of(item): outcome for item, outcome in LocalExecutor(2, 0.7).run(backend, specs)}
+        outcomes = {index_of(item): outcome for item, outcome in LocalExecutor(2, 1.0).run(backend, specs)}
         assert time.monotonic() - start < 5
         assert outcomes[1].measurement.status is Status.TIMEOUT
-        assert outcomes[1].measurement.evidence == "no result after 0.7 s"
+        assert outcomes[1].measurement.evidence == "no result after 1 s"
         assert len(outcomes) == 50
         assert all(outcome.measurement.status is Status.OK for index, outcome in outcomes.items() if index != 1)
         pids = [int(text) for text in file.read_text().split()]
@@ -369,15 +369,15 @@ class TestTimeLimit:
 
     def test_the_limit_is_that_of_one_spec(self, backend: Any) -> None:
         specs = [spec(index, "sleep", 0.15) for index in range(8)]
-        found = [outcome.measurement.status for _, outcome in LocalExecutor(1, 0.6).run(backend, specs)]
+        found = [outcome.measurement.status for _, outcome in LocalExecutor(1, 0.9).run(backend, specs)]
         assert found == ["ok"] * 8
 
     def test_a_slow_caller_makes_no_spec_late(self, backend: Any) -> None:
         found = []
-        for _, outcome in LocalExecutor(2, 0.3).run(backend, plain(400)):
+        for _, outcome in LocalExecutor(2, 0.6).run(backend, plain(400)):
             found.append(outcome.measurement.status)
-            if len(found) in (1, 100, 300):
-                time.sleep(0.5)
+            if len(found) in (1, 200):
+                time.sleep(0.9)
         assert found == ["ok"] * 400
 
 
@@ -473,7 +473,7 @@ class TestParent:
     def test_killed(self, module: ModuleType, tmp_path: Path) -> None:
         parent, pids = self.hanging(module, tmp_path)
         parent.kill()
-        parent.communicate()
+        parent.communicate(timeout=10)
         assert wait_until(lambda: not any(map(alive, pids)), 5)
 
     def test_interrupted(self, module: ModuleType, tmp_path: Path) -> None:

@@ -452,21 +452,53 @@ def test_a_full_disk_costs_no_row(tmp_path, limit):
 
 
 def test_a_failing_disk_costs_no_row_even_if_nothing_can_be_undone(tmp_path, monkeypatch):
+    real = os.write
+
     def fail(*_):
         raise OSError(5, "Input/output error")
+
+    def write_a_part(fd, data):
+        real(fd, bytes(data)[:10])
+        fail()
 
     with JournalWriter(tmp_path, BUILD) as writer:
         writer.append(make_row(1))
         with monkeypatch.context() as patch:
-            patch.setattr(os, "fdatasync", fail)
+            patch.setattr(os, "write", write_a_part)
             patch.setattr(os, "ftruncate", fail)
             for _ in range(2):
-                with pytest.raises(
-                    UserError, match=r"found: Input/output error; mend that .* 1 rows are safe"
-                ):
+                with pytest.raises(UserError, match=r"found: Input/output error; mend that .* 1 rows are safe"):
                     writer.append(make_row(2))
         writer.append(make_row(2))
     assert read_journal(tmp_path).rows == [make_row(1), make_row(2)]
+
+
+def test_a_sync_that_fails_is_said_at_the_latest_when_the_journal_closes(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(5, "Input/output error")
+
+    with pytest.raises(UserError, match="found: Input/output error; mend that"):
+        with JournalWriter(tmp_path, BUILD) as writer:
+            monkeypatch.setattr(os, "fdatasync", fail)
+            writer.append(make_row(1))
+    monkeypatch.undo()
+    write(tmp_path, [2])
+    assert read_journal(tmp_path).rows[-1] == make_row(2)
+
+
+def test_all_is_on_the_disk_when_the_journal_is_closed(tmp_path, monkeypatch):
+    """A slow disk makes rows share a sync; the last sync begins after the last row is written."""
+    real, sizes = os.fdatasync, []
+
+    def slow(fd):
+        time.sleep(0.01)
+        sizes.append(os.fstat(fd).st_size)
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", slow)
+    write(tmp_path, range(50))
+    assert sizes[-1] == (tmp_path / "journal.jsonl").stat().st_size
+    assert len(sizes) < 50
 
 
 def test_an_interrupted_write_is_undone_by_the_next(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ State sizes are read from the classes' `step`; `tests/test_static.py` holds them
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -23,6 +23,8 @@ class OptimizerRule:
     arguments: frozenset[str]
     fused: bool = False
     keeps_step: bool = True
+    demands: Mapping[str, str] = field(default_factory=dict)
+    """What the class asks of an argument beyond `DEMANDS`, by the argument's name."""
 
     @property
     def implementations(self) -> tuple[str, ...]:
@@ -46,6 +48,11 @@ def _rmsprop(shape: Shape, args: Mapping[str, Any]) -> int:
     return (1 + bool(args.get("momentum")) + bool(args.get("centered"))) * prod(shape)
 
 
+def _asgd(shape: Shape, args: Mapping[str, Any]) -> int:
+    """The average, and three numbers that the other classes keep on the CPU: step, eta and mu."""
+    return prod(shape) + 3
+
+
 def _adafactor(shape: Shape, args: Mapping[str, Any]) -> int:
     """A row and a column of second moments for a matrix, all of them for a vector."""
     if len(shape) < 2:
@@ -53,20 +60,49 @@ def _adafactor(shape: Shape, args: Mapping[str, Any]) -> int:
     return prod(shape) // shape[-1] + prod(shape) // shape[-2]
 
 
+# What the constructors check, over the arguments that are given: https://github.com/pytorch/pytorch torch/optim/*.py
+DEMANDS: Mapping[str, str] = {
+    "lr": "lr >= 0",
+    "weight_decay": "weight_decay >= 0",
+    "momentum": "momentum >= 0",
+    "eps": "eps >= 0",
+    "betas": "len(betas) == 2 and all(0 <= beta < 1 for beta in betas)",
+    "rho": "0 <= rho <= 1",
+    "lr_decay": "lr_decay >= 0",
+    "initial_accumulator_value": "initial_accumulator_value >= 0",
+    "beta2_decay": "beta2_decay <= 0",
+    "d": "d >= 1",
+    "momentum_decay": "momentum_decay >= 0",
+    "etas": "len(etas) == 2 and 0 < etas[0] < 1 < etas[1]",
+    "step_sizes": "len(step_sizes) == 2",
+}
 _ADAM = _SHARED | {"betas", "eps", "amsgrad"}
+_ADAM_DEMANDS = {"betas": "len(betas) == 2 and all(is_float(beta) and 0 <= beta < 1 for beta in betas)"}
 OPTIMIZERS: Mapping[str, OptimizerRule] = {
-    "SGD": OptimizerRule(_sgd, _SHARED | {"momentum", "dampening", "nesterov"}, fused=True, keeps_step=False),
-    "Adam": OptimizerRule(_adam, _ADAM, fused=True),
-    "AdamW": OptimizerRule(_adam, _ADAM, fused=True),
-    "RMSprop": OptimizerRule(_rmsprop, _SHARED | {"alpha", "eps", "momentum", "centered"}),
+    "SGD": OptimizerRule(
+        _sgd,
+        _SHARED | {"momentum", "dampening", "nesterov"},
+        fused=True,
+        keeps_step=False,
+        demands={"nesterov": "not nesterov or (momentum > 0 and dampening == 0)"},
+    ),
+    "Adam": OptimizerRule(_adam, _ADAM, fused=True, demands=_ADAM_DEMANDS),
+    "AdamW": OptimizerRule(_adam, _ADAM, fused=True, demands=_ADAM_DEMANDS),
+    "RMSprop": OptimizerRule(
+        _rmsprop, _SHARED | {"alpha", "eps", "momentum", "centered"}, demands={"alpha": "alpha >= 0"}
+    ),
     "Adagrad": OptimizerRule(_copies(1), _SHARED | {"lr_decay", "initial_accumulator_value", "eps"}, fused=True),
     "Adadelta": OptimizerRule(_copies(2), _SHARED | {"rho", "eps"}),
-    "Adafactor": OptimizerRule(_adafactor, _SHARED | {"beta2_decay", "eps", "d"}),
+    "Adafactor": OptimizerRule(
+        _adafactor,
+        _SHARED | {"beta2_decay", "eps", "d"},
+        demands={"eps": "len(eps) == 2 and (eps[0] is None or eps[0] >= 0) and eps[1] >= 0"},
+    ),
     "Adamax": OptimizerRule(_copies(2), _SHARED | {"betas", "eps"}),
-    "NAdam": OptimizerRule(_copies(2), _SHARED | {"betas", "eps", "momentum_decay"}),
-    "RAdam": OptimizerRule(_copies(2), _SHARED | {"betas", "eps"}),
+    "NAdam": OptimizerRule(_copies(2), _SHARED | {"betas", "eps", "momentum_decay", "decoupled_weight_decay"}),
+    "RAdam": OptimizerRule(_copies(2), _SHARED | {"betas", "eps", "decoupled_weight_decay"}),
     "Rprop": OptimizerRule(_copies(2), frozenset({"lr", "etas", "step_sizes", "maximize"})),
-    "ASGD": OptimizerRule(_copies(1), _SHARED | {"lambd", "alpha", "t0"}),
+    "ASGD": OptimizerRule(_asgd, _SHARED | {"lambd", "alpha", "t0"}),
 }
 REFUSED: Mapping[str, str] = {
     "LBFGS": "LBFGS runs the training step several times a step, which a spec cannot say",

@@ -6,7 +6,7 @@ for so many columns of at least t levels, whatever replaces it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -15,7 +15,7 @@ import numpy as np
 from dataset_builder.arrays import seeds
 from dataset_builder.arrays.constructions import developed, hadamard_array, hadamard_with_four
 from dataset_builder.arrays.differences import Scheme, best_scheme
-from dataset_builder.arrays.fields import IntArray, prime_power
+from dataset_builder.arrays.fields import IntArray, divisors, prime_power
 from dataset_builder.arrays.geometry import (
     digits_for,
     greedy_subspaces,
@@ -70,11 +70,10 @@ def room(size: int, level: int, strength: int) -> int:
     return 1 + (size // level - 1) // (level - 1)
 
 
-def offers(levels: Iterable[int], needs: Demand, strength: int) -> bool:
-    """Whether columns of these levels have the room for a demand; necessary, not sufficient."""
-    counts = Counter(levels)
+def offers(kinds: Mapping[int, int], needs: Demand, strength: int) -> bool:
+    """Whether so many columns of each level have the room for a demand; necessary, not sufficient."""
     return all(
-        sum(number * room(size, level, strength) for size, number in counts.items()) >= count for level, count in needs
+        sum(number * room(size, level, strength) for size, number in kinds.items()) >= count for level, count in needs
     )
 
 
@@ -94,18 +93,19 @@ def _whole(runs: int, levels: Sequence[int], name: str, build: Callable[[], IntA
 
 def hosts(runs: int, needs: Demand = ()) -> Iterator[Host]:
     """The arrays of strength 2 with so many runs that may meet the demand."""
-    found = [*_hadamard_hosts(runs), *_subfield_hosts(runs), *_developed_hosts(runs, needs)]
+    special = [*_hadamard_hosts(runs, needs), *_subfield_hosts(runs)]
     seen = set()
-    for host in [*found, *_hosts_with_four(runs, needs)]:
-        kind = tuple(sorted(host.levels))
-        if kind not in seen and offers(kind, needs, 2):
-            seen.add(kind)
+    for host in [*special, *_developed_hosts(runs, needs), *_hosts_with_four(runs, needs)]:
+        kinds = Counter(host.levels)
+        key = frozenset(kinds.items())
+        if key not in seen and offers(kinds, needs, 2):
+            seen.add(key)
             yield host
 
 
-def _hadamard_hosts(runs: int) -> Iterator[Host]:
+def _hadamard_hosts(runs: int, needs: Demand) -> Iterator[Host]:
     source = hadamard_source(runs)
-    if source and runs >= 4:
+    if source and runs >= 4 and all(level == 2 or count <= 0 for level, count in needs):
         name = f"Hadamard OA({runs}, {runs - 1}, 2, 2) ({source})"
         yield _whole(runs, (2,) * (runs - 1), name, lambda: hadamard_array(runs))
     columns = seeds.block_columns(runs)
@@ -131,10 +131,10 @@ def _subfield_host(prime: int, classes: int) -> Host:
 
 def _developed_hosts(runs: int, needs: Demand) -> Iterator[Host]:
     """D(r, c, s) over every array with r runs; s > r would be no better than the two exchanged."""
-    for levels in range(2, int(runs**0.5) + 1):
-        if runs % levels:
-            continue
+    for levels in divisors(runs)[1:]:
         rows = runs // levels
+        if levels > rows:
+            break
         # First with as many columns as a scheme can have, because to know how many it has takes longer.
         if not _leaves_room(rows, _less(needs, levels, rows if rows % levels == 0 else 1)):
             continue

@@ -1,10 +1,11 @@
 """The public entry: the smallest orthogonal array for any list of level counts."""
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, groupby
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,19 +44,18 @@ def orthogonal_array(levels: Sequence[int], strength: int = 2, max_runs: int | N
     asked = _checked(levels, strength)
     order = sorted((j for j, level in enumerate(asked) if level > 1), key=lambda j: -asked[j])
     sizes = [asked[j] for j in order]
-    table, construction = _build(sizes, min(strength, len(sizes)))
-    if max_runs is not None and len(table) > max_runs:
+    plan = _plan(sizes, min(strength, len(sizes)))
+    if max_runs is not None and plan.runs > max_runs:
         raise ValueError(
-            f"expected an array of at most {max_runs} runs, found {notation(len(table), asked)} of strength "
-            f"{strength} as the smallest: raise max_runs to {len(table)}, or ask for fewer factors or levels"
+            f"expected an array of at most {max_runs} runs, found {notation(plan.runs, asked)} of strength "
+            f"{strength} as the smallest: raise max_runs to {plan.runs}, or ask for fewer factors or levels"
         )
-    runs = np.zeros((len(table), len(asked)), dtype=np.int64)
-    runs[:, order] = table
+    runs = np.zeros((plan.runs, len(asked)), dtype=np.int64)
+    runs[:, order] = plan.build()
     constant = len(asked) - len(order)
-    if constant and order:
-        construction += f", {constant} constant column{'s' if constant > 1 else ''} added"
+    added = f", {constant} constant column{'s' if constant > 1 else ''} added" if constant and order else ""
     balance = verify(runs, asked, strength)
-    return OrthogonalArray(runs, asked, balance.strength, construction, balance)
+    return OrthogonalArray(runs, asked, balance.strength, plan.construction + added, balance)
 
 
 def _checked(levels: Sequence[int], strength: int) -> tuple[int, ...]:
@@ -70,15 +70,23 @@ def _checked(levels: Sequence[int], strength: int) -> tuple[int, ...]:
     return asked
 
 
-def _build(sizes: list[int], strength: int) -> tuple[IntArray, str]:
+class _Plan(NamedTuple):
+    """What will be built: known before it is, because an array that is refused may be too large to build."""
+
+    runs: int
+    construction: str
+    build: Callable[[], IntArray]
+
+
+def _plan(sizes: list[int], strength: int) -> _Plan:
     """The columns for these levels (descending, all above 1)."""
     if not sizes:
-        return np.zeros((1, 0), dtype=np.int64), "one run of constant columns"
+        return _Plan(1, "one run of constant columns", lambda: np.zeros((1, 0), dtype=np.int64))
     if strength == 1:
-        column = np.arange(sizes[0])[:, None]
-        return column % np.array(sizes), f"levels in turn, {sizes[0]} runs"
+        name = f"levels in turn, {sizes[0]} runs"
+        return _Plan(sizes[0], name, lambda: np.arange(sizes[0])[:, None] % np.array(sizes))
     packing = _smallest(sizes, strength)
-    return build(packing, sizes), describe(packing, sizes)
+    return _Plan(packing.host.runs, describe(packing, sizes), lambda: build(packing, sizes))
 
 
 def _smallest(sizes: list[int], strength: int) -> Packing:
@@ -103,6 +111,8 @@ def _best(hosts: Iterable[Host], sizes: list[int], inner: Inner) -> Packing | No
 
 def _hosts(sizes: list[int], strength: int) -> Iterator[Host]:
     """All hosts from the fewest runs on."""
+    if strength == len(sizes):
+        return iter([strength_three.factorial_host(sizes)])
     return _hosts_of_two(sizes) if strength == 2 else _hosts_of_three(sizes)
 
 

@@ -29,7 +29,9 @@ def deal(array: IntArray, sizes: Sequence[int], levels: Sequence[int]) -> IntArr
     surplus = array >= kept
     table = np.where(surplus, -1, array % np.array(levels))
     cells = np.argwhere(surplus)
-    passes = min(_PASSES, _MOST_STEPS // max(1, len(cells)))
+    if not len(cells):
+        return table
+    passes = min(_PASSES, _MOST_STEPS // len(cells))
     if not passes or (len(levels) * max(levels)) ** 2 > _MOST_COUNTS:
         # Too large to count at every step: whole levels are renamed, and stay independent of other columns.
         merged: IntArray = array % np.array(levels)
@@ -50,10 +52,12 @@ class _Dealer:
         self.weights = np.outer(levels, levels) / len(table)
         self.singles = np.zeros((factors, most), dtype=np.int64)
         self.pairs = np.zeros((factors, factors, most, most), dtype=np.int64)
-        for row in table:
-            known = self.columns[row >= 0]
-            self.singles[known, row[known]] += 1
-            self.pairs[known[:, None], known, row[known][:, None], row[known]] += 1
+        for i in range(factors):
+            known = table[table[:, i] >= 0]
+            self.singles[i] = np.bincount(known[:, i], minlength=most)
+            for j in range(factors):
+                both = known[known[:, j] >= 0]
+                np.add.at(self.pairs[i, j], (both[:, i], both[:, j]), 1)
 
     def give(self, i: int, j: int) -> None:
         """Gives one cell, in place of what it has, the level whose pairs in this run are the rarest."""

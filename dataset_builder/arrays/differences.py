@@ -15,6 +15,7 @@ from dataset_builder.arrays import seeds
 from dataset_builder.arrays.fields import (
     IntArray,
     addition,
+    divisors,
     inverse,
     multiplication,
     prime_factors,
@@ -25,6 +26,8 @@ from dataset_builder.arrays.fields import (
 from dataset_builder.arrays.hadamard import hadamard, hadamard_source
 
 LARGEST_FIELD = 1024
+MOST_STACKED = 256
+"""Schemes with more rows for each level are not looked for by stacking, which tries all the splits."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +132,10 @@ def _direct(rows: int, levels: int) -> Iterator[Scheme]:
 
 def _splits(number: int, first: int, second: int) -> Iterator[tuple[int, int]]:
     """The ways to write the number as a multiple of `first` times a multiple of `second`."""
-    for part in range(first, number // second + 1, first):
-        if number % part == 0 and number // part % second == 0:
-            yield part, number // part
+    if number % (first * second) == 0:
+        rest = number // (first * second)
+        for part in divisors(rest):
+            yield first * part, second * (rest // part)
 
 
 def _kronecker(rows: int, levels: int) -> Iterator[Scheme]:
@@ -164,6 +168,8 @@ def _quotient(rows: int, levels: int) -> Iterator[Scheme]:
 
 def _stacked(rows: int, levels: int) -> Iterator[Scheme]:
     """Two schemes one above the other; the even split comes first, so that the recursion stays shallow."""
+    if rows > MOST_STACKED * levels:
+        return
     for one in range(rows // levels // 2 * levels, 0, -levels):
         a, b = best_scheme(one, levels), best_scheme(rows - one, levels)
         yield Scheme(rows, min(a.columns, b.columns), levels, _later(stacked_scheme, a, b))

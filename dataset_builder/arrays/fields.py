@@ -7,6 +7,7 @@ use. To import sympy takes about a second: it is done only for a field that is n
 """
 
 from functools import cache
+from math import isqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,13 @@ def prime_factors(number: int) -> tuple[int, ...]:
             number //= divisor
         divisor += 1
     return (*found, number) if number > 1 else tuple(found)
+
+
+@cache
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors of a number, ascending, with 1 and the number itself."""
+    small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    return (*small, *(number // d for d in reversed(small) if d * d != number))
 
 
 def prime_power(number: int) -> tuple[int, int] | None:
@@ -74,8 +82,8 @@ def multiplication(order: int) -> IntArray:
 @cache
 def field_powers(prime: int, degree: int) -> tuple[int, ...]:
     """The powers of x modulo the first monic polynomial of this degree for which x generates the field."""
-    from sympy import ZZ  # type: ignore[import-untyped]  # noqa: PLC0415 - see the docstring of the module
-    from sympy.polys.galoistools import gf_irreducible_p, gf_mul, gf_rem  # type: ignore  # noqa: PLC0415
+    from sympy import ZZ  # noqa: PLC0415 - slow to import, see the docstring of the module
+    from sympy.polys.galoistools import gf_irreducible_p, gf_mul, gf_rem  # noqa: PLC0415
 
     order = prime**degree
     for tail in range(1, order):

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 
 from dataset_builder.arrays import seeds
-from dataset_builder.arrays.fields import IntArray, frozen, prime_power, squares, subtraction
+from dataset_builder.arrays.fields import IntArray, divisors, frozen, prime_power, squares, subtraction
 
 
 def _jacobsthal(order: int) -> IntArray:
@@ -36,14 +36,10 @@ def paley_two(field: int) -> IntArray:
 
 def _williamson(rows: IntArray) -> IntArray:
     """Williamson's array of four symmetric circulants (Duke Math. J. 11, 1944)."""
-    shift = subtraction_of_indices(rows.shape[1])
+    index = np.arange(rows.shape[1])
+    shift = np.subtract.outer(index, index) % len(index)
     a, b, c, d = (row[shift] for row in rows)
     return np.block([[a, b, c, d], [-b, a, -d, c], [-c, d, a, -b], [-d, -c, b, a]])
-
-
-def subtraction_of_indices(size: int) -> IntArray:
-    """(i - j) mod size: the index that makes a circulant out of its first column."""
-    return np.subtract.outer(np.arange(size), np.arange(size)) % size
 
 
 def _is_field(order: int, residue: int) -> bool:
@@ -69,8 +65,7 @@ def hadamard_source(order: int) -> str | None:
 
 def _factor(order: int) -> int | None:
     """The smallest order that with its cofactor gives this order as a Kronecker product."""
-    pairs = (f for f in range(2, order // 2 + 1) if order % f == 0)
-    return next((f for f in pairs if hadamard_source(f) and hadamard_source(order // f)), None)
+    return next((f for f in divisors(order)[1:-1] if hadamard_source(f) and hadamard_source(order // f)), None)
 
 
 @cache

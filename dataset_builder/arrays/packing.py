@@ -74,8 +74,9 @@ def _places(
     host: Host, asked: Sequence[int], inner: Inner, choose: Callable[[int, Free, Inner], int | None]
 ) -> list[Place] | None:
     free: Free = defaultdict(list)
-    for column in reversed(range(len(host.levels))):
-        free[host.levels[column]].append(Place(((host, column),)))
+    for column, offered in enumerate(host.levels):
+        if len(free[offered]) < len(asked):  # some hosts have thousands of columns, and no more will be needed
+            free[offered].insert(0, Place(((host, column),)))
     places = []
     for level in asked:
         size = choose(level, free, inner)

@@ -1,6 +1,6 @@
 """Small matrices that have no short formula; the tests prove each to be what it is said to be.
 
-All were found by a plain backtracking search. The sources say who first showed that such a matrix exists.
+All were found by computer search. The sources say who first showed that such a matrix exists.
 """
 
 import numpy as np

@@ -1,5 +1,6 @@
 """The hosts of strength 3: caps, fold-overs, independent subspaces, and direct products of these."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import combinations_with_replacement, count
@@ -9,7 +10,7 @@ import numpy as np
 
 from dataset_builder.arrays.catalogue import Demand, Host, demand, notation, offers, single
 from dataset_builder.arrays.constructions import fold_over, full_factorial, hadamard_array
-from dataset_builder.arrays.fields import IntArray, prime_power
+from dataset_builder.arrays.fields import IntArray, divisors, prime_power
 from dataset_builder.arrays.geometry import cap, cap_size, linear_array
 from dataset_builder.arrays.hadamard import hadamard_source
 
@@ -89,7 +90,7 @@ def hosts(asked: Sequence[int]) -> list[Host]:
 
 
 def _products(parts: tuple[Host, ...], needs: Demand, asked: Sequence[int]) -> Iterator[Host]:
-    if offers((level for part in parts for level in part.levels), needs, 3):
+    if offers(Counter(level for part in parts for level in part.levels), needs, 3):
         yield parts[0] if len(parts) == 1 else product_host(parts)
     if len(parts) != 2:
         return
@@ -97,7 +98,7 @@ def _products(parts: tuple[Host, ...], needs: Demand, asked: Sequence[int]) -> I
     pairs = sum(level > largest for level in asked)
     if 0 < pairs <= min(len(part.levels) for part in parts) and asked[0] <= prod(p.levels[0] for p in parts):
         host = product_host(parts, pairs)
-        if offers(host.levels, needs, 3):
+        if offers(Counter(host.levels), needs, 3):
             yield host
 
 
@@ -119,7 +120,7 @@ def _atoms(asked: Sequence[int], most: int) -> Iterator[Host]:
 @cache
 def inner_hosts(runs: int) -> tuple[Host, ...]:
     """The arrays that may replace one column of so many levels, at strength 3."""
-    pairs = [(a, runs // a) for a in range(2, int(runs**0.5) + 1) if runs % a == 0]
+    pairs = [(a, runs // a) for a in divisors(runs)[1:] if a * a <= runs]
     triples = [(a, *inner.levels) for a, b in pairs for inner in inner_hosts(b) if len(inner.levels) == 2]
     found = [factorial_host(levels) for levels in [*pairs, *triples]]
     power = prime_power(runs)

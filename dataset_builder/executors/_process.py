@@ -194,7 +194,7 @@ def _single_threaded() -> Iterator[None]:
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
     """Hold Ctrl-C back until a process is started and known; it inherits that, until it ignores Ctrl-C."""
-    resource_tracker.ensure_running()  # up to Python 3.12 its start would let interrupts through again
+    resource_tracker.ensure_running()  # its start would let interrupts through again (3.11)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -59,7 +59,7 @@ def _bottleneck(net: CnnNetwork, i: int) -> int:
     if i == 0:
         return 2 * net.base_filters
     if net.depth <= 2:  # GPUMemNet doubles where there are too few layers to spread the growth over
-        return min(net.base_filters * 2 ** (i - 1), net.max_filters)
+        return min(net.base_filters << (i - 1), net.max_filters)
     return _grown(net, i - 1, net.depth - 1)
 
 

@@ -1,0 +1,189 @@
+"""The command line: fast to start, one sentence for bad input, and every sub-command."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from dataset_builder.__main__ import main
+from dataset_builder.commands import COMMANDS
+from dataset_builder.store import read_journal
+from dataset_builder.store.splits import Split
+
+NAME = "input:8_output:3_depth:2_arch:pyramid_batch:4.out"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("rows")
+    assert main(["family=cnn", "n=30", "executor=serial", f"out={out}"]) == 0
+    return out
+
+
+@pytest.mark.parametrize("words", [["--help"], ["build", "--help"], ["build", "status", "--help"], ["--version"]])
+def test_help_imports_nothing_heavy(words):
+    code = f"import sys, vramcast; sys.argv = ['vramcast', *{words!r}]\ntry: vramcast.main()\nexcept SystemExit: pass\n"
+    code += "print('loaded', sorted({'torch', 'hydra', 'pandas', 'numpy', 'sympy'} & sys.modules.keys()), file=sys.stderr)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "loaded []" in result.stderr
+    assert result.stdout
+
+
+def test_the_console_command_hands_over():
+    command = Path(sys.executable).with_name("vramcast")
+    result = subprocess.run([command, "build", "specification"], capture_output=True, text=True, check=True)
+    assert "process Conv2d" in result.stdout
+    assert subprocess.run([command, "fly"], capture_output=True, text=True, check=False).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["famly=cnn"], "did you mean family?"),
+        (["family=rnn"], "expected family to be one of ['cnn', 'mlp', 'template', 'transformer'], found 'rnn'"),
+        (["space=nowhere"], "expected space to be one of"),
+        (["backend=quantum"], "expected backend to be one of"),
+        (["sampler.strength=5"], "expected sampler.strength to be one of [2, 3], found 5"),
+        (["n=0"], "expected n to be a whole number from 1, found 0"),
+        (["n=many"], "expected n to be a whole number from 1, found 'many'"),
+        (["seed=-1"], "expected seed to be a whole number from 0"),
+        (["+extra=1"], "found ['extra']"),
+        (["space.factors.depth.int=[0,3]"], "expected network.depth to be a whole number from 1, found 0"),
+        (["space.factors.depth.int=[9,3]"], "expected a range from low to high"),
+        (["space.network.wdith=3"], "add it as +space.network.wdith=VALUE"),
+        (["+space.network.wdith=3"], "expected the mlp network to have only"),
+        (["space.network.arch==shape"], "expected"),
+        (["space.training.batch_size='=__import__(\"os\")'"], "__import__"),
+        (["family=cnn", "space=mlp"], "drop space= or family="),
+        (["out=/dev/null/rows"], "expected"),
+        (["hello"], "see vramcast build --help"),
+        (["n="], "expected n to be"),
+        (["[broken"], "expected"),
+        (["executor.workers=0.5"], "expected executor.workers"),
+        (["status", "/nonexistent"], "expected a build directory"),
+        (["emit", "abc"], "add --from DIR"),
+        (["emit", "gpumemnet:x"], "expected a file name of GPUMemNet"),
+        (["emit", "missing.json"], "expected a spec as JSON"),
+        (["import", "missing.csv", "--out", "x"], "expected a CSV table"),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_exit_code_2(words, sentence, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert errors[-1].startswith("vramcast build: ")
+    assert sentence in errors[-1]
+    assert "Traceback" not in "\n".join(errors)
+
+
+def test_a_build_of_other_settings_in_the_same_directory_is_refused(built, capsys):
+    assert main(["family=cnn", "n=30", "seed=1", "executor=serial", f"out={built}"]) == 2
+    assert "seed=1 (it was 0)" in capsys.readouterr().err
+
+
+def test_a_corrupt_journal_is_refused_and_can_be_repaired(tmp_path, capsys):
+    words = ["family=mlp", "n=20", "executor=serial", f"out={tmp_path}"]
+    assert main(words) == 0
+    path = tmp_path / "journal.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[7] = lines[7].replace(b'"batch_size"', b'"batch_syze"')
+    path.write_bytes(b"".join(lines))
+    assert main(words) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "line 8" in error
+    assert "repair" in error
+    assert main(["repair", str(tmp_path)]) == 0
+    assert main(words) == 0
+    assert len(read_journal(tmp_path).rows) == 20
+
+
+def test_a_full_disk_costs_no_row_and_the_build_goes_on_when_there_is_room(tmp_path):
+    """The kernel's limit on file sizes stands for the disk."""
+    limited = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY));"
+        "from dataset_builder.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    )
+    words = ["family=mlp", "n=100", "executor=serial", f"out={tmp_path}"]
+    result = subprocess.run([sys.executable, "-c", limited, *words], capture_output=True, text=True, check=False)
+    assert result.returncode == 2, result.stderr
+    assert "expected room to write a row" in result.stderr.splitlines()[-1]
+    before = [row.spec.id for row in read_journal(tmp_path).rows]
+    assert before
+    assert main(words) == 0
+    after = [row.spec.id for row in read_journal(tmp_path).rows]
+    assert after[: len(before)] == before
+    assert len(after) == 100
+
+
+def test_status_in_words_and_as_json(built, capsys):
+    assert main(["status", str(built)]) == 0
+    text = capsys.readouterr().out
+    assert "30 rows" in text
+    assert "rejected because:" in text
+    assert main(["status", str(built), "--json", "--bucket-mib", "512"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["rows"] == 30 == sum(figures["buckets"].values())
+    assert figures["families"] == {"cnn": 30}
+
+
+def test_emit_and_layers_find_a_row_by_the_beginning_of_its_id(built, tmp_path, capsys):
+    key = read_journal(built).rows[3].spec.id
+    assert main(["emit", key[:12], "--from", str(built), "-o", str(tmp_path / "row.py")]) == 0
+    compile((tmp_path / "row.py").read_text(), "row.py", "exec")
+    assert key in (tmp_path / "row.py").read_text()
+    assert main(["layers", key[:12], "--from", str(built)]) == 0
+    assert "static estimate" in capsys.readouterr().out
+    assert main(["emit", "", "--from", str(built)]) == 2
+
+
+def test_emit_reads_a_spec_from_a_file_and_a_public_name(built, tmp_path, capsys):
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(read_journal(built).rows[0].spec.to_json()))
+    assert main(["emit", str(path)]) == 0
+    assert main(["emit", f"gpumemnet:{NAME}"]) == 0
+    assert "nn.Linear(in_features=8, out_features=4)" in capsys.readouterr().out
+    path.write_text('{"family": "mlp"}')
+    assert main(["emit", str(path)]) == 2
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_view_has_every_row(built, tmp_path, suffix):
+    path = tmp_path / f"rows.{suffix}"
+    assert main(["view", str(built), str(path)]) == 0
+    frame = pd.read_csv(path) if suffix == "csv" else pd.read_parquet(path)
+    assert len(frame) == 30
+    assert set(frame["provenance.origin"]) == {"static"}
+
+
+def test_a_split_is_stored_beside_the_rows(built, capsys):
+    assert main(["split", str(built), "--fractions", "train=0.5,test=0.5", "--seed", "3"]) == 0
+    split = Split.load(built / "split.json")
+    assert split.seed == 3
+    groups = {row.spec.group for row in read_journal(built).rows}
+    assert {group for part in split.parts.values() for group in part} == groups
+    assert main(["split", str(built), "--fractions", "train:0.5"]) == 2
+
+
+def test_the_configuration_can_be_shown(capsys):
+    assert main(["--cfg", "family=transformer", "n=7"]) == 0
+    text = capsys.readouterr().out
+    assert "family: transformer" in text
+    assert "'n': 7" in text
+
+
+def test_every_sub_command_is_in_the_help(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in COMMANDS)
+
+
+def test_output_into_a_closed_pipe_is_no_error():
+    command = f"{sys.executable} -m dataset_builder specification | head -n 1"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, env={**os.environ})
+    assert result.stdout.startswith("process")
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,91 @@
+"""A row as a script: the printed network is the measured one, and the script trains."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dataset_builder.analysis.layers import layer_table
+from dataset_builder.emit import emit
+from dataset_builder.families import make_spec, plan_of
+from dataset_builder.schema import Spec, TrainingSetup
+from dataset_builder.subject import build_subject, make_inputs
+
+MLP = {"arch": "gradual", "input_features": 9, "output_features": 3, "depth": 2, "norm": "batch", "dropout": 0.2}
+CNN = {"input_channels": 2, "input_size": 12, "num_classes": 3, "depth": 8, "base_filters": 4, "max_filters": 16}
+TRANSFORMER = {
+    "vocabulary": 20, "embedding_size": 8, "layers": 2, "heads": 2, "feed_forward_size": 12, "sequence_length": 5,
+}  # fmt: skip
+STAGES = {"stages": [[4, 1], [6, 2]], "input_size": 32, "num_classes": 3, "classifier_features": 8}
+
+SPECS = {
+    "mlp": make_spec("mlp", MLP, TrainingSetup(batch_size=4, last_batch_size=3, dry_run_batch_size=2)),
+    "mlp-bce": make_spec(
+        "mlp", {**MLP, "output_features": 1, "head": "sigmoid"}, TrainingSetup(batch_size=4, loss="bce")
+    ),
+    "residual": make_spec(
+        "cnn",
+        {**CNN, "arch": "residual", "norm": "group", "activation": "prelu"},
+        TrainingSetup(batch_size=2, optimizer="SGD(momentum=0.9, nesterov=True)", accumulate=2),
+    ),
+    "dense": make_spec("cnn", {**CNN, "arch": "dense"}, TrainingSetup(batch_size=2, optimizer="Adafactor", dtype="bf16")),
+    "checkpointed": make_spec(
+        "cnn", {**CNN, "arch": "pyramid", "pooling": "max", "pool_every": 4}, TrainingSetup(batch_size=2, checkpointing=True)
+    ),
+    "encoder": make_spec(
+        "transformer",
+        {**TRANSFORMER, "kind": "encoder", "activation": "mish"},
+        TrainingSetup(batch_size=2, autocast="bf16", optimizer="AdamW", implementation="foreach"),
+    ),
+    "decoder": make_spec(
+        "transformer",
+        {**TRANSFORMER, "kind": "decoder", "norm": "pre"},
+        TrainingSetup(batch_size=2, checkpointing=True, optimizer="RMSprop", implementation="single"),
+    ),
+    "encoder-decoder": make_spec(
+        "transformer", {**TRANSFORMER, "kind": "encoder_decoder"}, TrainingSetup(batch_size=2, checkpointing=True)
+    ),
+    **{
+        name: make_spec("template", {**STAGES, "template": name, "norm": "batch"}, TrainingSetup(batch_size=2, loss="mse"))
+        for name in ("vgg", "resnet", "mobilenet")
+    },
+}
+
+
+def _printed(spec: Spec) -> dict[str, object]:
+    namespace: dict[str, object] = {"__name__": "printed"}
+    exec(compile(emit(spec), "printed.py", "exec"), namespace)
+    return namespace
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_printed_network_is_the_subject(name):
+    spec = SPECS[name]
+    plan = plan_of(spec)
+    with torch.device("meta"):
+        printed = _printed(spec)["build"]().to(next(build_subject(plan, spec.training.dtype).parameters()).dtype)
+    inputs = make_inputs(plan, 2, spec.training.dtype)
+    subject = build_subject(plan, spec.training.dtype)
+    assert layer_table(printed, inputs) == layer_table(subject, inputs)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_script_trains_by_itself_with_nothing_but_torch(name, tmp_path):
+    """`-I` hides the working directory and the user's packages; the script must not import this project."""
+    script = tmp_path / "row.py"
+    script.write_text(emit(SPECS[name]))
+    assert "dataset_builder" not in script.read_text()
+    result = subprocess.run(
+        [sys.executable, "-I", script, "--device", "cpu", "--epochs", "1"], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    batches = [line.split(":")[0] for line in result.stdout.splitlines()]
+    last = SPECS[name].training.last_batch_size
+    assert batches == [f"batch {SPECS[name].training.batch_size}"] * 3 + ([f"batch {last}"] if last else [])
+
+
+def test_the_script_says_which_spec_it_is():
+    text = emit(SPECS["mlp"])
+    assert SPECS["mlp"].id in text
+    assert "'arch': 'gradual'" in text

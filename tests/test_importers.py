@@ -1,0 +1,137 @@
+"""Public measurements become rows whose statuses follow stated rules."""
+
+import csv
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from dataset_builder.errors import UserError
+from dataset_builder.schema import Status
+from dataset_builder.store import read_journal
+from dataset_builder.store.importers import MIB, import_file, read_rows
+
+DATA = Path(os.environ.get("VRAMCAST_DATA", Path(__file__).parents[1] / ".." / "shared" / "data"))
+MLP = "input:20_output:4_depth:2_arch:uniform_batch:8.out"
+NORM = "input:20_output:{o}_depth:2_arch:uniform_batch:{b}_act:relu_dropout:0.2_dropout:True_batchnorm:True.out"
+CNN = (
+    "input_channels:3_num_classes:5_depth:28_arch:dense_base_filters:9_batch:4_input_size:{s}"
+    "_act:relu_dropout:0.2_dropout:False_batchnorm:False.out"
+)
+PEAK = "Max GPU Memory (MiB)"
+
+
+def table(path, rows):
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def line(name, peak=1500, layers="[('linear', 4, 5)]", **more):
+    return {"Filename": name, "Activations-Params": layers, PEAK: peak, **more}
+
+
+def test_a_measured_row_keeps_its_figure_and_its_source(tmp_path):
+    (row,) = read_rows(table(tmp_path / "set.csv", [line(MLP, 1479)]))
+    assert row.measurement.status is Status.OK
+    assert row.measurement.device_used_bytes == 1479 * MIB
+    assert row.provenance.origin == "measured"
+    assert row.provenance.device == "a100_40gb_gpumemnet_2024"
+    assert "set.csv" in row.provenance.source
+    assert "CC BY 4.0" in row.provenance.source
+    assert row.static.parameter_bytes == 4 * (2 * (20 * 20 + 20) + 20 * 4 + 4)
+    assert row.spec.training.dry_run_batch_size == 2
+
+
+@pytest.mark.parametrize(
+    ("record", "status", "evidence"),
+    [
+        (line(MLP, Status="OOM_CRASH"), Status.OOM, "out of memory"),
+        (line(MLP.replace("output:4", "output:1")), Status.CRASHED, "labels do not fit"),
+        (line(NORM.format(o=1, b=8), layers="[('Sigmoid', 1, 0)]"), Status.OK, None),
+        (line(NORM.format(o=4, b=9)), Status.CRASHED, "BatchNorm1d at '0.1'"),  # 4096 = 455 x 9 + 1
+        (line(CNN.format(s=6), 0, "[]", **{"Conv2d Count": 0}), Status.CRASHED, "before CUDA starts"),
+    ],
+)
+def test_runs_that_died_are_found_by_rule(tmp_path, record, status, evidence):
+    (row,) = read_rows(table(tmp_path / "set.csv", [record]))
+    assert row.measurement.status is status
+    assert evidence is None or evidence in row.measurement.evidence
+
+
+def test_what_the_generator_did_not_write_down_is_recovered(tmp_path):
+    counts = {}
+    for count in range(20, 40):
+        (row,) = read_rows(table(tmp_path / "set.csv", [line(CNN.format(s=64), **{"Conv2d Count": count})]))
+        counts[count] = row.spec.network.get("transition_every")
+    assert 5 in counts.values()
+    assert None in counts.values()
+    (row,) = read_rows(table(tmp_path / "set.csv", [line(NORM.format(o=1, b=8), layers="[('Identity', 1, 0)]")]))
+    assert row.spec.network["head"] == "identity"
+
+
+def test_the_timm_table_keeps_its_classes_apart(tmp_path):
+    known = {"model": "resnet18", "max_gpu_mem_mib": 3000, "num_classes": 1000, "timm_default_input": "[3, 224, 224]"}
+    classes = ["usable", "near_capacity", "probable_OOM_or_crash", "crash_label_mismatch(num_classes<1000)"]
+    records = [{**known, "batch_size": 8 + i, "row_class": name} for i, name in enumerate(classes)]
+    rows = list(read_rows(table(tmp_path / "timm.csv", records)))
+    assert [row.measurement.status.value for row in rows] == ["ok", "censored", "crashed", "crashed"]
+    assert {row.spec.group for row in rows} == {rows[0].spec.group}
+    assert rows[0].spec.training.optimizer == "SGD(momentum=0.9)"
+
+
+def test_importing_twice_adds_nothing(tmp_path):
+    path = table(tmp_path / "set.csv", [line(MLP), line(NORM.format(o=4, b=8))])
+    assert "2 rows added" in import_file(path, tmp_path / "rows")
+    assert "0 rows added" in import_file(path, tmp_path / "rows")
+    assert len(read_journal(tmp_path / "rows").rows) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a,b\n1,2\n", "expected the columns of a public table"),
+        (f'Filename,Activations-Params,{PEAK}\nnonsense.out,"[]",5\n', r"set.csv:2, found: expected a file name"),
+        (f'Filename,Activations-Params,{PEAK}\n{MLP},"[]",lots\n', "set.csv:2"),
+        ("", "expected the columns"),
+    ],
+)
+def test_a_table_that_is_none_gets_a_sentence(tmp_path, text, sentence):
+    path = tmp_path / "set.csv"
+    path.write_text(text)
+    with pytest.raises(UserError, match=sentence):
+        list(read_rows(path))
+
+
+def test_a_missing_table_gets_a_sentence(tmp_path):
+    with pytest.raises(UserError, match="No such file"):
+        list(read_rows(tmp_path / "none.csv"))
+
+
+@pytest.mark.parametrize(
+    ("file", "unknown"),
+    [
+        ("gpumemnet/mlp_data_step1.csv", 0),
+        ("gpumemnet/mlp_data_step2.csv", 0),
+        ("gpumemnet/cnn_data_step1.csv", 0),
+        ("gpumemnet/transformer_data_sample.csv", 0),
+        ("realworld/timm_sgd_a100.csv", None),
+    ],
+)
+def test_every_public_row_is_read(file, unknown):
+    path = DATA / file
+    if not path.exists():
+        pytest.skip(f"needs {path}: set VRAMCAST_DATA to the directory of the public measurements")
+    with path.open(newline="") as lines:
+        records = list(csv.DictReader(lines))
+    rows = list(read_rows(path))
+    assert len(rows) == len(records)
+    counts = Counter(row.measurement.status for row in rows)
+    assert counts[Status.OK] > 0.75 * len(rows)
+    assert counts[Status.OOM] == sum(record.get("Status", "").startswith("OOM") for record in records)
+    if unknown is not None:
+        assert sum(row.static is None for row in rows) == unknown
+    assert len({row.spec.id for row in rows}) == len(rows)

@@ -1,0 +1,127 @@
+"""Samplers: one contract, and what each of them promises beyond it."""
+
+from collections import Counter
+from itertools import combinations, islice
+
+import pytest
+
+from dataset_builder.errors import UserError
+from dataset_builder.samplers import SAMPLERS, make_sampler
+from dataset_builder.samplers.coverage import coverage, report
+from dataset_builder.space import parse_space
+
+FACTORS = {
+    "arch": {"choice": ["pyramid", "uniform", "bottleneck", "gradual"]},
+    "width": {"int": [8, 72], "levels": 4},
+    "depth": {"int": [1, 9], "levels": 4},
+    "batch": {"int": [2, 130], "log": True, "levels": 4},
+    "act": {"choice": ["relu", "gelu"]},
+}
+SPACE = parse_space(
+    {
+        "name": "small",
+        "family": "mlp",
+        "structure": ["arch", "depth"],
+        "factors": FACTORS,
+        "network": {
+            "arch": "=arch",
+            "input_features": "=width",
+            "output_features": 4,
+            "depth": "=depth",
+            "activation": "=act",
+        },
+        "training": {"batch_size": "=batch"},
+    }
+)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+class TestContract:
+    def test_the_stream_is_a_function_of_space_and_seed(self, name):
+        first, second = (list(islice(make_sampler(name).candidates(SPACE, 7), 40)) for _ in range(2))
+        assert first == second
+        assert first != list(islice(make_sampler(name).candidates(SPACE, 8), 40))
+
+    def test_every_assignment_has_every_factor_and_makes_a_spec(self, name):
+        for values in islice(make_sampler(name).candidates(SPACE, 0), 40):
+            assert list(values) == list(FACTORS)
+            assert SPACE.spec(values).family == "mlp"
+
+    def test_it_tells_what_it_does_in_a_line(self, name):
+        text = make_sampler(name).describe(SPACE)
+        assert text
+        assert "\n" not in text
+
+
+def test_an_orthogonal_sample_meets_every_pair_of_levels_equally_often():
+    runs = list(make_sampler("orthogonal").candidates(SPACE, 3))
+    assert len(runs) == 16  # L16(4^4 2^1) is in Rao-Hamming's OA(16, 5, 4, 2)
+    for a, b in combinations(FACTORS, 2):
+        counts = Counter((values[a], values[b]) for values in runs)
+        assert len(set(counts.values())) == 1
+        assert len(counts) == len({values[a] for values in runs}) * len({values[b] for values in runs})
+
+
+def test_strength_three_meets_every_triple():
+    runs = list(make_sampler("orthogonal", strength=3, max_levels=2).candidates(SPACE, 3))
+    for names in combinations(FACTORS, 3):
+        counts = Counter(tuple(values[name] for name in names) for values in runs)
+        assert len(counts) == 8
+        assert len(set(counts.values())) == 1
+
+
+def test_tbem_crosses_structure_with_hyper_parameters_evenly_from_the_start():
+    runs = list(make_sampler("tbem").candidates(SPACE, 1))
+    assert len(runs) == 16 * 16  # L16(4^2) of structure, L16(4^2 2^1) of the rest
+    assert len({tuple(values.values()) for values in runs}) == len(runs)
+    shapes = [(values["arch"], values["depth"]) for values in runs]
+    for start in range(0, len(runs), 16):
+        assert len(set(shapes[start : start + 16])) == 16
+    others = [tuple(values[name] for name in ("width", "batch", "act")) for values in runs[:16]]
+    assert len(set(others)) == 16
+
+
+def test_tbem_needs_a_space_that_names_its_structure():
+    space = parse_space({"name": "flat", "family": "mlp", "factors": FACTORS, "network": {}, "training": {}})
+    with pytest.raises(UserError, match="names its structure factors"):
+        next(make_sampler("tbem").candidates(space, 0))
+
+
+def test_combined_is_orthogonal_first_and_uniform_after():
+    combined = list(islice(make_sampler("combined").candidates(SPACE, 5), 40))
+    assert combined[:16] == list(make_sampler("orthogonal").candidates(SPACE, 5))
+    assert combined[16:] == list(islice(make_sampler("uniform").candidates(SPACE, 5), 24))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("halton", {}), ("orthogonal", {"strength": 4}), ("uniform", {"strength": 2})]
+)
+def test_bad_settings_get_a_sentence(name, settings):
+    with pytest.raises(UserError, match="expected"):
+        make_sampler(name, **settings)
+
+
+def test_coverage_of_an_orthogonal_sample_is_even_and_whole():
+    found = coverage(SPACE, make_sampler("orthogonal").candidates(SPACE, 0))
+    assert found.rows == 16
+    assert found.pairs_covered == 1.0
+    assert all(cells.evenness == pytest.approx(1.0) for cells in (*found.factors, *found.pairs))
+
+
+def test_coverage_counts_what_is_missing():
+    runs = [values for values in make_sampler("orthogonal").candidates(SPACE, 0) if values["arch"] != "gradual"]
+    found = coverage(SPACE, runs)
+    arch = next(cells for cells in found.factors if cells.names == ("arch",))
+    assert arch.counts == (4, 4, 4, 0)
+    assert arch.covered == 0.75
+    assert 0 < arch.evenness < 1
+    text = report(found)
+    assert "| arch | 4 | 4 4 4 0 | 75% |" in text
+    assert "pairs covered worst" in text
+
+
+def test_coverage_of_nothing_is_nothing():
+    found = coverage(SPACE, [])
+    assert found.rows == 0
+    assert found.pairs_covered == 0.0
+    assert report(found).startswith("# Coverage of 0 configurations")

@@ -1,0 +1,148 @@
+"""Factors, spaces, and the presets in conf/space."""
+
+import csv
+import os
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataset_builder.configuration import CONF, compose_build, settings_of
+from dataset_builder.errors import UserError
+from dataset_builder.filters import Rejected, check
+from dataset_builder.samplers import make_sampler
+from dataset_builder.space import Choice, Range, Space, parse_factor, parse_space
+
+DATA = Path(os.environ.get("VRAMCAST_DATA", Path(__file__).parents[1] / ".." / "shared" / "data"))
+PRESETS = sorted(path.stem for path in (CONF / "space").glob("*.yaml"))
+GPUMEMNET_SEED = 99
+GPUMEMNET_DRAWS = 3000
+
+
+def load(name: str) -> Space:
+    return parse_space(settings_of(compose_build([f"space={name}"]), [])["space"])
+
+
+@given(low=st.integers(1, 500), width=st.integers(1, 500), step=st.integers(1, 7), log=st.booleans(), seed=st.integers(0, 99))
+def test_whole_numbers_stay_in_their_range_and_on_their_step(low, width, step, log, seed):
+    factor = Range(low * step, (low + width) * step, whole=True, step=step, log=log)
+    drawn = [factor.draw(np.random.RandomState(seed + i), {}) for i in range(20)]
+    levels = [factor.level(i, 4, {}) for i in range(4)]
+    for value in drawn + levels:
+        assert isinstance(value, int)
+        assert low * step <= value < (low + width) * step
+        assert value % step == 0
+        assert 0 <= factor.bin(value, {}) < factor.level_count
+    assert levels[0] == low * step
+    assert levels == sorted(levels)
+    if not log:
+        assert levels[-1] == (low + width - 1) * step
+
+
+def test_levels_of_a_range_fall_into_bins_of_their_own():
+    factor = Range(0.1, 0.5, whole=False, level_count=4)
+    assert [factor.bin(factor.level(i, 4, {}), {}) for i in range(4)] == [0, 1, 2, 3]
+
+
+def test_a_choice_cut_to_fewer_levels_is_spread_over_the_list():
+    factor = Choice(tuple("abcdefgh"))
+    assert [factor.level(i, 4, {}) for i in range(4)] == ["a", "c", "e", "g"]
+    assert [factor.level(i, 8, {}) for i in range(8)] == list("abcdefgh")
+
+
+def test_bounds_depend_on_factors_before():
+    factor = parse_factor("outputs", {"int": [1, "max(2, inputs // 4)"]})
+    assert factor.level(3, 4, {"inputs": 400}) == 99
+    assert factor.level(3, 4, {"inputs": 4}) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"choice": []}, "list of choices"),
+        ({"choice": [1], "int": [1, 2]}, "one of choice, int, float"),
+        ({"int": [1, 2], "steps": 2}, "one of choice, int, float"),
+        ({"int": [1]}, r"\[low, high\]"),
+        ({"int": [1, 9], "levels": 0}, "whole number from 1"),
+    ],
+)
+def test_a_factor_that_makes_no_sense_is_refused(settings, sentence):
+    with pytest.raises(UserError, match=sentence):
+        parse_factor("width", settings)
+
+
+@pytest.mark.parametrize("bounds", [[5, 1], [0, 10]])
+def test_a_range_that_is_none_is_refused_when_it_is_drawn(bounds):
+    factor = parse_factor("width", {"int": bounds, "log": True})
+    with pytest.raises(UserError, match="expected a range from low to high"):
+        factor.draw(np.random.RandomState(0), {})
+
+
+def test_a_bound_that_names_no_factor_is_refused():
+    factor = parse_factor("width", {"int": [1, "hieght * 2"]})
+    with pytest.raises(UserError, match="hieght"):
+        factor.draw(np.random.RandomState(0), {"height": 3})
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_gives_specs_of_its_family_most_of_which_can_run(name):
+    space = load(name)
+    specs = [space.spec(values) for values in islice(make_sampler("uniform").candidates(space, 1), 60)]
+    assert {spec.family for spec in specs} == {space.family}
+    assert len({spec.id for spec in specs}) == 60
+    accepted = sum(not isinstance(check(spec), Rejected) for spec in specs)
+    assert accepted > 25
+
+
+def _mlp(values):
+    keys = {"input": "inputs", "output": "outputs", "depth": "depth", "arch": "arch", "batch": "batch"}
+    return "_".join(f"{title}:{values[name]}" for title, name in keys.items())
+
+
+def _norms(values):
+    return f"_act:{values['act']}_dropout:{values['dropout_rate']}_dropout:{values['dropout']}_batchnorm:{values['batch_norm']}"
+
+
+def _cnn(values):
+    keys = {
+        "input_channels": "channels", "num_classes": "classes", "depth": "depth", "arch": "arch",
+        "base_filters": "filters", "batch": "batch", "input_size": "size",
+    }  # fmt: skip
+    return "_".join(f"{title}:{values[name]}" for title, name in keys.items()) + _norms(values)
+
+
+def _transformer(values):
+    keys = {
+        "num_classes": "classes", "embedding_size": "embedding", "num_layers": "layers", "num_heads": "heads",
+        "ff_hidden_size": "feed_forward", "dropout_rate": "dropout", "seq_length": "length", "input_size": "words",
+        "num_samples": "samples", "batch_size": "batch",
+    }  # fmt: skip
+    shown = {**values, "dropout": f"{values['dropout']:.4f}"}
+    return "_".join(f"{title}:{shown[name]}" for title, name in keys.items())
+
+
+@pytest.mark.parametrize(
+    ("spaces", "file", "name_of"),
+    [
+        (["gpumemnet_mlp_step1"], "mlp_data_step1.csv", _mlp),
+        (["gpumemnet_mlp_step2"], "mlp_data_step2.csv", lambda values: _mlp(values) + _norms(values)),
+        (["gpumemnet_cnn_step1"], "cnn_data_step1.csv", _cnn),
+        (["gpumemnet_transformer_step1", "gpumemnet_transformer_step2"], "transformer_data_sample.csv", _transformer),
+    ],
+)
+def test_a_gpumemnet_preset_draws_that_projects_very_configurations(spaces, file, name_of):
+    path = DATA / "gpumemnet" / file
+    if not path.exists():
+        pytest.skip(f"needs {path}: set VRAMCAST_DATA to the directory of the public measurements")
+    with path.open(newline="") as lines:
+        published = {line["Filename"] for line in csv.DictReader(lines)}
+    sampler = make_sampler("uniform")
+    drawn = {
+        f"{name_of(values)}.out"
+        for space in spaces
+        for values in islice(sampler.candidates(load(space), GPUMEMNET_SEED), GPUMEMNET_DRAWS)
+    }
+    assert published - drawn == set()
