@@ -25,7 +25,9 @@ def main() -> int:
         print(f"vramcast {__version__}")
         return 0
     if words[0] not in _COMMANDS:
-        print(f"vramcast: expected one of {sorted(_COMMANDS)}, found {words[0]!r}: see vramcast --help", file=sys.stderr)
+        print(
+            f"vramcast: expected one of {sorted(_COMMANDS)}, found {words[0]!r}: see vramcast --help", file=sys.stderr
+        )
         return 2
     code: int = import_module(_COMMANDS[words[0]][0]).main(words[1:])
     return code

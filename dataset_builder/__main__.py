@@ -64,13 +64,15 @@ def _build(overrides: Sequence[str]) -> int:
 
     for word in overrides:
         if "=" not in word:
-            raise UserError(f"expected KEY=VALUE or one of {sorted(COMMANDS)}, found {word!r}: see vramcast build --help")
+            raise UserError(
+                f"expected KEY=VALUE or one of {sorted(COMMANDS)}, found {word!r}: see vramcast build --help"
+            )
     config = compose_build(overrides)
     build = make_build(settings_of(config, overrides), Path(config.out))
     executor = make_executor(config)
     print(f"{build.space.name}: {build.sampler.describe(build.space)}", file=sys.stderr)
     signal.signal(signal.SIGTERM, _interrupt)
-    bar = tqdm(total=build.n, unit="row", dynamic_ncols=True)
+    bar = tqdm(total=build.n, unit="row", dynamic_ncols=True, mininterval=0.1 if sys.stderr.isatty() else 5)
     try:
         result = run(build, executor, lambda row: _advance(bar), lambda done: _start(bar, done))
     except KeyboardInterrupt:
@@ -81,8 +83,9 @@ def _build(overrides: Sequence[str]) -> int:
         bar.close()
     for note in result.notes:
         print(f"note: {note}", file=sys.stderr)
-    pairs = f"{result.coverage.pairs_covered:.1%} of all pairs of levels covered" if result.coverage else ""
-    print(f"{result.rows} rows ({result.resumed} from before), {result.rejected} rejected, in {build.out}; {pairs}: see {COVERAGE_NAME}")
+    counts = f"{result.rows} rows ({result.resumed} from before), {result.rejected} rejected"
+    pairs = f"{result.coverage.pairs_covered:.1%} of all pairs of levels occur"
+    print(f"{counts}, in {build.out}; {pairs}: see {COVERAGE_NAME}")
     return 0
 
 

@@ -65,7 +65,9 @@ def coverage(arguments: argparse.Namespace) -> None:
 
     settings = read_header(arguments.directory).build
     if not settings or "space" not in settings:
-        raise UserError(f"expected a build by a sampler in {arguments.directory}, found imported or repaired rows: name another")
+        raise UserError(
+            f"expected a build by a sampler in {arguments.directory}, found imported or repaired rows: name another"
+        )
     build = make_build(settings, Path(arguments.directory))
     ids = {record.spec.id for record in iter_records(arguments.directory, _note) if isinstance(record, Row)}
     print(report(cover(build.space, selected(build, ids))), end="")
@@ -108,7 +110,9 @@ def _fractions(text: str) -> dict[str, float]:
     try:
         return {name: float(share) for name, share in (item.split("=") for item in text.split(","))}
     except ValueError as error:
-        raise UserError(f"expected --fractions such as train=0.8,test=0.2, found {text!r}: write it like that") from error
+        raise UserError(
+            f"expected --fractions such as train=0.8,test=0.2, found {text!r}: write it like that"
+        ) from error
 
 
 def _note(text: str) -> None:
@@ -127,7 +131,9 @@ def _find_spec(row: str, source: str | None) -> Spec:
         raise UserError(f"expected gpumemnet:NAME, FILE.json, or an id with --from DIR, found {row!r}: add --from DIR")
     found = {r.spec.id: r.spec for r in iter_records(source, _note) if r.spec.id.startswith(row)}
     if len(found) != 1:
-        raise UserError(f"expected one row whose id begins with {row!r} in {source}, found {len(found)}: give more of the id")
+        raise UserError(
+            f"expected one row whose id begins with {row!r} in {source}, found {len(found)}: give more of the id"
+        )
     return next(iter(found.values()))
 
 
@@ -157,7 +163,10 @@ def run_command(argv: Sequence[str]) -> None:
     """Parse and carry out one sub-command."""
     parser = argparse.ArgumentParser(prog="vramcast build")
     parsers = parser.add_subparsers(required=True)
-    subs = {name: parsers.add_parser(name, help=command.__doc__, description=command.__doc__) for name, command in COMMANDS.items()}
+    subs = {
+        name: parsers.add_parser(name, help=command.__doc__, description=command.__doc__)
+        for name, command in COMMANDS.items()
+    }
     for name, command in COMMANDS.items():
         subs[name].set_defaults(command=command)
     for name in ("status", "coverage", "view", "split", "repair"):

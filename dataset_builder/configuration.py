@@ -45,7 +45,8 @@ def _sentence(error: Exception, overrides: Sequence[str]) -> str:
     key = re.search(r"Could not override '([^']+)'", text)
     if key:
         if "." in key[1]:
-            return f"expected a key that is there, found {key[1]!r}: see vramcast build --cfg, or add it as +{key[1]}=VALUE"
+            mend = f"see vramcast build --cfg, or add it as +{key[1]}=VALUE"
+            return f"expected a key that is there, found {key[1]!r}: {mend}"
         near = difflib.get_close_matches(key[1], _keys(), n=1)
         hint = f"did you mean {near[0]}?" if near else f"choose from {_keys()}"
         return f"expected a key of the build, found {key[1]!r}: {hint}"

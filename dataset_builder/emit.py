@@ -110,7 +110,9 @@ def _block_sources(plan: Plan) -> str:
 def source_of(node: Node, depth: int = 0) -> str:
     """The expression that builds a node, children one a line."""
     prefix = "" if hasattr(blocks, node.kind) else "nn."
-    args = [f"{name}={source_of(value) if isinstance(value, Node) else repr(value)}" for name, value in node.args.items()]
+    args = [
+        f"{name}={source_of(value) if isinstance(value, Node) else repr(value)}" for name, value in node.args.items()
+    ]
     if not node.children:
         return f"{prefix}{node.kind}({', '.join(args)})"
     inner = _INDENT * (depth + 1)

@@ -1,6 +1,6 @@
 """Arithmetic written as data: bounds of factors, conditions of the shape specification.
 
-An expression comes from a configuration file, so it can name values and call the functions listed here, and nothing else.
+An expression comes from a configuration file, so it names values and calls the functions listed here, and nothing else.
 """
 
 import ast
@@ -57,15 +57,21 @@ def parse(text: str) -> CodeType:
 
 def _check(node: ast.AST, text: str) -> None:
     if not isinstance(node, _ALLOWED):
-        raise UserError(f"expected arithmetic in {text!r}, found {type(node).__name__}: use numbers, names and {sorted(FUNCTIONS)}")
+        raise UserError(
+            f"expected arithmetic in {text!r}, found {type(node).__name__}: use numbers, names and {sorted(FUNCTIONS)}"
+        )
     if isinstance(node, ast.Constant) and not isinstance(node.value, int | float | str | None):
         raise UserError(f"expected numbers or words in {text!r}, found {node.value!r}: write it as one of them")
     if isinstance(node, ast.Name) and node.id.startswith("_"):
         raise UserError(f"expected a plain name in {text!r}, found {node.id!r}: use names without leading underscores")
     if isinstance(node, ast.Call) and not isinstance(node.func, ast.Name):
         raise UserError(f"expected a plain function in {text!r}: use one of {sorted(FUNCTIONS)}")
-    if isinstance(node, ast.comprehension) and (node.is_async or any(isinstance(part, ast.Subscript) for part in ast.walk(node.target))):
-        raise UserError(f"expected 'for' and a name in {text!r}, found {ast.unparse(node).strip()!r}: write it like that")
+    if isinstance(node, ast.comprehension) and (
+        node.is_async or any(isinstance(part, ast.Subscript) for part in ast.walk(node.target))
+    ):
+        raise UserError(
+            f"expected 'for' and a name in {text!r}, found {ast.unparse(node).strip()!r}: write it like that"
+        )
     if isinstance(node, ast.BinOp):
         _check_operation(node, text)
 
@@ -73,12 +79,18 @@ def _check(node: ast.AST, text: str) -> None:
 def _check_operation(node: ast.BinOp, text: str) -> None:
     """Arithmetic on numbers only, and no a ** b ** c: either would let a configuration file hang the process."""
     for side in (node.left, node.right):
-        if isinstance(side, ast.List | ast.Tuple) or (isinstance(side, ast.Constant) and not isinstance(side.value, int | float)):
-            raise UserError(f"expected arithmetic on numbers in {text!r}, found {ast.unparse(side)}: use numbers and names")
+        if isinstance(side, ast.List | ast.Tuple) or (
+            isinstance(side, ast.Constant) and not isinstance(side.value, int | float)
+        ):
+            raise UserError(
+                f"expected arithmetic on numbers in {text!r}, found {ast.unparse(side)}: use numbers and names"
+            )
     if not isinstance(node.op, ast.Pow):
         return
     exponent = node.right.operand if isinstance(node.right, ast.UnaryOp) else node.right
-    if not (isinstance(exponent, ast.Constant) and isinstance(exponent.value, int | float) and exponent.value <= _MAX_POWER):
+    if not (
+        isinstance(exponent, ast.Constant) and isinstance(exponent.value, int | float) and exponent.value <= _MAX_POWER
+    ):
         raise UserError(f"expected a constant exponent of at most {_MAX_POWER} in {text!r}: write it as a number")
     if any(isinstance(part, ast.Pow) for part in ast.walk(node.left)):
         raise UserError(f"expected no power of a power in {text!r}: multiply the exponents")

@@ -82,7 +82,9 @@ def _last(node: Node) -> Node:
 
 def _broken_demands(rule: OptimizerRule, arguments: Mapping[str, Any]) -> list[str]:
     """What the optimizer's constructor would refuse of the arguments that are given."""
-    scope = expressions.scope({"momentum": 0, "dampening": 0, **arguments}, {"is_float": lambda x: isinstance(x, float)})
+    scope = expressions.scope(
+        {"momentum": 0, "dampening": 0, **arguments}, {"is_float": lambda x: isinstance(x, float)}
+    )
     demands = {**DEMANDS, **rule.demands}
     return [demands[key] for key in arguments if key in demands and not _is_met(demands[key], scope)]
 
@@ -139,7 +141,9 @@ class _Walk:
         self._record(process.shown_as or kind, name, out, shapes, bool(shared), functional)
         return Tensor(out)
 
-    def _record(self, kind: str, name: str, out: Shape, shapes: Sequence[Shape], shared: bool, functional: bool) -> None:
+    def _record(
+        self, kind: str, name: str, out: Shape, shapes: Sequence[Shape], shared: bool, functional: bool
+    ) -> None:
         self.shapes.extend(shapes)
         elements = prod(out) // self.batch_size
         parameters = sum(prod(shape) for shape in shapes)
@@ -174,14 +178,16 @@ class _Walk:
     def causal_attention(self, node: Node, x: Tensor, name: str) -> Tensor:
         size, heads = node.args["size"], node.args["heads"]
         if size % heads:
-            raise Violation(f"CausalSelfAttention at {name!r}: expected size % heads == 0, found size={size}, heads={heads}")
+            raise Violation(
+                f"CausalSelfAttention at {name!r}: expected size % heads == 0, found size={size}, heads={heads}"
+            )
         x = self.layer("Linear", {"in_features": size, "out_features": 3 * size}, x, _join(name, "qkv"))
         out = self.operation("scaled_dot_product_attention", x, name, num_heads=heads)
         joined = Tensor((out.shape[0], out.shape[2], out.shape[1] * out.shape[3]))
         return self.layer("Linear", {"in_features": size, "out_features": size}, joined, _join(name, "projection"))
 
     def torch_layer(self, node: Node, x: Tensor, name: str, memory: Tensor | None = None) -> Tensor:
-        """nn.TransformerEncoderLayer, or with a memory nn.TransformerDecoderLayer: attention and feed-forward in residuals."""
+        """nn.TransformerEncoderLayer, or with a memory nn.TransformerDecoderLayer."""
         args = node.args
         attention = {"embed_dim": args["d_model"], "num_heads": args["nhead"]}
         steps: list[Callable[[Tensor], Tensor]] = [
@@ -195,7 +201,9 @@ class _Walk:
             x = self._in_residual(step, x, args, name, index)
         return x
 
-    def _in_residual(self, step: Callable[[Tensor], Tensor], x: Tensor, args: Mapping[str, Any], name: str, index: int) -> Tensor:
+    def _in_residual(
+        self, step: Callable[[Tensor], Tensor], x: Tensor, args: Mapping[str, Any], name: str, index: int
+    ) -> Tensor:
         def norm(y: Tensor) -> Tensor:
             return self.layer("LayerNorm", {"normalized_shape": args["d_model"]}, y, _join(name, f"norm{index}"))
 

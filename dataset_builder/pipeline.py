@@ -46,7 +46,7 @@ class Report:
     resumed: int = 0
     rejected: int = 0
     notes: list[str] = field(default_factory=list)
-    coverage: Coverage | None = None
+    coverage: Coverage = field(default_factory=lambda: Coverage(0, (), ()))
 
 
 @dataclass

@@ -153,7 +153,9 @@ class Spec:
             raise UserError(f"expected a spec with the keys {sorted(expected)}, found {found}: add or remove keys")
         for key, kind in (("family", str), ("network", Mapping), ("training", Mapping)):
             if not isinstance(values[key], kind):
-                raise UserError(f"expected the spec's {key} to be a {kind.__name__.lower()}, found {values[key]!r}: change it")
+                raise UserError(
+                    f"expected the spec's {key} to be a {kind.__name__.lower()}, found {values[key]!r}: change it"
+                )
         training = from_mapping(TrainingSetup, values["training"], "the training setup")
         return cls(values["family"], dict(values["network"]), training)
 

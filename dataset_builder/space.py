@@ -91,9 +91,13 @@ class Range(Factor):
 
     def _bounds(self, context: Assignment) -> tuple[float, float]:
         scope = expressions.scope(context)
-        low, high = (expressions.evaluate(text, scope) if isinstance(text, str) else text for text in (self.low, self.high))
+        low, high = (
+            expressions.evaluate(text, scope) if isinstance(text, str) else text for text in (self.low, self.high)
+        )
         if not low <= high or (self.log and low <= 0):
-            raise UserError(f"expected a range from low to high, above 0 where it is logarithmic, found {low} to {high}: change it")
+            raise UserError(
+                f"expected a range from low to high, above 0 where it is logarithmic, found {low} to {high}: change it"
+            )
         return low, high
 
     def _at(self, share: float, context: Assignment) -> Any:
@@ -107,7 +111,7 @@ class Range(Factor):
 
 
 def parse_factor(name: str, settings: Mapping[str, Any]) -> Factor:
-    """A factor from its configuration: {choice: [...]}, {int: [low, high]} or {float: [low, high]}, with step, log, levels."""
+    """A factor from its configuration: {choice: [...]}, or {int: [low, high]} or {float: ...} with step, log, levels."""
     kinds = [kind for kind in ("choice", "int", "float") if kind in settings]
     extra = settings.keys() - {"choice", "int", "float", "step", "log", "levels"}
     if len(kinds) != 1 or extra:

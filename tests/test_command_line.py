@@ -27,7 +27,9 @@ def built(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("words", [["--help"], ["build", "--help"], ["build", "status", "--help"], ["--version"]])
 def test_help_imports_nothing_heavy(words):
     code = f"import sys, vramcast; sys.argv = ['vramcast', *{words!r}]\ntry: vramcast.main()\nexcept SystemExit: pass\n"
-    code += "print('loaded', sorted({'torch', 'hydra', 'pandas', 'numpy', 'sympy'} & sys.modules.keys()), file=sys.stderr)"
+    code += (
+        "print('loaded', sorted({'torch', 'hydra', 'pandas', 'numpy', 'sympy'} & sys.modules.keys()), file=sys.stderr)"
+    )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "loaded []" in result.stderr
     assert result.stdout

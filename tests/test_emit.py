@@ -29,9 +29,13 @@ SPECS = {
         {**CNN, "arch": "residual", "norm": "group", "activation": "prelu"},
         TrainingSetup(batch_size=2, optimizer="SGD(momentum=0.9, nesterov=True)", accumulate=2),
     ),
-    "dense": make_spec("cnn", {**CNN, "arch": "dense"}, TrainingSetup(batch_size=2, optimizer="Adafactor", dtype="bf16")),
+    "dense": make_spec(
+        "cnn", {**CNN, "arch": "dense"}, TrainingSetup(batch_size=2, optimizer="Adafactor", dtype="bf16")
+    ),
     "checkpointed": make_spec(
-        "cnn", {**CNN, "arch": "pyramid", "pooling": "max", "pool_every": 4}, TrainingSetup(batch_size=2, checkpointing=True)
+        "cnn",
+        {**CNN, "arch": "pyramid", "pooling": "max", "pool_every": 4},
+        TrainingSetup(batch_size=2, checkpointing=True),
     ),
     "encoder": make_spec(
         "transformer",
@@ -47,7 +51,9 @@ SPECS = {
         "transformer", {**TRANSFORMER, "kind": "encoder_decoder"}, TrainingSetup(batch_size=2, checkpointing=True)
     ),
     **{
-        name: make_spec("template", {**STAGES, "template": name, "norm": "batch"}, TrainingSetup(batch_size=2, loss="mse"))
+        name: make_spec(
+            "template", {**STAGES, "template": name, "norm": "batch"}, TrainingSetup(batch_size=2, loss="mse")
+        )
         for name in ("vgg", "resnet", "mobilenet")
     },
 }

@@ -315,9 +315,7 @@ def test_settings_are_compared_as_json(tmp_path):
 )
 def test_other_versions_are_refused(tmp_path, version, mend):
     path = tmp_path / "journal.jsonl"
-    path.write_bytes(
-        encode_line("header", {"schema": version, "build": BUILD}) + b"what the future holds\n" * 2
-    )
+    path.write_bytes(encode_line("header", {"schema": version, "build": BUILD}) + b"what the future holds\n" * 2)
     for act in (read_journal, repair, lambda path: list(iter_records(path)), lambda path: write(path, [1])):
         with pytest.raises(UserError, match=f"expected schema {SCHEMA_VERSION} .*{mend}"):
             act(tmp_path)

@@ -36,9 +36,7 @@ def ids(directory: Path) -> set[str]:
 
 def make(out: Path, n: int, sampler: str = "uniform", **changed) -> Build:
     settings = {"space": {**SPACE, **changed}, "sampler": {"name": sampler}, "n": n}
-    return Build(
-        parse_space(settings["space"]), make_sampler(sampler), make_backend("static"), n, 0, out, settings
-    )
+    return Build(parse_space(settings["space"]), make_sampler(sampler), make_backend("static"), n, 0, out, settings)
 
 
 def carry_out(build: Build):
@@ -76,7 +74,9 @@ def test_the_same_command_adds_nothing_and_a_larger_n_extends(tmp_path, capsys):
 def test_executors_give_the_same_rows(tmp_path):
     for name in ("serial", "local"):
         assert main(["family=mlp", f"executor={name}", "n=50", f"out={tmp_path / name}"]) == 0
-    rows = [{row.spec.id: row.measurement for row in read_journal(tmp_path / name).rows} for name in ("serial", "local")]
+    rows = [
+        {row.spec.id: row.measurement for row in read_journal(tmp_path / name).rows} for name in ("serial", "local")
+    ]
     assert rows[0] == rows[1]
 
 

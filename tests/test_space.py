@@ -26,7 +26,13 @@ def load(name: str) -> Space:
     return parse_space(settings_of(compose_build([f"space={name}"]), [])["space"])
 
 
-@given(low=st.integers(1, 500), width=st.integers(1, 500), step=st.integers(1, 7), log=st.booleans(), seed=st.integers(0, 99))
+@given(
+    low=st.integers(1, 500),
+    width=st.integers(1, 500),
+    step=st.integers(1, 7),
+    log=st.booleans(),
+    seed=st.integers(0, 99),
+)
 def test_whole_numbers_stay_in_their_range_and_on_their_step(low, width, step, log, seed):
     factor = Range(low * step, (low + width) * step, whole=True, step=step, log=log)
     drawn = [factor.draw(np.random.RandomState(seed + i), {}) for i in range(20)]

@@ -165,9 +165,7 @@ def test_a_bad_file_is_refused(tmp_path, change, fault):
         Split.load(path)
 
 
-@pytest.mark.parametrize(
-    ("text", "fault"), [("{", "no JSON"), ("[]", "version is None"), ("\xff", "no JSON")]
-)
+@pytest.mark.parametrize(("text", "fault"), [("{", "no JSON"), ("[]", "version is None"), ("\xff", "no JSON")])
 def test_what_is_no_split_is_refused(tmp_path, text, fault):
     path = tmp_path / "split.json"
     path.write_bytes(text.encode("latin-1"))

@@ -89,9 +89,7 @@ def test_numbers_beyond_64_bits_become_text():
 def test_round_trip(tmp_path, suffix):
     rows = [
         make_row(i, {"layers": [i] * i, "drop": 0.1 * i or None, "bias": bool(i % 2)}, evidence)
-        for i, evidence in enumerate(
-            [None, "a,b", 'say "no"', "two\nlines", "50%\r100%", "NA", "naïve ☃", "None"]
-        )
+        for i, evidence in enumerate([None, "a,b", 'say "no"', "two\nlines", "50%\r100%", "NA", "naïve ☃", "None"])
     ]
     frame = to_frame(rows)
     path = tmp_path / f"view{suffix}"
@@ -102,9 +100,7 @@ def test_round_trip(tmp_path, suffix):
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(st.text(st.characters(exclude_categories=(), exclude_characters="\0")), min_size=1, max_size=4)
-)
+@given(st.lists(st.text(st.characters(exclude_categories=(), exclude_characters="\0")), min_size=1, max_size=4))
 @example(["half a pair: \ud800", "\r", ""])
 def test_odd_text_round_trip(tmp_path, suffix, texts):
     frame = to_frame([make_row(i, {"odd": text}, text) for i, text in enumerate(texts)])

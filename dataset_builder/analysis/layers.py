@@ -94,7 +94,7 @@ class _Watch(TorchFunctionMode):
                 handle.remove()
 
     def add_unseen(self, module: nn.Module) -> None:
-        """Write down parameters that no layer brought in: a class token, or a weight that is used without its module."""
+        """Write down parameters that no layer brought in: a class token, a weight used without its module."""
         for name, part in module.named_modules():
             parameters = self._parameters(part, recurse=False)
             if parameters:
@@ -107,12 +107,14 @@ class _Watch(TorchFunctionMode):
         return sum(found.values())
 
     def _add(self, name: str, kind: str, output: Any, before: set[int], parameters: int, functional: bool) -> None:
-        tensors = [tensor for tensor in _tensors(output)]
+        tensors = list(_tensors(output))
         if not tensors:
             return
         fresh = {_storage(tensor): tensor.numel() for tensor in tensors if _storage(tensor) not in before}
         shape = tuple(tensors[0].shape[1:])
-        self.records.append(LayerRecord(name, kind, shape, sum(fresh.values()) // self.batch_size, parameters, functional))
+        self.records.append(
+            LayerRecord(name, kind, shape, sum(fresh.values()) // self.batch_size, parameters, functional)
+        )
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None

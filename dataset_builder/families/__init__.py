@@ -29,7 +29,9 @@ FAMILIES: Mapping[str, Family] = {
 def family_of(name: str) -> Family:
     """The family of that name."""
     if name not in FAMILIES:
-        raise UserError(f"expected a family that can be built here, one of {sorted(FAMILIES)}, found {name!r}: choose one")
+        raise UserError(
+            f"expected a family that can be built here, one of {sorted(FAMILIES)}, found {name!r}: choose one"
+        )
     return FAMILIES[name]
 
 

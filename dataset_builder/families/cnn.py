@@ -38,7 +38,16 @@ class CnnNetwork:
 
     def __post_init__(self) -> None:
         check_choice("network.arch", self.arch, (*FILTERS, "residual", "dense"))
-        counts = ("input_channels", "input_size", "num_classes", "depth", "base_filters", "max_filters", "kernel_size", "pool_every")
+        counts = (
+            "input_channels",
+            "input_size",
+            "num_classes",
+            "depth",
+            "base_filters",
+            "max_filters",
+            "kernel_size",
+            "pool_every",
+        )
         for name in counts:
             check_count(f"network.{name}", getattr(self, name))
         if self.transition_every is not None:

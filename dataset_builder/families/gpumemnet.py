@@ -17,7 +17,8 @@ _SUMMARY_BATCH = 2
 _MLP = "input:{int}_output:{int}_depth:{int}_arch:{word}_batch:{int}"
 _REST = "_act:{word}_dropout:{float}_dropout:{word}_batchnorm:{word}"
 _CNN = (
-    "input_channels:{int}_num_classes:{int}_depth:{int}_arch:{word}_base_filters:{int}_batch:{int}_input_size:{int}" + _REST
+    "input_channels:{int}_num_classes:{int}_depth:{int}_arch:{word}_base_filters:{int}_batch:{int}_input_size:{int}"
+    + _REST
 )
 _TRANSFORMER = (
     "num_classes:{int}_embedding_size:{int}_num_layers:{int}_num_heads:{int}_ff_hidden_size:{int}"
@@ -38,7 +39,9 @@ def spec_of_filename(filename: str, hidden: Mapping[str, Any] | None = None) -> 
         if found is not None:
             family, network, training = make(*found)
             return make_spec(family, {**network, **(hidden or {})}, training)
-    raise UserError(f"expected a file name of GPUMemNet such as {_MLP.format(int='8', word='uniform')}.out, found {filename!r}: check it")
+    raise UserError(
+        f"expected a file name of GPUMemNet such as {_MLP.format(int='8', word='uniform')}.out, found {filename!r}: check it"
+    )
 
 
 def _match(pattern: str, name: str) -> list[Any] | None:
@@ -84,11 +87,24 @@ def _cnn(channels: int, classes: int, depth: int, arch: str, filters: int, batch
 
 
 def _block(act: str, rate: float, dropout: str, norm: str) -> dict[str, Any]:
-    return {"activation": act, "dropout": rate if dropout == "True" else 0.0, "norm": "batch" if norm == "True" else "none"}
+    return {
+        "activation": act,
+        "dropout": rate if dropout == "True" else 0.0,
+        "norm": "batch" if norm == "True" else "none",
+    }
 
 
 def _transformer(
-    classes: int, size: int, layers: int, heads: int, wide: int, rate: float, length: int, words: int, samples: int, batch: int
+    classes: int,
+    size: int,
+    layers: int,
+    heads: int,
+    wide: int,
+    rate: float,
+    length: int,
+    words: int,
+    samples: int,
+    batch: int,
 ) -> Named:
     network = {
         "kind": "encoder",

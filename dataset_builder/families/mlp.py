@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from dataset_builder.errors import check_choice, check_count, check_probability
 from dataset_builder.families.pieces import ACTIVATIONS, HEADS, activation, dropout, head
@@ -57,7 +58,11 @@ WIDTHS: dict[str, Callable[[MlpNetwork], list[int]]] = {
 
 
 def _block(net: MlpNetwork, wide_in: int, wide_out: int) -> Node:
-    norms = {"none": [], "batch": [layer("BatchNorm1d", num_features=wide_out)], "layer": [layer("LayerNorm", normalized_shape=wide_out)]}
+    norms = {
+        "none": [],
+        "batch": [layer("BatchNorm1d", num_features=wide_out)],
+        "layer": [layer("LayerNorm", normalized_shape=wide_out)],
+    }
     return chain(
         layer("Linear", in_features=wide_in, out_features=wide_out),
         *norms[net.norm],
@@ -69,6 +74,6 @@ def _block(net: MlpNetwork, wide_in: int, wide_out: int) -> Node:
 def plan(net: MlpNetwork) -> Plan:
     """Blocks of falling or equal width, then the output layer."""
     widths = [net.input_features, *WIDTHS[net.arch](net)]
-    blocks = [_block(net, wide_in, wide_out) for wide_in, wide_out in zip(widths, widths[1:], strict=False)]
+    blocks = [_block(net, wide_in, wide_out) for wide_in, wide_out in pairwise(widths)]
     output = layer("Linear", in_features=widths[-1], out_features=net.output_features)
     return Plan((InputTensor((net.input_features,)),), chain(*blocks, chain(output, *head(net.head))))

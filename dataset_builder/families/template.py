@@ -42,7 +42,9 @@ class TemplateNetwork:
     def __post_init__(self) -> None:
         check_choice("network.template", self.template, SEEDS)
         if not self.stages or any(len(stage) != 2 for stage in self.stages):
-            raise UserError(f"expected network.stages as [[filters, blocks], ...], found {self.stages!r}: write it like that")
+            raise UserError(
+                f"expected network.stages as [[filters, blocks], ...], found {self.stages!r}: write it like that"
+            )
         for value in (number for stage in self.stages for number in stage):
             check_count("network.stages", value)
         for name in ("input_size", "num_classes", "input_channels", "kernel_size", "pool_size", "classifier_features"):
@@ -92,7 +94,9 @@ def _convolution(net: TemplateNetwork, channels: int, filters: int, *, stride: i
 
 
 def _pointwise(net: TemplateNetwork, channels: int, filters: int, stride: int = 1) -> Node:
-    return layer("Conv2d", in_channels=channels, out_channels=filters, kernel_size=1, stride=stride, bias=net.norm == "none")
+    return layer(
+        "Conv2d", in_channels=channels, out_channels=filters, kernel_size=1, stride=stride, bias=net.norm == "none"
+    )
 
 
 def _finish(net: TemplateNetwork, filters: int) -> list[Node]:
@@ -122,13 +126,19 @@ def _vgg(net: TemplateNetwork) -> list[Node]:
             channels = filters
         blocks.append(chain(*layers, layer("MaxPool2d", kernel_size=net.pool_size, stride=2)))
     features = channels * _VGG_POOLED**2
-    return [*blocks, chain(layer("AdaptiveAvgPool2d", output_size=_VGG_POOLED), layer("Flatten"), *_classifier(net, features))]
+    return [
+        *blocks,
+        chain(layer("AdaptiveAvgPool2d", output_size=_VGG_POOLED), layer("Flatten"), *_classifier(net, features)),
+    ]
 
 
 def _classifier(net: TemplateNetwork, features: int) -> list[Node]:
     layers: list[Node] = []
     for wide_in in (features, net.classifier_features):
-        layers += [layer("Linear", in_features=wide_in, out_features=net.classifier_features), activation(net.activation)]
+        layers += [
+            layer("Linear", in_features=wide_in, out_features=net.classifier_features),
+            activation(net.activation),
+        ]
         layers += dropout(net.dropout)
     return [*layers, layer("Linear", in_features=net.classifier_features, out_features=net.num_classes)]
 
@@ -152,7 +162,9 @@ def _basic_block(net: TemplateNetwork, channels: int, filters: int, stride: int)
         *image_norm(net.norm, filters),
     )
     same = channels == filters and stride == 1
-    shortcut = layer("Identity") if same else chain(_pointwise(net, channels, filters, stride), *image_norm(net.norm, filters))
+    shortcut = (
+        layer("Identity") if same else chain(_pointwise(net, channels, filters, stride), *image_norm(net.norm, filters))
+    )
     return chain(Node("Residual", {}, (body, shortcut)), activation(net.activation))
 
 
@@ -163,7 +175,9 @@ def _mobilenet(net: TemplateNetwork) -> list[Node]:
         for i in range(count):
             stride = 2 if index > 0 and i == 0 else 1
             depthwise = _convolution(net, channels, channels, stride=stride, groups=channels)
-            blocks.append(chain(depthwise, *_finish(net, channels), _pointwise(net, channels, filters), *_finish(net, filters)))
+            blocks.append(
+                chain(depthwise, *_finish(net, channels), _pointwise(net, channels, filters), *_finish(net, filters))
+            )
             channels = filters
     return [*blocks, _pooled_classifier(net, channels)]
 

@@ -31,7 +31,15 @@ class TransformerNetwork:
 
     def __post_init__(self) -> None:
         check_choice("network.kind", self.kind, KINDS)
-        counts = ("vocabulary", "embedding_size", "layers", "heads", "feed_forward_size", "sequence_length", "num_classes")
+        counts = (
+            "vocabulary",
+            "embedding_size",
+            "layers",
+            "heads",
+            "feed_forward_size",
+            "sequence_length",
+            "num_classes",
+        )
         for name in counts:
             check_count(f"network.{name}", getattr(self, name))
         check_probability("network.dropout", self.dropout)

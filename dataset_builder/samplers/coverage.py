@@ -58,7 +58,9 @@ def coverage(space: Space, assignments: Iterable[Assignment]) -> Coverage:
     return Coverage(len(bins), single, pairs)
 
 
-def _cells(bins: Sequence[Sequence[int]], names: Sequence[str], sizes: Sequence[int], columns: tuple[int, ...]) -> Cells:
+def _cells(
+    bins: Sequence[Sequence[int]], names: Sequence[str], sizes: Sequence[int], columns: tuple[int, ...]
+) -> Cells:
     met = Counter(tuple(row[i] for i in columns) for row in bins)
     grid: list[tuple[int, ...]] = [()]
     for column in columns:

@@ -23,7 +23,9 @@ class OrthogonalSampler(Sampler):
 
     def array(self, space: Space, names: Sequence[str]) -> OrthogonalArray:
         """The array over these factors of the space."""
-        levels = [min(space.factors[name].level_count, self.max_levels or space.factors[name].level_count) for name in names]
+        levels = [
+            min(space.factors[name].level_count, self.max_levels or space.factors[name].level_count) for name in names
+        ]
         return _cached_array(tuple(levels), self.strength)
 
     def candidates(self, space: Space, seed: int) -> Iterator[Assignment]:
@@ -60,7 +62,8 @@ class TbemSampler(OrthogonalSampler):
     def describe(self, space: Space) -> str:
         """Both arrays."""
         shapes, settings = self._arrays(space)
-        return f"structure {shapes.notation} ({shapes.balance}) x hyper-parameters {settings.notation} ({settings.balance})"
+        first = f"structure {shapes.notation} ({shapes.balance})"
+        return f"{first} x hyper-parameters {settings.notation} ({settings.balance})"
 
     def _arrays(self, space: Space) -> tuple[OrthogonalArray, OrthogonalArray]:
         if not space.structure or not _hyper_parameters(space):

@@ -43,9 +43,7 @@ def replacing(path: Path) -> Iterator[Path]:
         sync(target.parent)
     except OSError as error:
         reason = error.strerror or error
-        raise UserError(
-            f"expected to write {path}, found: {reason}; make room or choose another path"
-        ) from error
+        raise UserError(f"expected to write {path}, found: {reason}; make room or choose another path") from error
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Public measurements as rows: GPUMemNet's sets, its reduced Transformer layout, and its timm table.
 
-The sets label a run SUCCESSFUL unless its log says out of memory, so runs that died otherwise are found here by rule, never
-by how well a figure fits.
+The sets label a run SUCCESSFUL unless its log says out of memory, so runs that died otherwise are found here by rule,
+never by how well a figure fits.
 """
 
 import ast
@@ -9,7 +9,6 @@ import csv
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from dataset_builder.analysis.static import static_estimate
 from dataset_builder.errors import UserError
@@ -75,7 +74,9 @@ def _open(path: Path) -> tuple[Layout, list[Record]]:
         if layout.columns <= columns:
             return layout, records
     known = "; ".join(f"{layout.name}: {sorted(layout.columns)}" for layout in _LAYOUTS)
-    raise UserError(f"expected the columns of a public table ({known}), found {sorted(columns)} in {path}: check the file")
+    raise UserError(
+        f"expected the columns of a public table ({known}), found {sorted(columns)} in {path}: check the file"
+    )
 
 
 def _rows(layout: Layout, records: list[Record], path: Path) -> Iterator[Row]:
@@ -106,7 +107,9 @@ def _table(spec: Spec) -> LayerTable | None:
     return None if isinstance(found, Rejected) else found
 
 
-def _measured(record: Record, status: Status, evidence: str | None, column: str = "Max GPU Memory (MiB)") -> Measurement:
+def _measured(
+    record: Record, status: Status, evidence: str | None, column: str = "Max GPU Memory (MiB)"
+) -> Measurement:
     return Measurement(status=status, device_used_bytes=int(float(record[column])) * MIB, evidence=evidence)
 
 
@@ -165,8 +168,9 @@ def _timm_measurement(record: Record, spec: Spec) -> Measurement:
 
 
 _NAME_AND_PEAK = frozenset({"Filename", "Max GPU Memory (MiB)"})
+_TIMM = frozenset({"model", "batch_size", "max_gpu_mem_mib", "num_classes", "timm_default_input", "row_class"})
 _LAYOUTS = (
     Layout("GPUMemNet", _NAME_AND_PEAK | {"Activations-Params"}, _gpumemnet_spec, _gpumemnet_measurement),
     Layout("GPUMemNet, reduced", _NAME_AND_PEAK | {"Status"}, _gpumemnet_spec, _gpumemnet_measurement),
-    Layout("timm", frozenset({"model", "batch_size", "max_gpu_mem_mib", "num_classes", "timm_default_input", "row_class"}), _timm_spec, _timm_measurement),
-)  # fmt: skip
+    Layout("timm", _TIMM, _timm_spec, _timm_measurement),
+)

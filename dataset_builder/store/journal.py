@@ -1,7 +1,7 @@
 """The journal of a build: `journal.jsonl`, a header and then a line for each row or rejection.
 
-When `append` returns, no end of the process can lose the line; it is on the disk one sync later, and closing waits for it.
-So a build may be stopped at any time, in any way.
+When `append` returns, no end of the process can lose the line; it is on the disk one sync later, and closing waits for
+that. So a build may be stopped at any time, in any way.
 """
 
 import errno
@@ -274,9 +274,7 @@ def _set_aside(path: Path, raws: list[bytes]) -> None:
         sync(path)
         sync(path.parent)
     except OSError as error:
-        raise UserError(
-            f"expected to write {path}, found: {error.strerror}; mend that and repair again"
-        ) from error
+        raise UserError(f"expected to write {path}, found: {error.strerror}; mend that and repair again") from error
 
 
 def _rewrite(journal: Path, without: Mapping[int, str]) -> None:

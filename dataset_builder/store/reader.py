@@ -74,9 +74,7 @@ def iter_records(path: Path | str, on_torn: Callable[[str], None] = _warn) -> It
     """Read rows and rejections lazily, in the order of writing; `on_torn` hears of a last line left out."""
     journal = locate(path)
     return (
-        to_record(journal, line.number, record)
-        for line, record in sound_records(journal, on_torn)
-        if line.number > 1
+        to_record(journal, line.number, record) for line, record in sound_records(journal, on_torn) if line.number > 1
     )
 
 

@@ -116,9 +116,7 @@ def _read_json(path: Path) -> Any:
     except OSError as error:
         raise UserError(f"expected a split at {path}, found: {error.strerror}; check the path") from error
     except ValueError as error:
-        raise UserError(
-            f"expected a split in {path}, found no JSON ({error}): make the split anew"
-        ) from error
+        raise UserError(f"expected a split in {path}, found no JSON ({error}): make the split anew") from error
 
 
 def _fault(values: Any) -> str | None:

@@ -45,9 +45,7 @@ class Summary:
             lines += _bars({self._bucket(index): count for index, count in sorted(self.buckets.items())})
         if self.rejections:
             lines.append("  rejected because:")
-            lines += [
-                f"    {count:6d}  {reason}" for reason, count in self.rejections.most_common(_REASONS_SHOWN)
-            ]
+            lines += [f"    {count:6d}  {reason}" for reason, count in self.rejections.most_common(_REASONS_SHOWN)]
             hidden = len(self.rejections) - _REASONS_SHOWN
             lines += [f"            and {hidden} more reasons (--json lists all)"] if hidden > 0 else []
         return "\n".join(lines)
@@ -87,6 +85,5 @@ def _counts(counter: Counter[str]) -> str:
 def _bars(counts: dict[str, int], width: int = 40) -> list[str]:
     most, name_width = max(counts.values()), max(map(len, counts))
     return [
-        f"    {name:>{name_width}} {count:6d} {'#' * max(1, count * width // most)}"
-        for name, count in counts.items()
+        f"    {name:>{name_width}} {count:6d} {'#' * max(1, count * width // most)}" for name, count in counts.items()
     ]

@@ -1,0 +1,1 @@
+"""Figures that the documentation quotes, each by one command."""
