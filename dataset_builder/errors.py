@@ -16,7 +16,7 @@ def check_count(name: str, value: Any, least: int = 1) -> None:
 
 def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
     """Refuse a value that is not among the choices."""
-    if value not in choices:
+    if value not in list(choices):  # a list compares, where a mapping would hash
         raise UserError(f"expected {name} to be one of {list(choices)}, found {value!r}: change it")
 
 

@@ -61,7 +61,7 @@ def _check_training(training: TrainingSetup, plan: Plan) -> None:
         "optimizers": sorted(OPTIMIZERS),
         "refused": REFUSED,
         "refused_because": REFUSED.get(name),
-        "arguments": arguments,
+        "arguments": dict(arguments),
         "known_arguments": sorted(rule.arguments) if rule else [],
         "unknown_arguments": sorted(arguments.keys() - rule.arguments) if rule else [],
         "broken_demands": _broken_demands(rule, arguments) if rule else [],

@@ -73,7 +73,8 @@ SPECIFICATION: Mapping[str, Process] = {
         },
         post=("H2 >= 1", "W2 >= 1"),
         writes="(N, out_channels, H2, W2)",
-        parameters="((out_channels, in_channels // groups, kernel_size, kernel_size), *([(out_channels,)] if bias else ()))",
+        parameters="((out_channels, in_channels // groups, kernel_size, kernel_size), "
+        "*([(out_channels,)] if bias else ()))",
     ),
     "MaxPool2d": _POOLING,
     "AvgPool2d": _POOLING,
@@ -167,7 +168,10 @@ TRAINING_RULES: tuple[TrainingRule, ...] = (
     TrainingRule("optimizer in optimizers", "no optimizer {optimizer}: choose one of {optimizers}"),
     TrainingRule("len(unknown_arguments) == 0", "{optimizer} takes {known_arguments} here, found {unknown_arguments}"),
     TrainingRule("len(broken_demands) == 0", "{optimizer} expects {broken_demands}, found {arguments}"),
-    TrainingRule("implementation in implementations", "{optimizer} has no {implementation} implementation, only {implementations}"),
+    TrainingRule(
+        "implementation in implementations",
+        "{optimizer} has no {implementation} implementation, only {implementations}",
+    ),
     TrainingRule(
         "loss != 'bce' or last_layer in ('Sigmoid', 'Softmax')",
         "the loss bce reads probabilities, the last layer is {last_layer}: use bce_with_logits or a sigmoid head",
@@ -180,8 +184,11 @@ TRAINING_RULES: tuple[TrainingRule, ...] = (
         "autocast != 'fp16' or dtype != 'fp16' or implementation == 'fused'",
         "autocast fp16 scales the loss, and only a fused optimizer unscales gradients in fp16: use dtype fp32",
     ),
-    TrainingRule("last_batch_size is None or last_batch_size < batch_size", "the last batch {last_batch_size} is not smaller than {batch_size}"),
-)  # fmt: skip
+    TrainingRule(
+        "last_batch_size is None or last_batch_size < batch_size",
+        "the last batch {last_batch_size} is not smaller than {batch_size}",
+    ),
+)
 
 
 def listing() -> str:

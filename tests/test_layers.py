@@ -109,8 +109,8 @@ def test_the_table_does_not_depend_on_the_batch() -> None:
         for network in drawn(family, 20):
             specs = [make_spec(family, network, TrainingSetup(batch_size=size)) for size in (2, 7)]
             tables = [filters.check(spec) for spec in specs]
-            assert tables[0] == tables[1]
             if isinstance(tables[0], LayerTable):
+                assert tables[0] == tables[1]
                 plan = plan_of(specs[0])
                 assert layer_table(subject.build_subject(plan), subject.make_inputs(plan, 7)).layers == tables[0].layers
 

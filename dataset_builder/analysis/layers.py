@@ -1,6 +1,6 @@
 """The layer table of any module: one run on the meta device, watched by hooks."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ def layer_table(module: nn.Module, inputs: Sequence[Any]) -> LayerTable:
 
     Give both on the meta device: nothing is computed then.
     """
-    watch = _Watch(inputs)
+    watch = _Watch(module, inputs)
     with ExitStack() as stack:
         for name, part in module.named_modules():
             stack.enter_context(watch.on(name, part))
@@ -47,24 +47,26 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def _storage(tensor: Tensor) -> int:
-    address: int = tensor.untyped_storage()._cdata
-    return address
+def _storages(value: Any) -> dict[int, int]:
+    """The storages behind all tensors of a value, with their elements."""
+    found = ((tensor.untyped_storage(), tensor.element_size()) for tensor in _tensors(value))
+    return {storage._cdata: storage.nbytes() // size for storage, size in found}
 
 
 class _Watch(TorchFunctionMode):
     """Records layers through hooks, and functions that are called outside of them."""
 
-    def __init__(self, inputs: Sequence[Any]) -> None:
+    def __init__(self, module: nn.Module, inputs: Sequence[Any]) -> None:
         super().__init__()
         self.records: list[LayerRecord] = []
         given = list(_tensors(inputs))
         self.batch_size = given[0].shape[0] if given and given[0].dim() else 1
         self.input_elements = sum(tensor.numel() for tensor in given) // self.batch_size
+        self._held = _storages([*module.parameters(), *module.buffers()]).keys()
         self._counted: set[int] = set()  # parameters that a layer before has brought in
         self._layers = 0  # how many layers are running, one within the other
         self._path: list[str] = [""]  # the modules that are running, outermost first
-        self._before: list[set[int]] = []
+        self._before: list[Set[int]] = []
 
     @contextmanager
     def on(self, name: str, part: nn.Module) -> Iterator[None]:
@@ -74,7 +76,7 @@ class _Watch(TorchFunctionMode):
         def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
             self._layers += is_layer
             self._path.append(name)
-            self._before.append({_storage(tensor) for tensor in _tensors([args, kwargs])})
+            self._before.append(_storages([args, kwargs]).keys())
 
         def leave(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             self._layers -= is_layer
@@ -106,15 +108,18 @@ class _Watch(TorchFunctionMode):
         self._counted |= found.keys()
         return sum(found.values())
 
-    def _add(self, name: str, kind: str, output: Any, before: set[int], parameters: int, functional: bool) -> None:
+    def _add(self, name: str, kind: str, output: Any, before: Set[int], parameters: int, functional: bool) -> None:
         tensors = list(_tensors(output))
         if not tensors:
             return
-        fresh = {_storage(tensor): tensor.numel() for tensor in tensors if _storage(tensor) not in before}
         shape = tuple(tensors[0].shape[1:])
-        self.records.append(
-            LayerRecord(name, kind, shape, sum(fresh.values()) // self.batch_size, parameters, functional)
-        )
+        activations = self._fresh(tensors, before) // self.batch_size
+        self.records.append(LayerRecord(name, kind, shape, activations, parameters, functional))
+
+    def _fresh(self, output: Any, before: Set[int]) -> int:
+        """Elements of the storages that an output brings: neither its inputs' nor the module's own."""
+        found = _storages(output).items()
+        return sum(elements for key, elements in found if key not in before and key not in self._held)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -122,11 +127,10 @@ class _Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._layers:
             return func(*args, **kwargs)
-        before = {_storage(tensor) for tensor in _tensors([args, kwargs])}
+        before = _storages([args, kwargs]).keys()
         with torch._C.DisableTorchFunction():
             output = func(*args, **kwargs)
         kind = getattr(func, "__name__", "").strip("_")
-        fresh = [tensor for tensor in _tensors(output) if _storage(tensor) not in before]
-        if fresh and kind not in _LAYOUT:
+        if kind not in _LAYOUT and self._fresh(output, before):
             self._add(self._path[-1], kind, output, before, 0, functional=True)
         return output

@@ -1,7 +1,7 @@
 """Families: the kinds of networks that a spec can describe, and the plan of each."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from dataset_builder.errors import UserError
@@ -38,7 +38,17 @@ def family_of(name: str) -> Family:
 def make_spec(family: str, network: Mapping[str, Any], training: TrainingSetup) -> Spec:
     """A spec in its one canonical form: factors checked, those at their default left out."""
     factors: Any = from_mapping(family_of(family).network, network, f"the {family} network")
-    return Spec(family, without_defaults(factors), training)
+    kinds = {item.name: item.type for item in fields(factors)}
+    return Spec(
+        family, {name: _plain(value, kinds[name]) for name, value in without_defaults(factors).items()}, training
+    )
+
+
+def _plain(value: Any, kind: Any = None) -> Any:
+    """A factor as JSON gives it back, so that 0 and 0.0, a tuple and a list are one spec."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    return float(value) if kind is float else value
 
 
 def plan_of(spec: Spec) -> Plan:

@@ -8,14 +8,14 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dataset_builder.errors import UserError
+from dataset_builder.errors import UserError, check_count
 from dataset_builder.families import make_spec
 from dataset_builder.schema import Spec, TrainingSetup
 
 _SAMPLES = 4096
 _SUMMARY_BATCH = 2
 _MLP = "input:{int}_output:{int}_depth:{int}_arch:{word}_batch:{int}"
-_REST = "_act:{word}_dropout:{float}_dropout:{word}_batchnorm:{word}"
+_REST = "_act:{word}_dropout:{float}_dropout:{flag}_batchnorm:{flag}"
 _CNN = (
     "input_channels:{int}_num_classes:{int}_depth:{int}_arch:{word}_base_filters:{int}_batch:{int}_input_size:{int}"
     + _REST
@@ -24,7 +24,12 @@ _TRANSFORMER = (
     "num_classes:{int}_embedding_size:{int}_num_layers:{int}_num_heads:{int}_ff_hidden_size:{int}"
     "_dropout_rate:{float}_seq_length:{int}_input_size:{int}_num_samples:{int}_batch_size:{int}"
 )
-_FORMS = {"int": (r"(\d+)", int), "word": (r"([A-Za-z_]+?)", str), "float": (r"([\d.eE+-]+)", float)}
+_FORMS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "int": (r"(\d+)", int),
+    "word": (r"([A-Za-z_]+?)", str),
+    "float": (r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)", float),
+    "flag": (r"(True|False)", lambda text: text == "True"),
+}
 
 
 def spec_of_filename(filename: str, hidden: Mapping[str, Any] | None = None) -> Spec:
@@ -39,9 +44,8 @@ def spec_of_filename(filename: str, hidden: Mapping[str, Any] | None = None) -> 
         if found is not None:
             family, network, training = make(*found)
             return make_spec(family, {**network, **(hidden or {})}, training)
-    raise UserError(
-        f"expected a file name of GPUMemNet such as {_MLP.format(int='8', word='uniform')}.out, found {filename!r}: check it"
-    )
+    example = _MLP.format(int="8", word="uniform")
+    raise UserError(f"expected a file name of GPUMemNet such as {example}.out, found {filename!r}: check it")
 
 
 def _match(pattern: str, name: str) -> list[Any] | None:
@@ -55,6 +59,7 @@ def _match(pattern: str, name: str) -> list[Any] | None:
 
 def _training(batch: int, samples: int = _SAMPLES, **more: Any) -> TrainingSetup:
     settings = {"dry_run_batch_size": _SUMMARY_BATCH, **more}
+    check_count("the batch", batch)
     return TrainingSetup(batch_size=batch, last_batch_size=samples % batch or None, **settings)
 
 
@@ -86,11 +91,11 @@ def _cnn(channels: int, classes: int, depth: int, arch: str, filters: int, batch
     return "cnn", network, _training(batch, loss="cross_entropy" if classes > 1 else "bce")
 
 
-def _block(act: str, rate: float, dropout: str, norm: str) -> dict[str, Any]:
+def _block(act: str, rate: float, dropout: bool, norm: bool) -> dict[str, Any]:
     return {
         "activation": act,
-        "dropout": rate if dropout == "True" else 0.0,
-        "norm": "batch" if norm == "True" else "none",
+        "dropout": rate if dropout else 0.0,
+        "norm": "batch" if norm else "none",
     }
 
 

@@ -41,7 +41,8 @@ class TemplateNetwork:
 
     def __post_init__(self) -> None:
         check_choice("network.template", self.template, SEEDS)
-        if not self.stages or any(len(stage) != 2 for stage in self.stages):
+        lists = isinstance(self.stages, Sequence) and all(isinstance(stage, Sequence) for stage in self.stages)
+        if not (lists and self.stages and all(len(stage) == 2 for stage in self.stages)):
             raise UserError(
                 f"expected network.stages as [[filters, blocks], ...], found {self.stages!r}: write it like that"
             )
