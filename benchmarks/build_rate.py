@@ -13,9 +13,9 @@ ROWS = {"mlp": 2000, "cnn": 1000, "template": 1000, "transformer": 500}
 def rows_a_second(family: str, rows: int) -> float:
     """Build rows in a new process on one core; the start of Python counts."""
     with tempfile.TemporaryDirectory() as out:
-        words = ["-m", "dataset_builder", f"family={family}", f"n={rows}", "backend=static", "executor=serial", f"out={out}"]
+        words = [f"family={family}", f"n={rows}", "backend=static", "executor=serial", f"out={out}"]
         start = time.perf_counter()
-        subprocess.run([sys.executable, *words], check=True, capture_output=True)
+        subprocess.run([sys.executable, "-m", "dataset_builder", *words], check=True, capture_output=True)
         seconds = time.perf_counter() - start
         written = (Path(out) / "journal.jsonl").read_bytes().count(b'"type":"row"')
     if written != rows:

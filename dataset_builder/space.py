@@ -111,7 +111,7 @@ class Range(Factor):
 
 
 def parse_factor(name: str, settings: Mapping[str, Any]) -> Factor:
-    """A factor from its configuration: {choice: [...]}, or {int: [low, high]} or {float: ...} with step, log, levels."""
+    """A factor from its configuration: {choice: [...]}, {int: [low, high]} or {float: ...}, with step, log, levels."""
     kinds = [kind for kind in ("choice", "int", "float") if kind in settings]
     extra = settings.keys() - {"choice", "int", "float", "step", "log", "levels"}
     if len(kinds) != 1 or extra:

@@ -475,10 +475,12 @@ def test_a_sync_that_fails_is_said_at_the_latest_when_the_journal_closes(tmp_pat
     def fail(*_):
         raise OSError(5, "Input/output error")
 
-    with pytest.raises(UserError, match="found: Input/output error; mend that"):
-        with JournalWriter(tmp_path, BUILD) as writer:
-            monkeypatch.setattr(os, "fdatasync", fail)
-            writer.append(make_row(1))
+    with (
+        pytest.raises(UserError, match="found: Input/output error; mend that"),
+        JournalWriter(tmp_path, BUILD) as writer,
+    ):
+        monkeypatch.setattr(os, "fdatasync", fail)
+        writer.append(make_row(1))
     monkeypatch.undo()
     write(tmp_path, [2])
     assert read_journal(tmp_path).rows[-1] == make_row(2)

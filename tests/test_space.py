@@ -109,7 +109,8 @@ def _mlp(values):
 
 
 def _norms(values):
-    return f"_act:{values['act']}_dropout:{values['dropout_rate']}_dropout:{values['dropout']}_batchnorm:{values['batch_norm']}"
+    keys = {"act": "act", "dropout": "dropout_rate", "dropout ": "dropout", "batchnorm": "batch_norm"}
+    return "".join(f"_{title.strip()}:{values[name]}" for title, name in keys.items())
 
 
 def _cnn(values):
