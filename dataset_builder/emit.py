@@ -15,7 +15,7 @@ _FUNCTIONS = (
     training.random_targets,
     training.loss_of,
     training.make_optimizer,
-    training.train_step,
+    training.training_steps,
 )
 _SCRIPT = Template('''\
 """A $family network with its training step. Needs torch only.
@@ -25,8 +25,8 @@ $spec
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -60,10 +60,13 @@ def main() -> None:
         network(*random_inputs(INPUTS, $dry_run_batch_size, "$dtype", options.device))
     optimizer = make_optimizer("$optimizer", $arguments, "$implementation", network.parameters())
     scaler = $scaler
-    for batch_size in [$epoch] * options.epochs:
-        batches = (random_inputs(INPUTS, batch_size, "$dtype", options.device) for _ in range($accumulate))
-        loss = train_step(network, optimizer, batches, "$loss", $autocast, scaler)
-        print(f"batch {batch_size}: loss {loss.item():.4f}")
+    sizes = [$epoch] * options.epochs
+    batches = (
+        (random_inputs(INPUTS, size, "$dtype", options.device) for _ in range($accumulate)) for size in sizes
+    )
+    losses = training_steps(network, optimizer, batches, "$loss", $autocast, scaler)
+    for size, loss in zip(sizes, losses):
+        print(f"batch {size}: loss {loss.item():.4f}")
     if options.device.startswith("cuda"):
         for name in ("allocated_bytes", "reserved_bytes"):
             print(f"{name}: {torch.cuda.memory_stats()[name + '.all.peak']}")
@@ -97,8 +100,12 @@ def emit(spec: Spec) -> str:
         epoch=", ".join(map(str, full + last)),
         accumulate=setup.accumulate,
         loss=setup.loss,
-        autocast=repr(setup.autocast),
+        autocast=_autocast_source(setup.autocast),
     )
+
+
+def _autocast_source(dtype: str | None) -> str:
+    return "nullcontext" if dtype is None else f'lambda: torch.autocast(options.device, DTYPES["{dtype}"])'
 
 
 def _block_sources(plan: Plan) -> str:

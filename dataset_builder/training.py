@@ -1,7 +1,7 @@
 """The training step that every backend runs and that `emit` prints: these functions need torch and nothing else."""
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -56,26 +56,30 @@ def make_optimizer(
     return optimizer
 
 
-def train_step(
+def training_steps(
     network: nn.Module,
     optimizer: torch.optim.Optimizer,
-    batches: Iterable[tuple[Tensor, ...]],
+    batches: Iterable[Iterable[tuple[Tensor, ...]]],
     loss: str,
-    autocast: str | None,
-    scaler: torch.amp.GradScaler | None,
-) -> Tensor:
-    """One optimizer step over one batch, or over several whose gradients add up."""
-    optimizer.zero_grad()
-    for inputs in batches:
-        device = inputs[0].device.type
-        with torch.autocast(device, DTYPES[autocast]) if autocast else nullcontext():
-            output = network(*inputs)
-            value = loss_of(loss, output, random_targets(loss, output))
-        scaled: Any = scaler.scale(value) if scaler else value
-        scaled.backward()
-    if scaler:
-        scaler.step(optimizer)
-        scaler.update()
-    else:
-        optimizer.step()
-    return value
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    scaler: torch.amp.GradScaler | None = None,
+) -> Iterator[Tensor]:
+    """The usual loop: one optimizer step for each batch, or for several whose gradients add up. Yields the losses.
+
+    As in most scripts, inputs, output and loss live on until the next ones take their names.
+    """
+    for parts in batches:
+        for index, inputs in enumerate(parts):
+            if index == 0:
+                optimizer.zero_grad()
+            with autocast():
+                output = network(*inputs)
+                value = loss_of(loss, output, random_targets(loss, output))
+            scaled: Any = scaler.scale(value) if scaler else value
+            scaled.backward()
+        if scaler:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+        yield value.detach()

@@ -1,0 +1,1 @@
+"""The virtual GPU: what training would take on a card, worked out without one."""

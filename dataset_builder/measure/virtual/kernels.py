@@ -1,0 +1,152 @@
+"""CUDA kernels that allocate more, or in another order, than the outputs that torch's meta functions show."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dataset_builder.measure.virtual.shapes import convolution_shape
+from dataset_builder.measure.virtual.trace import ConvolutionCall, Kernel, LibraryCall, Tracer
+
+aten = torch.ops.aten
+
+# aten/src/ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu
+_EMBEDDING_SORT_FROM = 3072
+_EMBEDDING_ROWS_A_THREAD = 10
+_WARP = 32
+_INDEX_BYTES = 8
+
+
+def _convolution(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Output first, then cuDNN's workspace for the time of the call (native/cudnn/ConvShared.cpp)."""
+    x, weight, _, stride, padding, dilation, transposed, _, groups = args
+    if transposed or not x.is_meta:
+        return NotImplemented
+    channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    shape = convolution_shape(x, weight, _spread(stride, x), _spread(padding, x), _spread(dilation, x))
+    y = tracer.see(torch.empty(shape, dtype=x.dtype, device="meta", memory_format=layout))
+    tracer.workspace(_call("forward", x, weight, y, stride, groups))
+    return y
+
+
+def _convolution_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The input's gradient, then the weight's, each with its workspace; then the bias's by a sum (ConvShared.cpp)."""
+    grad, x, weight, bias_sizes, stride, _, _, transposed, _, groups, mask = args
+    if transposed or not x.is_meta:
+        return NotImplemented
+    made: list[Tensor | None] = [None, None, None]
+    for index, (direction, like) in enumerate((("data", x), ("weight", weight))):
+        if mask[index]:
+            made[index] = tracer.see(torch.empty_like(like))
+            tracer.workspace(_call(direction, x, weight, grad, stride, groups))
+    if mask[2]:
+        made[2] = tracer.see(torch.empty(bias_sizes, dtype=x.dtype, device="meta"))
+    return tuple(made)
+
+
+def _spread(values: Sequence[int], x: Tensor) -> Sequence[int]:
+    """One value stands for all spatial dimensions."""
+    return values if len(values) == x.dim() - 2 else list(values) * (x.dim() - 2)
+
+
+def _call(direction: str, x: Tensor, weight: Tensor, y: Tensor, stride: Sequence[int], groups: int) -> ConvolutionCall:
+    shapes = (tuple(x.shape), tuple(weight.shape), tuple(y.shape))
+    return ConvolutionCall(direction, *shapes, tuple(stride), groups, x.element_size())
+
+
+def _matmul(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """cuBLAS takes a workspace for each handle and stream; forward and backward run in threads of their own."""
+    if args[0].is_meta:
+        tracer.hold("cublas")
+    return NotImplemented
+
+
+def _linear(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """addmm with a bias vector goes to cublasLt, which takes a workspace for the time of the call (cuda/Blas.cpp)."""
+    bias, a, b = args[:3]
+    if not a.is_meta:
+        return NotImplemented
+    tracer.hold("cublas")
+    out = tracer.see(torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device="meta"))
+    if bias.dim() == 1:
+        tracer.workspace(LibraryCall("cublaslt"))
+    return out
+
+
+def _embedding_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Many tokens are sorted, and their gradients summed in segments (cuda/EmbeddingBackwardKernel.cu)."""
+    grad, indices, count = args[:3]
+    if not grad.is_meta:
+        return NotImplemented
+    tokens, size = indices.numel(), grad.shape[-1]
+    if tokens > _EMBEDDING_SORT_FROM:
+        for _ in range(4):  # keys and values, and their doubles for the radix sort
+            tracer.temporary(tokens * _INDEX_BYTES)
+    out = tracer.see(torch.empty((count, size), dtype=grad.dtype, device="meta"))
+    if tokens > _EMBEDDING_SORT_FROM:
+        segments = tokens // _EMBEDDING_ROWS_A_THREAD + min(tokens, count)
+        tracer.temporary(segments * -(-size // _WARP) * _WARP * 4)
+    return out
+
+
+def _efficient_attention_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Row sums of grad * out in single precision, the gradients, and room to add up the queries' over blocks of keys.
+
+    native/transformers/cuda/attention_backward.cu; mem_eff_attention/kernel_backward.h, workspace_elements_gq.
+    """
+    grad, q, k, v, mask = args[:5]
+    if not q.is_meta or mask is not None:
+        return NotImplemented
+    batch, heads, length, size = q.shape
+    product = tracer.see(torch.empty((batch, length, heads, size), dtype=torch.float32, device="meta"))
+    delta = tracer.see(torch.empty((batch, heads, length), dtype=torch.float32, device="meta"))
+    del product
+    if q.shape == k.shape == v.shape and q.untyped_storage()._cdata == k.untyped_storage()._cdata:
+        packed = tracer.see(torch.empty((batch, length, 3, heads, size), dtype=q.dtype, device="meta"))
+        made = [packed.select(2, index).transpose(1, 2) for index in range(3)]
+    else:
+        made = [
+            tracer.see(torch.empty((*item.shape[:1], item.shape[2], *item.shape[1:2], item.shape[3]), dtype=q.dtype, device="meta")).transpose(1, 2)
+            for item in (q, k, v)
+        ]
+    blocks = -(-length // 64) * -(-size // 64)
+    tracer.temporary(batch * heads * blocks * (64 * 64 * 4 + 16))
+    del delta
+    return (*made, None)
+
+
+def _foreach(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Lists of tensors in few kernels: new tensors for all, nothing for those in place (native/cuda/Foreach*.cu)."""
+    if not args[0] or not args[0][0].is_meta:
+        return NotImplemented
+    return [tracer.see(torch.empty_like(item)) for item in args[0]]
+
+
+def _in_place_lists(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return None if args[0] and args[0][0].is_meta else NotImplemented
+
+
+def _list_operators() -> Iterator[Any]:
+    """All operators over lists of tensors, those of optimizers among them."""
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith(("aten::_foreach_", "aten::_fused_")):
+            packet, _, overload = name.removeprefix("aten::").partition(".")
+            yield getattr(getattr(aten, packet), overload or "default")
+
+
+def cuda_kernels() -> dict[Any, Kernel]:
+    """All of them, by operator."""
+    kernels: dict[Any, Kernel] = {
+        aten.convolution.default: _convolution,
+        aten.convolution_backward.default: _convolution_backward,
+        aten.addmm.default: _linear,
+        aten._scaled_dot_product_efficient_attention_backward.default: _efficient_attention_backward,
+        aten.embedding_dense_backward.default: _embedding_backward,
+        **dict.fromkeys((aten.mm.default, aten.bmm.default, aten.baddbmm.default), _matmul),
+    }
+    for operator in _list_operators():
+        in_place = operator._schema.name.endswith("_")
+        kernels[operator] = _in_place_lists if in_place else _foreach
+    return kernels

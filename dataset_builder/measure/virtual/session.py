@@ -1,0 +1,166 @@
+"""A whole training run as a trace: parameters, a dry run, the first steps, then the steady ones as often as wanted."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dataset_builder.measure.virtual.composites import cuda_paths
+from dataset_builder.measure.virtual.kernels import cuda_kernels
+from dataset_builder.measure.virtual.trace import FREE, Trace, Tracer, Use
+from dataset_builder.schema import TrainingSetup, parse_call
+from dataset_builder.training import make_optimizer, training_steps
+
+MakeInputs = Callable[[int], tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """The events of one step, and the blocks that it leaves for the next one to free, in order of birth."""
+
+    events: list[tuple[int, int]]
+    left: list[int]
+
+
+def trace_training(
+    subject: nn.Module,
+    make_inputs: MakeInputs,
+    setup: TrainingSetup,
+    epochs: int = 2,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Trace:
+    """Trace a subject on the meta device through `epochs` epochs, each of some full batches and the odd last one."""
+    run = _Run(subject, make_inputs, setup, autocast)
+    with cuda_paths():
+        return run.trace(epochs)
+
+
+class _Run:
+    """Traces each kind of step once and strings copies of them together."""
+
+    def __init__(
+        self,
+        subject: nn.Module,
+        make_inputs: MakeInputs,
+        setup: TrainingSetup,
+        autocast: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self.subject = subject
+        self.make_inputs = make_inputs
+        self.setup = setup
+        self.autocast = autocast
+        self.tracer = Tracer(cuda_kernels())
+        self.inputs: tuple[Tensor, ...] = ()
+
+    def trace(self, epochs: int) -> Trace:
+        """Run what must be run, then compose."""
+        setup, tracer = self.setup, self.tracer
+        self._place_parameters()
+        sizes = [setup.batch_size, setup.batch_size]
+        sizes += [setup.last_batch_size] if setup.last_batch_size else []
+        with tracer:
+            self._dry_run()
+            optimizer = self._optimizer()
+            start = list(tracer.trace.events)
+            steps = list(self._steps(optimizer, sizes, len(start)))
+        return self._compose(start, steps, epochs)
+
+    def _place_parameters(self) -> None:
+        """As `module.to(device)` does: children first, then a module's own parameters and buffers."""
+        self.tracer.phase = Use.PARAMETERS
+        for module in _in_order_of_moving(self.subject):
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                self.tracer.see(tensor.detach())
+        self.tracer.phase = Use.ACTIVATIONS
+
+    def _dry_run(self) -> None:
+        if self.setup.dry_run_batch_size:
+            for _ in range(self.setup.dry_run_passes):
+                self.subject(*self._batch(self.setup.dry_run_batch_size))
+            self.inputs = ()
+
+    def _batch(self, size: int) -> tuple[Tensor, ...]:
+        self.tracer.phase = Use.INPUTS
+        self.inputs = self.make_inputs(size)
+        self.tracer.phase = Use.ACTIVATIONS
+        return self.inputs
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        name, arguments = parse_call(self.setup.optimizer)
+        # on CUDA torch picks the foreach form wherever there is one; on meta it would not (optim/optimizer.py)
+        implementation = "foreach" if self.setup.implementation == "default" else self.setup.implementation
+        parameters = [item for item in self.subject.parameters() if item.requires_grad]
+        optimizer = make_optimizer(name, dict(arguments), implementation, parameters)
+        optimizer.register_step_pre_hook(lambda *_: self._enter(Use.OPTIMIZER_STATE))
+        optimizer.register_step_post_hook(lambda *_: self._enter(Use.ACTIVATIONS))
+        return optimizer
+
+    def _enter(self, phase: Use) -> None:
+        self.tracer.phase = phase
+
+    def _steps(self, optimizer: torch.optim.Optimizer, sizes: Sequence[int], start: int) -> Iterator[Step]:
+        batches = ((self._batch(size) for _ in range(self.setup.accumulate)) for size in sizes)
+        events = self.tracer.trace.events
+        for _ in training_steps(self.subject, optimizer, batches, self.setup.loss, self.autocast):
+            self._tell_uses(optimizer)
+            own = events[start:]
+            start = len(events)
+            yield Step(own, self._left(own))
+
+    def _tell_uses(self, optimizer: torch.optim.Optimizer) -> None:
+        """Now that a step is over, gradients and optimizer state can be told from what else was born beside them."""
+        gradients = [item.grad for item in self.subject.parameters() if item.grad is not None]
+        state = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
+        for use, tensors in ((Use.GRADIENTS, gradients), (Use.OPTIMIZER_STATE, state)):
+            for tensor in tensors:
+                block = self.tracer.block_of(tensor)
+                if block is not None:
+                    self.tracer.trace.uses[block] = use
+
+    def _left(self, events: list[tuple[int, int]]) -> list[int]:
+        """Blocks that a step leaves alive and that are not there for good."""
+        for_good = (Use.OPTIMIZER_STATE, Use.WORKSPACE)
+        dead = {block for block, size in events if size == FREE}
+        uses = self.tracer.trace.uses
+        return [block for block, size in events if size != FREE and block not in dead and uses[block] not in for_good]
+
+    def _compose(self, start: list[tuple[int, int]], steps: list[Step], epochs: int) -> Trace:
+        """The first step and a steady one; then for each epoch two steady ones and the last batch, and one to end on."""
+        trace = self.tracer.trace
+        first, steady, *odd = steps
+        trace.events = [*start, *first.events, *steady.events]
+        if any(len(step.left) != len(steady.left) for step in steps):
+            trace.events += [event for step in odd for event in step.events]
+            return trace  # steps that differ from each other cannot be copied
+        left = steady.left
+        for _ in range(epochs):
+            for step in (steady, steady, *odd):
+                left = _append_copy(trace, step, first if step is steady else steady, left)
+        _append_copy(trace, steady, first, left)
+        return trace
+
+
+def _append_copy(trace: Trace, step: Step, before: Step, left: list[int]) -> list[int]:
+    """Add a copy of a step, with blocks of its own, that frees what the last step left; returns what the copy leaves.
+
+    `before` is the step that ran before this one when it was traced.
+    """
+    freed = dict(zip(before.left, left, strict=True))
+    new: dict[int, int] = {}
+    for block, size in step.events:
+        if size == FREE:
+            trace.events.append((new.get(block, freed.get(block, block)), FREE))
+        else:
+            new[block] = len(trace.uses)
+            trace.uses.append(trace.uses[block])
+            trace.events.append((new[block], size))
+    return [new[block] for block in step.left]
+
+
+def _in_order_of_moving(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        yield from _in_order_of_moving(child)
+    yield module

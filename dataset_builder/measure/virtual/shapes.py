@@ -1,0 +1,190 @@
+"""Outputs of the operators that training meets most, made without torch's own meta functions.
+
+Many of torch's meta functions are decompositions in Python that take milliseconds and allocate temporaries that no CUDA
+kernel has. Each rule here gives what the CUDA kernel allocates for its outputs. A rule that does not apply (a dtype that
+must be promoted, a tensor that is not on meta) returns NotImplemented, and torch's own function runs.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+Rule = Callable[..., Any]
+SHAPES: dict[Any, Rule] = {}
+
+
+def _rule(*names: str) -> Callable[[Rule], Rule]:
+    def register(function: Rule) -> Rule:
+        for name in names:
+            packet, overload = name.split(".")
+            operator = getattr(getattr(aten, packet, None), overload, None)
+            if operator is not None:  # an older or newer torch may lack one
+                SHAPES[operator] = function
+        return function
+
+    return register
+
+
+def _empty(shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty(shape, dtype=dtype or like.dtype, device="meta")
+
+
+def _flat(x: Tensor) -> bool:
+    return x.is_meta and x.is_floating_point()
+
+
+@_rule(
+    "relu.default", "gelu.default", "silu.default", "mish.default", "softplus.default", "elu.default", "selu.default",
+    "leaky_relu.default", "tanh.default", "sigmoid.default", "hardswish.default", "hardsigmoid.default", "exp.default",
+    "hardtanh.default", "log.default", "sqrt.default", "rsqrt.default", "neg.default", "abs.default", "sin.default", "cos.default",
+    "erf.default", "pow.Tensor_Scalar", "mul.Scalar", "add.Scalar", "sub.Scalar", "div.Scalar", "clamp.default",
+    "clamp_min.default", "reciprocal.default", "log_sigmoid.default",
+    "zeros_like.default", "ones_like.default", "rand_like.default", "randn_like.default",
+    "_prelu_kernel.default", "celu.default", "bernoulli.p",
+)  # fmt: skip
+def _unary(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return torch.empty_like(x) if _flat(x) and not kwargs.get("dtype") else NotImplemented
+
+
+@_rule(
+    "threshold_backward.default", "gelu_backward.default", "silu_backward.default", "elu_backward.default",
+    "softplus_backward.default", "leaky_relu_backward.default", "tanh_backward.default", "sigmoid_backward.default",
+    "hardswish_backward.default", "hardsigmoid_backward.default", "hardtanh_backward.default",
+    "native_dropout_backward.default",
+)  # fmt: skip
+def _gradient(grad: Tensor, other: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return torch.empty_like(grad) if _flat(grad) else NotImplemented
+
+
+@_rule("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor")
+def _binary(a: Tensor, b: Any, **kwargs: Any) -> Any:
+    if not _flat(a):
+        return NotImplemented
+    if not isinstance(b, Tensor) or b.shape == a.shape or (b.dim() == 0 and not b.is_meta):
+        return torch.empty_like(a) if not isinstance(b, Tensor) or b.dtype == a.dtype or b.dim() == 0 else NotImplemented
+    if b.dtype != a.dtype or not b.is_meta:
+        return NotImplemented
+    return _empty(torch.broadcast_shapes(a.shape, b.shape), a)
+
+
+@_rule("_prelu_kernel_backward.default")
+def _prelu_backward(grad: Tensor, x: Tensor, weight: Tensor) -> Any:
+    return torch.empty_like(x), torch.empty_like(x)
+
+
+@_rule("native_dropout.default")
+def _dropout(x: Tensor, p: float, train: bool | None) -> Any:
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)  # aten/src/ATen/native/cuda/Dropout.cu
+
+
+@_rule("native_batch_norm.default", "cudnn_batch_norm.default")
+def _batch_norm(x: Tensor, *args: Any) -> Any:
+    statistics = [_empty((x.shape[1],), x, torch.float32) for _ in range(2)]
+    return torch.empty_like(x), *statistics
+
+
+@_rule("native_batch_norm_backward.default")
+def _batch_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, *args: Any) -> Any:
+    mask = args[-1]
+    sums = [_empty((x.shape[1],), x, torch.float32) if wanted and weight is not None else None for wanted in mask[1:]]
+    return torch.empty_like(x) if mask[0] else None, *sums
+
+
+@_rule("native_layer_norm.default")
+def _layer_norm(x: Tensor, shape: Sequence[int], *args: Any) -> Any:
+    rows = (*x.shape[: x.dim() - len(shape)], *[1] * len(shape))
+    return _empty(x.shape, x), _empty(rows, x, torch.float32), _empty(rows, x, torch.float32)
+
+
+@_rule("native_layer_norm_backward.default")
+def _layer_norm_backward(
+    grad: Tensor, x: Tensor, shape: Sequence[int], mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None,
+    mask: Sequence[bool],
+) -> Any:  # fmt: skip
+    made = [torch.empty_like(like) if wanted and like is not None else None for like, wanted in zip((x, weight, bias), mask, strict=True)]
+    return tuple(made)
+
+
+@_rule("native_group_norm.default")
+def _group_norm(x: Tensor, weight: Any, bias: Any, n: int, c: int, hw: int, groups: int, eps: float) -> Any:
+    return torch.empty_like(x), _empty((n, groups), x), _empty((n, groups), x)
+
+
+@_rule("native_group_norm_backward.default")
+def _group_norm_backward(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, *args: Any) -> Any:
+    mask = args[-1]
+    sums = [torch.empty_like(weight) if wanted and weight is not None else None for wanted in mask[1:]]
+    return torch.empty_like(x) if mask[0] else None, *sums
+
+
+@_rule("_softmax.default", "_log_softmax.default")
+def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Any:
+    return _empty(x.shape, x, torch.float32 if half_to_float else None) if x.is_meta else NotImplemented
+
+
+@_rule("_softmax_backward_data.default", "_log_softmax_backward_data.default")
+def _softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Any:
+    return _empty(output.shape, output, dtype)
+
+
+@_rule("nll_loss_forward.default", "nll_loss2d_forward.default")
+def _nll_loss(x: Tensor, target: Tensor, weight: Any, reduction: int, ignore: int) -> Any:
+    kept = x.shape[:1] + x.shape[2:] if reduction == 0 and x.dim() > 1 else ()
+    return _empty(kept, x), _empty((), x)
+
+
+@_rule("nll_loss_backward.default", "nll_loss2d_backward.default")
+def _nll_loss_backward(grad: Tensor, x: Tensor, *args: Any) -> Any:
+    return _empty(x.shape, x)
+
+
+@_rule("mm.default", "bmm.default")
+def _mm(a: Tensor, b: Tensor) -> Any:
+    return _empty((*a.shape[:-1], b.shape[-1]), a)
+
+
+@_rule("addmm.default", "baddbmm.default")
+def _addmm(bias: Tensor, a: Tensor, b: Tensor, **kwargs: Any) -> Any:
+    return _empty((*a.shape[:-1], b.shape[-1]), a)
+
+
+@_rule("embedding.default")
+def _embedding(weight: Tensor, indices: Tensor, *args: Any) -> Any:
+    return _empty((*indices.shape, weight.shape[1]), weight)
+
+
+@_rule("embedding_dense_backward.default")
+def _embedding_backward(grad: Tensor, indices: Tensor, count: int, *args: Any) -> Any:
+    return _empty((count, grad.shape[-1]), grad)
+
+
+@_rule("cat.default")
+def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
+    first = tensors[0]
+    if not first.is_meta or any(item.dim() != first.dim() or item.dtype != first.dtype for item in tensors):
+        return NotImplemented
+    shape = list(first.shape)
+    shape[dim] = sum(item.shape[dim] for item in tensors)
+    if first.dim() == 4 and all(item.is_contiguous(memory_format=torch.channels_last) for item in tensors):
+        return NotImplemented
+    return _empty(shape, first)
+
+
+@_rule("sum.dim_IntList", "mean.dim")
+def _reduce(x: Tensor, dims: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    if not _flat(x) or not dims:
+        return NotImplemented
+    reduced = {d % x.dim() for d in dims}
+    shape = [1 if i in reduced else n for i, n in enumerate(x.shape) if keepdim or i not in reduced]
+    return _empty(shape, x, dtype)
+
+
+def convolution_shape(
+    x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> list[int]:
+    """The output's shape of a convolution that is not transposed."""
+    sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    return [x.shape[0], weight.shape[0], *((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)]

@@ -1,0 +1,157 @@
+"""Recording a training step: every storage that is born on the device and every one that dies, in order."""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dataset_builder.measure.virtual.shapes import SHAPES
+
+FREE = -1
+_FIRST_CALL = -2
+
+
+class Use(IntEnum):
+    """What a block holds, for the breakdown of a peak."""
+
+    PARAMETERS = 0
+    GRADIENTS = 1
+    OPTIMIZER_STATE = 2
+    ACTIVATIONS = 3
+    TEMPORARIES = 4
+    WORKSPACE = 5
+    INPUTS = 6
+
+
+@dataclass(frozen=True)
+class ConvolutionCall:
+    """One call of cuDNN, whose workspace depends on the device and its libraries."""
+
+    direction: str
+    """'forward', 'data' (the input's gradient) or 'weight' (the weight's gradient)."""
+    x: tuple[int, ...]
+    weight: tuple[int, ...]
+    y: tuple[int, ...]
+    stride: tuple[int, ...]
+    groups: int
+    element_bytes: int
+
+
+@dataclass(frozen=True)
+class LibraryCall:
+    """A library's own memory, taken at first use and kept."""
+
+    library: str
+
+
+Call = ConvolutionCall | LibraryCall
+
+
+@dataclass
+class Trace:
+    """Births and deaths of blocks. What only a device knows stands as the index of a call, see `call_of`."""
+
+    events: list[tuple[int, int]] = field(default_factory=list)
+    uses: list[int] = field(default_factory=list)
+    """What block i holds."""
+    calls: list[Call] = field(default_factory=list)
+    approximations: set[str] = field(default_factory=set)
+    """Operators whose CUDA temporaries are not modelled."""
+
+
+def call_of(size: int) -> int | None:
+    """The index of the call whose workspace an event allocates, None for an ordinary event."""
+    return _FIRST_CALL - size if size <= _FIRST_CALL else None
+
+
+def in_backward() -> bool:
+    """Whether autograd is running a node: on CUDA that is a thread of its own."""
+    return torch._C._current_autograd_node() is not None
+
+
+Kernel = Callable[["Tracer", tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Tracer(TorchDispatchMode):
+    """Watches all operators on meta tensors; `kernels` are those whose CUDA form allocates more than its outputs."""
+
+    def __init__(self, kernels: dict[Any, Kernel]) -> None:
+        super().__init__()
+        self.trace = Trace()
+        self.phase = Use.ACTIVATIONS
+        self._kernels = kernels
+        self._live: dict[int, Any] = {}
+        self._held: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        kernel = self._kernels.get(func)
+        if kernel is not None:
+            out = kernel(self, args, kwargs)
+            if out is not NotImplemented:
+                return out
+        rule = SHAPES.get(func)
+        out = rule(*args, **kwargs) if rule is not None else NotImplemented
+        if out is NotImplemented:
+            out = func(*args, **kwargs)
+        if isinstance(out, Tensor):
+            self.see(out)
+        elif isinstance(out, (tuple, list)):
+            for item in out:
+                if isinstance(item, Tensor):
+                    self.see(item)
+        return out
+
+    def see(self, tensor: Tensor) -> Tensor:
+        """Note the birth of a tensor's storage, unless it is known or lives on the host."""
+        if not tensor.is_meta:
+            return tensor
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._live:
+            block = self._birth(storage.nbytes(), Use.TEMPORARIES if in_backward() else self.phase)
+            events, live = self.trace.events, self._live
+
+            def gone(_: Any) -> None:
+                events.append((block, FREE))
+                del live[key]
+
+            live[key] = (block, weakref.ref(storage, gone))
+        return tensor
+
+    def block_of(self, tensor: Tensor) -> int | None:
+        """The block that holds a tensor."""
+        found = self._live.get(tensor.untyped_storage()._cdata)
+        return found[0] if found else None
+
+    def _birth(self, size: int, use: Use) -> int:
+        block = len(self.trace.uses)
+        self.trace.uses.append(use)
+        self.trace.events.append((block, size))
+        return block
+
+    def temporary(self, size_bytes: int) -> None:
+        """A block that a kernel takes and gives back."""
+        block = self._birth(size_bytes, Use.TEMPORARIES)
+        self.trace.events.append((block, FREE))
+
+    def workspace(self, call: Call) -> None:
+        """A block for the time of one library call."""
+        block = self._call(call)
+        self.trace.events.append((block, FREE))
+
+    def hold(self, library: str) -> None:
+        """A block that a library takes at its first use in a thread and keeps."""
+        key = f"{library} {'backward' if in_backward() else 'forward'}"
+        if key not in self._held:
+            self._held.add(key)
+            self._call(LibraryCall(library))
+
+    def _call(self, call: Call) -> int:
+        self.trace.calls.append(call)
+        return self._birth(_FIRST_CALL - (len(self.trace.calls) - 1), Use.WORKSPACE)
