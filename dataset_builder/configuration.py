@@ -11,10 +11,12 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from dataset_builder.errors import UserError, check_choice, check_count
 from dataset_builder.executors import Executor, LocalExecutor, SerialExecutor
-from dataset_builder.measure import make_backend
+from dataset_builder.measure import Backend
+from dataset_builder.measure.static import StaticBackend
 from dataset_builder.pipeline import Build
 from dataset_builder.samplers import make_sampler
 from dataset_builder.space import parse_space
@@ -30,7 +32,7 @@ def compose_build(overrides: Sequence[str]) -> DictConfig:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = compose("build", overrides=list(overrides))
         OmegaConf.resolve(config)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise UserError(_sentence(error, overrides)) from error
     return config
 
@@ -72,6 +74,8 @@ def settings_of(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     if isinstance(settings["space"].get("factors"), dict):
         # as pairs: the order of the factors is the order of the draws, and a JSON object has none
         settings["space"]["factors"] = [list(pair) for pair in settings["space"]["factors"].items()]
+    if settings["backend"].get("name") == "static":
+        del settings["device"]  # shapes are the same on every card
     return {key: value for key, value in settings.items() if key not in _OUTSIDE_THE_HEADER}
 
 
@@ -82,12 +86,31 @@ def make_build(settings: Mapping[str, Any], out: Path) -> Build:
     return Build(
         space=parse_space(settings["space"]),
         sampler=make_sampler(**settings["sampler"]),
-        backend=make_backend(**settings["backend"]),
+        backend=make_backend(settings),
         n=settings["n"],
         seed=settings["seed"],
         out=out,
         settings=settings,
     )
+
+
+def make_backend(settings: Mapping[str, Any]) -> Backend:
+    """What measures the rows; the virtual GPU is imported only where it is asked for, since it needs torch."""
+    name = settings["backend"]["name"]
+    check_choice("backend", name, ("static", "virtual"))
+    if name == "static":
+        return StaticBackend()
+    from dataset_builder.measure.virtual.allocator import AllocatorOptions  # noqa: PLC0415
+    from dataset_builder.measure.virtual.backend import VirtualBackend  # noqa: PLC0415
+    from dataset_builder.measure.virtual.profile import parse_profile  # noqa: PLC0415
+
+    options = AllocatorOptions.parse(settings["backend"].get("allocator") or "")
+    return VirtualBackend(parse_profile(settings["device"]), options)
+
+
+def load_device(name: str) -> dict[str, Any]:
+    """The settings of a device profile in `conf/device`."""
+    return settings_of(compose_build([f"device={name}", "backend=virtual"]), [])["device"]
 
 
 def make_executor(config: DictConfig) -> Executor:

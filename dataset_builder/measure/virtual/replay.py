@@ -1,7 +1,7 @@
 """Running the births and deaths of storages through a caching allocator."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from dataset_builder.measure.virtual.allocator import Block, CachingAllocator, OutOfMemory
@@ -91,14 +91,17 @@ def replay(
     base_bytes: int = 0,
     timeline: bool = False,
     handles: dict[int, Block] | None = None,
+    optional: Collection[int] = (),
 ) -> Replay:
     """Run events through an allocator, up to the first that does not fit.
 
     The allocator's peaks start anew. `base_bytes` stand for what is held outside the events: they are added to every
     figure, and not taken from the allocator's capacity. `handles` are the live blocks of an earlier replay on the same
-    allocator, by id, kept up to date: with them, steps of training can be replayed one by one.
+    allocator, by id, kept up to date: with them, steps of training can be replayed one by one. `optional` blocks are those
+    whose taker can do without: cuDNN tries a plan with less workspace where the allocator has no room for one.
     """
     live = {} if handles is None else handles
+    forgone: set[int] = set()
     before = tuple(live)
     record = _Recorder(allocator, timeline, base_bytes)
     oom, index = None, -1
@@ -108,13 +111,27 @@ def replay(
                 allocator.free(_take(live, block, index))
             else:
                 _check_birth(live, block, size_bytes, index)
-                live[block] = allocator.malloc(size_bytes)
+                live[block] = _give(allocator, size_bytes, block in optional, forgone, block)
                 record.note_peaks(index)
             record.note_time()
     except OutOfMemory as error:
         oom = error
         record.note_peaks(index)  # mapping pages may have come to a peak before it failed
-    return record.replay(_alive(before, events, record.events[0]), index if oom else None, oom)
+    alive = tuple(block for block in _alive(before, events, record.events[0]) if block not in forgone)
+    return record.replay(alive, index if oom else None, oom)
+
+
+def _give(
+    allocator: CachingAllocator, size_bytes: int, is_optional: bool, forgone: set[int], block: int
+) -> Block:
+    """A block; one that its taker can do without is empty where there is no room."""
+    try:
+        return allocator.malloc(size_bytes)
+    except OutOfMemory:
+        if not is_optional:
+            raise
+        forgone.add(block)
+        return allocator.malloc(0)
 
 
 def _take(live: dict[int, Block], block: int, index: int) -> Block:

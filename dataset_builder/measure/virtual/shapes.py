@@ -36,43 +36,85 @@ def _flat(x: Tensor) -> bool:
     return x.is_meta and x.is_floating_point()
 
 
+def _accumulating(x: Tensor) -> torch.dtype:
+    """Statistics of half precision are kept in single (ATen/AccumulateType.h, for CUDA)."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _like(x: Tensor | None, wanted: bool) -> Tensor | None:
+    return torch.empty_like(x) if wanted and x is not None else None
+
+
 @_rule(
     "relu.default", "gelu.default", "silu.default", "mish.default", "softplus.default", "elu.default", "selu.default",
     "leaky_relu.default", "tanh.default", "sigmoid.default", "hardswish.default", "hardsigmoid.default", "exp.default",
     "hardtanh.default", "log.default", "sqrt.default", "rsqrt.default", "neg.default", "abs.default", "sin.default", "cos.default",
     "erf.default", "pow.Tensor_Scalar", "mul.Scalar", "add.Scalar", "sub.Scalar", "div.Scalar", "clamp.default",
-    "clamp_min.default", "reciprocal.default", "log_sigmoid.default",
+    "clamp_min.default", "reciprocal.default",
     "zeros_like.default", "ones_like.default", "rand_like.default", "randn_like.default",
     "_prelu_kernel.default", "celu.default", "bernoulli.p",
 )  # fmt: skip
 def _unary(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    return torch.empty_like(x) if _flat(x) and not kwargs.get("dtype") else NotImplemented
+    """An output laid out like its input; what a caller asks otherwise (dtype, device, memory format) is torch's."""
+    return torch.empty_like(x) if _flat(x) and not any(kwargs.values()) else NotImplemented
+
+
+@_rule("log_sigmoid_forward.default")
+def _log_sigmoid(x: Tensor) -> Any:
+    return (torch.empty_like(x), _empty((0,), x)) if _flat(x) else NotImplemented  # Activation.cpp: no buffer on CUDA
 
 
 @_rule(
     "threshold_backward.default", "gelu_backward.default", "silu_backward.default", "elu_backward.default",
     "softplus_backward.default", "leaky_relu_backward.default", "tanh_backward.default", "sigmoid_backward.default",
     "hardswish_backward.default", "hardsigmoid_backward.default", "hardtanh_backward.default",
-    "native_dropout_backward.default",
 )  # fmt: skip
-def _gradient(grad: Tensor, other: Tensor, *args: Any, **kwargs: Any) -> Any:
-    return torch.empty_like(grad) if _flat(grad) else NotImplemented
+def _gradient(grad: Tensor, other: Any, *args: Any, **kwargs: Any) -> Any:
+    if not _flat(grad) or not isinstance(other, Tensor) or other.dtype != grad.dtype:
+        return NotImplemented
+    return _pointwise(grad, other) if other.shape == grad.shape else NotImplemented
+
+
+@_rule("native_dropout_backward.default")
+def _dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Any:
+    return _pointwise(grad, mask) if _flat(grad) and grad.shape == mask.shape else NotImplemented
+
+
+def _pointwise(a: Tensor, b: Tensor) -> Any:
+    """The first operand's layout decides where it has one (aten/src/ATen/TensorIterator.cpp, reorder_dimensions)."""
+    out = torch.empty_like(a)
+    if a.stride() == b.stride() or (out.stride() == a.stride() and 1 not in a.shape):
+        return out
+    return NotImplemented
 
 
 @_rule("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor")
 def _binary(a: Tensor, b: Any, **kwargs: Any) -> Any:
     if not _flat(a):
         return NotImplemented
-    if not isinstance(b, Tensor) or b.shape == a.shape or (b.dim() == 0 and not b.is_meta):
-        return torch.empty_like(a) if not isinstance(b, Tensor) or b.dtype == a.dtype or b.dim() == 0 else NotImplemented
+    if not isinstance(b, Tensor):
+        return torch.empty_like(a) if isinstance(b, (int, float)) else NotImplemented
+    if b.dim() == 0 and a.dim() > 0:  # a scalar's dtype gives way to a tensor's (c10/core/ScalarType, result_type)
+        return NotImplemented if b.is_complex() else torch.empty_like(a)
     if b.dtype != a.dtype or not b.is_meta:
         return NotImplemented
-    return _empty(torch.broadcast_shapes(a.shape, b.shape), a)
+    if b.shape == a.shape:
+        return _pointwise(a, b)
+    return _broadcast(a, b)
+
+
+def _broadcast(a: Tensor, b: Tensor) -> Any:
+    shape = torch.broadcast_shapes(a.shape, b.shape)
+    if a.is_contiguous() and b.is_contiguous():
+        return _empty(shape, a)
+    out = torch.empty_like(a)
+    return out if shape == a.shape and out.stride() == a.stride() and 1 not in shape else NotImplemented
 
 
 @_rule("_prelu_kernel_backward.default")
 def _prelu_backward(grad: Tensor, x: Tensor, weight: Tensor) -> Any:
-    return torch.empty_like(x), torch.empty_like(x)
+    # Activation.cpp, _prelu_kernel_backward: the weight's is as large as the input's, and summed by the caller
+    return (torch.empty_like(x), torch.empty_like(x)) if _flat(x) and grad.shape == x.shape else NotImplemented
 
 
 @_rule("native_dropout.default")
@@ -80,23 +122,24 @@ def _dropout(x: Tensor, p: float, train: bool | None) -> Any:
     return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)  # aten/src/ATen/native/cuda/Dropout.cu
 
 
-@_rule("native_batch_norm.default", "cudnn_batch_norm.default")
-def _batch_norm(x: Tensor, *args: Any) -> Any:
-    statistics = [_empty((x.shape[1],), x, torch.float32) for _ in range(2)]
-    return torch.empty_like(x), *statistics
+@_rule("native_batch_norm.default")
+def _batch_norm(x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *args: Any) -> Any:
+    """Statistics are kept for the backward pass of a training step alone (cuda/Normalization.cu, cudnn/BatchNorm.cpp)."""
+    kept = (x.shape[1],) if training else (0,)
+    return torch.empty_like(x), *(_empty(kept, x, _accumulating(x)) for _ in range(2))
 
 
 @_rule("native_batch_norm_backward.default")
 def _batch_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, *args: Any) -> Any:
     mask = args[-1]
-    sums = [_empty((x.shape[1],), x, torch.float32) if wanted and weight is not None else None for wanted in mask[1:]]
-    return torch.empty_like(x) if mask[0] else None, *sums
+    return _like(x, mask[0]), _like(weight, mask[1]), _like(weight, mask[2])
 
 
 @_rule("native_layer_norm.default")
 def _layer_norm(x: Tensor, shape: Sequence[int], *args: Any) -> Any:
     rows = (*x.shape[: x.dim() - len(shape)], *[1] * len(shape))
-    return _empty(x.shape, x), _empty(rows, x, torch.float32), _empty(rows, x, torch.float32)
+    statistics = _accumulating(x)  # cuda/layer_norm_kernel.cu
+    return _empty(x.shape, x), _empty(rows, x, statistics), _empty(rows, x, statistics)
 
 
 @_rule("native_layer_norm_backward.default")
@@ -104,8 +147,8 @@ def _layer_norm_backward(
     grad: Tensor, x: Tensor, shape: Sequence[int], mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None,
     mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    made = [torch.empty_like(like) if wanted and like is not None else None for like, wanted in zip((x, weight, bias), mask, strict=True)]
-    return tuple(made)
+    made = _empty(x.shape, x) if mask[0] else None
+    return made, _like(weight, mask[1]), _like(bias, mask[2])
 
 
 @_rule("native_group_norm.default")
@@ -116,8 +159,7 @@ def _group_norm(x: Tensor, weight: Any, bias: Any, n: int, c: int, hw: int, grou
 @_rule("native_group_norm_backward.default")
 def _group_norm_backward(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, *args: Any) -> Any:
     mask = args[-1]
-    sums = [torch.empty_like(weight) if wanted and weight is not None else None for wanted in mask[1:]]
-    return torch.empty_like(x) if mask[0] else None, *sums
+    return _like(x, mask[0]), _like(weight, mask[1]), _like(weight, mask[2])
 
 
 @_rule("_softmax.default", "_log_softmax.default")
@@ -143,12 +185,18 @@ def _nll_loss_backward(grad: Tensor, x: Tensor, *args: Any) -> Any:
 
 @_rule("mm.default", "bmm.default")
 def _mm(a: Tensor, b: Tensor) -> Any:
-    return _empty((*a.shape[:-1], b.shape[-1]), a)
+    return _empty((*a.shape[:-1], b.shape[-1]), a) if multiply(a, b) else NotImplemented
 
 
 @_rule("addmm.default", "baddbmm.default")
 def _addmm(bias: Tensor, a: Tensor, b: Tensor, **kwargs: Any) -> Any:
-    return _empty((*a.shape[:-1], b.shape[-1]), a)
+    return _mm(a, b) if bias.dtype == a.dtype else NotImplemented
+
+
+def multiply(a: Tensor, b: Tensor) -> bool:
+    """Whether two matrices, or two batches of them, fit; torch says what is wrong with those that do not."""
+    fit = a.shape[-1] == b.shape[-2] and a.shape[:-2] == b.shape[:-2] and a.dtype == b.dtype
+    return fit and a.is_meta and b.is_meta
 
 
 @_rule("embedding.default")

@@ -1,0 +1,40 @@
+"""Networks of other libraries, by name. Weights are never made, let alone downloaded. Imported only where one is built."""
+
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from dataset_builder.errors import UserError
+from dataset_builder.plan import InputTensor
+
+
+def build_external(family: str, network: Mapping[str, Any]) -> tuple[nn.Module, tuple[InputTensor, ...]]:
+    """The module on the meta device, and what it is fed."""
+    if family != "timm":
+        raise UserError(f"expected the family timm, found {family!r}: choose one that can be built")
+    return _build_timm(network["name"], network["num_classes"]), (InputTensor(tuple(network["input_shape"])),)
+
+
+def _build_timm(name: str, num_classes: int) -> nn.Module:
+    timm = _import_timm()
+    try:
+        with torch.device("meta"):
+            subject: nn.Module = timm.create_model(name, pretrained=False, num_classes=num_classes)
+    except (NotImplementedError, RuntimeError):
+        # some constructors compute with values, which meta tensors do not have
+        subject = timm.create_model(name, pretrained=False, num_classes=num_classes).to("meta")
+    return subject.train()
+
+
+def _import_timm() -> ModuleType:
+    try:
+        import timm  # noqa: PLC0415
+    except ImportError as error:
+        raise UserError("expected the library timm for a network of its own, found none: pip install 'vramcast[timm]'") from error
+    module: ModuleType = sys.modules["timm"]
+    assert timm is module  # noqa: S101
+    return module

@@ -1,0 +1,104 @@
+"""Device profiles: what a card and its software hold beside the allocator, and how cuDNN spends workspace on it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dataset_builder.errors import UserError
+from dataset_builder.measure.virtual.trace import Call, ConvolutionCall
+from dataset_builder.schema import from_mapping
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvolutionWorkspace:
+    """cuDNN's workspace for one kind of call, in copies of its tensors.
+
+    With TF32 allowed, cuDNN's tensor-core kernels want NHWC: input, output and weight are copied, channels filled up to
+    `align_channels`. A rule is chosen by direction, channels and image size; the first that fits counts.
+    """
+
+    copies: float
+    direction: str | None = None
+    """'forward', 'data' or 'weight'; None for all."""
+    max_channels: int | None = None
+    min_channels: int | None = None
+    max_size: int | None = None
+    kernel_size: int | None = None
+    weight_copies: float | None = None
+    """Of the weight, where they differ from those of input and output."""
+
+    def fits(self, call: ConvolutionCall) -> bool:
+        """Whether the rule speaks of this call."""
+        channels = max(call.weight[0], call.weight[1])
+        return (
+            self.direction in (None, call.direction)
+            and (self.max_channels is None or channels <= self.max_channels)
+            and (self.min_channels is None or channels >= self.min_channels)
+            and (self.max_size is None or call.x[-1] <= self.max_size)
+            and (self.kernel_size is None or call.weight[-1] == self.kernel_size)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceProfile:
+    """One card with its driver and libraries. All but the workspace rules is in MiB, as nvidia-smi tells it."""
+
+    name: str
+    title: str
+    total_mib: int
+    compute_capability: float
+    context_mib: int
+    """The CUDA context with the kernels that any training loads."""
+    driver_mib: int = 0
+    """What the driver keeps for itself: never free, and not counted as used."""
+    other_mib: int = 0
+    """Memory of other processes."""
+    cudnn_mib: int = 0
+    """What loading cuDNN adds, for networks with convolutions."""
+    cublas_workspace_bytes: int = 8_519_680  # :4096:2:16:8, aten/src/ATen/cuda/CublasHandlePool.cpp
+    cublaslt_workspace_bytes: int = MIB
+    align_channels: int = 4
+    """TF32 tensors are read 16 bytes at a time: four channels."""
+    convolution: tuple[ConvolutionWorkspace, ...] = field(default=())
+    calibrated_on: str | None = None
+    """The measurements that the constants were fitted to, None where they come from data sheets and other cards."""
+
+    def overhead_bytes(self, convolutions: bool) -> int:
+        """What is used before the allocator takes anything."""
+        return (self.context_mib + self.other_mib + (self.cudnn_mib if convolutions else 0)) * MIB
+
+    def capacity_bytes(self, convolutions: bool) -> int:
+        """What the allocator can reserve at most."""
+        return (self.total_mib - self.driver_mib) * MIB - self.overhead_bytes(convolutions)
+
+    def workspace_bytes(self, call: Call) -> int:
+        """The workspace of a library call on this device."""
+        if isinstance(call, ConvolutionCall):
+            rule = next((item for item in self.convolution if item.fits(call)), None)
+            return _convolution_bytes(call, rule, self.align_channels) if rule else 0
+        return {"cublas": self.cublas_workspace_bytes, "cublaslt": self.cublaslt_workspace_bytes}[call.library]
+
+
+def _convolution_bytes(call: ConvolutionCall, rule: ConvolutionWorkspace, align: int) -> int:
+    tensors = sum(_padded(shape, align, (1,)) for shape in (call.x, call.y))
+    weight = _padded(call.weight, align, (0, 1))
+    weight_copies = rule.copies if rule.weight_copies is None else rule.weight_copies
+    return int((rule.copies * tensors + weight_copies * weight) * call.element_bytes)
+
+
+def _padded(shape: tuple[int, ...], align: int, dimensions: tuple[int, ...]) -> int:
+    elements = 1
+    for index, size in enumerate(shape):
+        elements *= -(-size // align) * align if index in dimensions else size
+    return elements
+
+
+def parse_profile(settings: Mapping[str, Any]) -> DeviceProfile:
+    """A profile from its configuration."""
+    rules = settings.get("convolution") or ()
+    if not isinstance(rules, list | tuple):
+        raise UserError(f"expected the profile's convolution rules as a list, found {rules!r}: change the profile")
+    parsed = tuple(from_mapping(ConvolutionWorkspace, rule, "a convolution rule") for rule in rules)
+    return from_mapping(DeviceProfile, {**settings, "convolution": parsed}, "the device profile")
