@@ -20,7 +20,7 @@ NAME = "input:8_output:3_depth:2_arch:pyramid_batch:4.out"
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("rows")
-    assert main(["family=cnn", "n=30", "executor=serial", f"out={out}"]) == 0
+    assert main(["family=cnn", "n=30", "backend=static", "executor=serial", f"out={out}"]) == 0
     return out
 
 
@@ -83,12 +83,12 @@ def test_bad_input_gets_one_sentence_and_exit_code_2(words, sentence, tmp_path, 
 
 
 def test_a_build_of_other_settings_in_the_same_directory_is_refused(built, capsys):
-    assert main(["family=cnn", "n=30", "seed=1", "executor=serial", f"out={built}"]) == 2
+    assert main(["family=cnn", "n=30", "seed=1", "backend=static", "executor=serial", f"out={built}"]) == 2
     assert "seed=1 (it was 0)" in capsys.readouterr().err
 
 
 def test_a_corrupt_journal_is_refused_and_can_be_repaired(tmp_path, capsys):
-    words = ["family=mlp", "n=20", "executor=serial", f"out={tmp_path}"]
+    words = ["family=mlp", "n=20", "backend=static", "executor=serial", f"out={tmp_path}"]
     assert main(words) == 0
     path = tmp_path / "journal.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -110,7 +110,7 @@ def test_a_full_disk_costs_no_row_and_the_build_goes_on_when_there_is_room(tmp_p
         "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY));"
         "from dataset_builder.__main__ import main; sys.exit(main(sys.argv[1:]))"
     )
-    words = ["family=mlp", "n=100", "executor=serial", f"out={tmp_path}"]
+    words = ["family=mlp", "n=100", "backend=static", "executor=serial", f"out={tmp_path}"]
     result = subprocess.run([sys.executable, "-c", limited, *words], capture_output=True, text=True, check=False)
     assert result.returncode == 2, result.stderr
     assert "expected room to write a row" in result.stderr.splitlines()[-1]

@@ -12,7 +12,7 @@ import pytest
 
 from dataset_builder.__main__ import main
 from dataset_builder.executors import SerialExecutor
-from dataset_builder.measure import make_backend
+from dataset_builder.measure.static import StaticBackend
 from dataset_builder.pipeline import COVERAGE_NAME, Build, run, selected
 from dataset_builder.samplers import make_sampler
 from dataset_builder.schema import Status
@@ -20,7 +20,7 @@ from dataset_builder.space import parse_space
 from dataset_builder.store import read_journal
 from dataset_builder.store.summary import kind_of, summarise
 
-WORDS = ["space=gpumemnet_mlp_step2", "executor=serial", "seed=4"]
+WORDS = ["space=gpumemnet_mlp_step2", "backend=static", "executor=serial", "seed=4"]
 SPACE = {
     "name": "tiny",
     "family": "mlp",
@@ -36,7 +36,7 @@ def ids(directory: Path) -> set[str]:
 
 def make(out: Path, n: int, sampler: str = "uniform", **changed) -> Build:
     settings = {"space": {**SPACE, **changed}, "sampler": {"name": sampler}, "n": n}
-    return Build(parse_space(settings["space"]), make_sampler(sampler), make_backend("static"), n, 0, out, settings)
+    return Build(parse_space(settings["space"]), make_sampler(sampler), StaticBackend(), n, 0, out, settings)
 
 
 def carry_out(build: Build):
@@ -73,7 +73,7 @@ def test_the_same_command_adds_nothing_and_a_larger_n_extends(tmp_path, capsys):
 
 def test_executors_give_the_same_rows(tmp_path):
     for name in ("serial", "local"):
-        assert main(["family=mlp", f"executor={name}", "n=50", f"out={tmp_path / name}"]) == 0
+        assert main(["family=mlp", "backend=static", f"executor={name}", "n=50", f"out={tmp_path / name}"]) == 0
     rows = [
         {row.spec.id: row.measurement for row in read_journal(tmp_path / name).rows} for name in ("serial", "local")
     ]
@@ -115,7 +115,7 @@ def test_a_summary_counts_and_groups(tmp_path):
 
 
 def start(out: Path, *words: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "dataset_builder", "family=mlp", "n=400", f"out={out}", *words]
+    command = [sys.executable, "-m", "dataset_builder", "family=mlp", "backend=static", "n=400", f"out={out}", *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

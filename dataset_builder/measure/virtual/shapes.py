@@ -52,11 +52,16 @@ def _like(x: Tensor | None, wanted: bool) -> Tensor | None:
     "erf.default", "pow.Tensor_Scalar", "mul.Scalar", "add.Scalar", "sub.Scalar", "div.Scalar", "clamp.default",
     "clamp_min.default", "reciprocal.default",
     "zeros_like.default", "ones_like.default", "rand_like.default", "randn_like.default",
-    "_prelu_kernel.default", "celu.default", "bernoulli.p",
+    "_prelu_kernel.default", "celu.default",
 )  # fmt: skip
 def _unary(x: Tensor, *args: Any, **kwargs: Any) -> Any:
     """An output laid out like its input; what a caller asks otherwise (dtype, device, memory format) is torch's."""
     return torch.empty_like(x) if _flat(x) and not any(kwargs.values()) else NotImplemented
+
+
+@_rule("bernoulli.p")
+def _bernoulli(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return _empty(x.shape, x) if _flat(x) else NotImplemented  # Distributions.cpp: contiguous, whatever the input is
 
 
 @_rule("log_sigmoid_forward.default")
@@ -65,7 +70,7 @@ def _log_sigmoid(x: Tensor) -> Any:
 
 
 @_rule(
-    "threshold_backward.default", "gelu_backward.default", "silu_backward.default", "elu_backward.default",
+    "threshold_backward.default", "gelu_backward.default", "silu_backward.default",
     "softplus_backward.default", "leaky_relu_backward.default", "tanh_backward.default", "sigmoid_backward.default",
     "hardswish_backward.default", "hardsigmoid_backward.default", "hardtanh_backward.default",
 )  # fmt: skip
@@ -75,17 +80,23 @@ def _gradient(grad: Tensor, other: Any, *args: Any, **kwargs: Any) -> Any:
     return _pointwise(grad, other) if other.shape == grad.shape else NotImplemented
 
 
+@_rule("elu_backward.default")
+def _elu_backward(grad: Tensor, alpha: Any, scale: Any, input_scale: Any, is_result: bool, x: Tensor) -> Any:
+    return _gradient(grad, x)
+
+
 @_rule("native_dropout_backward.default")
 def _dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Any:
-    return _pointwise(grad, mask) if _flat(grad) and grad.shape == mask.shape else NotImplemented
+    """In the format that the gradient suggests (cuda/Dropout.cu)."""
+    if not _flat(grad) or grad.shape != mask.shape:
+        return NotImplemented
+    suggested = grad.dim() == 4 and grad.is_contiguous(memory_format=torch.channels_last)
+    return torch.empty_like(grad) if suggested else _empty(grad.shape, grad)
 
 
 def _pointwise(a: Tensor, b: Tensor) -> Any:
-    """The first operand's layout decides where it has one (aten/src/ATen/TensorIterator.cpp, reorder_dimensions)."""
-    out = torch.empty_like(a)
-    if a.stride() == b.stride() or (out.stride() == a.stride() and 1 not in a.shape):
-        return out
-    return NotImplemented
+    """Two layouts that agree are the output's; of others an order decides that differs between operators."""
+    return torch.empty_like(a) if a.stride() == b.stride() else NotImplemented
 
 
 @_rule("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor")
@@ -98,16 +109,13 @@ def _binary(a: Tensor, b: Any, **kwargs: Any) -> Any:
         return NotImplemented if b.is_complex() else torch.empty_like(a)
     if b.dtype != a.dtype or not b.is_meta:
         return NotImplemented
-    if b.shape == a.shape:
-        return _pointwise(a, b)
-    return _broadcast(a, b)
-
-
-def _broadcast(a: Tensor, b: Tensor) -> Any:
+    if b.shape == a.shape and b.stride() == a.stride():
+        return torch.empty_like(a)
     shape = torch.broadcast_shapes(a.shape, b.shape)
     if a.is_contiguous() and b.is_contiguous():
         return _empty(shape, a)
     out = torch.empty_like(a)
+    # the first operand's layout decides, where it has one (aten/src/ATen/TensorIterator.cpp, reorder_dimensions)
     return out if shape == a.shape and out.stride() == a.stride() and 1 not in shape else NotImplemented
 
 
@@ -123,16 +131,16 @@ def _dropout(x: Tensor, p: float, train: bool | None) -> Any:
 
 
 @_rule("native_batch_norm.default")
-def _batch_norm(x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *args: Any) -> Any:
-    """Statistics are kept for the backward pass of a training step alone (cuda/Normalization.cu, cudnn/BatchNorm.cpp)."""
-    kept = (x.shape[1],) if training else (0,)
-    return torch.empty_like(x), *(_empty(kept, x, _accumulating(x)) for _ in range(2))
+def _batch_norm(x: Tensor, *args: Any) -> Any:
+    """cuDNN's and the native kernel allocate the same (cudnn/BatchNorm.cpp, cuda/Normalization.cu)."""
+    return torch.empty_like(x), *(_empty((x.shape[1],), x, _accumulating(x)) for _ in range(2))
 
 
 @_rule("native_batch_norm_backward.default")
 def _batch_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, *args: Any) -> Any:
+    """The input's gradient is made even where no one asks: cudnn_batch_norm_backward has no mask."""
     mask = args[-1]
-    return _like(x, mask[0]), _like(weight, mask[1]), _like(weight, mask[2])
+    return torch.empty_like(x), _like(weight, mask[1]), _like(weight, mask[2])
 
 
 @_rule("native_layer_norm.default")
@@ -153,13 +161,13 @@ def _layer_norm_backward(
 
 @_rule("native_group_norm.default")
 def _group_norm(x: Tensor, weight: Any, bias: Any, n: int, c: int, hw: int, groups: int, eps: float) -> Any:
-    return torch.empty_like(x), _empty((n, groups), x), _empty((n, groups), x)
+    return _empty(x.shape, x), _empty((n, groups), x), _empty((n, groups), x)  # group_norm.cpp: contiguous on CUDA
 
 
 @_rule("native_group_norm_backward.default")
 def _group_norm_backward(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, *args: Any) -> Any:
     mask = args[-1]
-    return _like(x, mask[0]), _like(weight, mask[1]), _like(weight, mask[2])
+    return _empty(x.shape, x) if mask[0] else None, _like(weight, mask[1]), _like(weight, mask[2])
 
 
 @_rule("_softmax.default", "_log_softmax.default")
@@ -169,7 +177,7 @@ def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Any:
 
 @_rule("_softmax_backward_data.default", "_log_softmax_backward_data.default")
 def _softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Any:
-    return _empty(output.shape, output, dtype)
+    return _empty(output.shape, output, dtype)  # cuda/SoftMax.cu: contiguous
 
 
 @_rule("nll_loss_forward.default", "nll_loss2d_forward.default")
