@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from dataset_builder.errors import UserError, check_choice, check_count
 from dataset_builder.executors import Executor, LocalExecutor, SerialExecutor
@@ -110,7 +110,8 @@ def make_backend(settings: Mapping[str, Any]) -> Backend:
 
 def load_device(name: str) -> dict[str, Any]:
     """The settings of a device profile in `conf/device`."""
-    return settings_of(compose_build([f"device={name}", "backend=virtual"]), [])["device"]
+    settings: dict[str, Any] = settings_of(compose_build([f"device={name}", "backend=virtual"]), [])["device"]
+    return settings
 
 
 def make_executor(config: DictConfig) -> Executor:

@@ -20,8 +20,10 @@ from models.metrics import Judged, Metrics, judge
 MIB = 2**20
 
 
-def evaluate_backend(backend: Backend, rows: Sequence[Row], bucket_mib: int, workers: int) -> tuple[Metrics, list[Judged]]:
-    """Estimate every usable row anew and compare. Rows that died of anything but memory, or are censored, are excluded."""
+def evaluate_backend(
+    backend: Backend, rows: Sequence[Row], bucket_mib: int, workers: int
+) -> tuple[Metrics, list[Judged]]:
+    """Estimate rows anew and compare. Those that died of anything but memory, or are censored, are excluded."""
     usable = {row.spec: row for row in rows if row.measurement.status in (Status.OK, Status.OOM)}
     judged = list(_judge_rows(backend, usable, workers))
     return judge(judged, bucket_mib, excluded=len(rows) - len(judged)), judged
@@ -36,7 +38,7 @@ def _judge_rows(backend: Backend, rows: dict[Spec, Row], workers: int) -> Iterat
         estimate = outcome.measurement.peak_bytes if outcome.measurement.status is Status.OK else None
         actual = rows[spec].measurement
         yield Judged(
-            name=json.dumps({**spec.to_json()}, sort_keys=True),
+            name=json.dumps(spec.to_json(), sort_keys=True),
             actual_mib=(actual.peak_bytes or 0) / MIB,
             oom=actual.status is Status.OOM,
             estimate_mib=None if estimate is None else estimate / MIB,
@@ -70,4 +72,5 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _text(figures: dict[str, object]) -> str:
-    return "\n".join(f"{name:24} {value:.4f}" if isinstance(value, float) else f"{name:24} {value}" for name, value in figures.items())
+    shown = {name: f"{value:.4f}" if isinstance(value, float) else value for name, value in figures.items()}
+    return "\n".join(f"{name:24} {value}" for name, value in shown.items())

@@ -195,9 +195,11 @@ def test_rows_of_this_backend_say_that_they_are_simulated():
 
 
 def test_allocator_options_reach_the_allocator():
-    settings_ = {"backend": {"name": "virtual", "allocator": "expandable_segments:True"}, "device": load_device("a100_40gb")}
-    classic = make_backend({**settings_, "backend": {"name": "virtual"}}).measure(mlp(batch=3000, width=1500))
-    expandable = make_backend(settings_).measure(mlp(batch=3000, width=1500))
+    device, spec = load_device("a100_40gb"), mlp(batch=3000, width=1500)
+    classic, expandable = (
+        make_backend({"backend": {"name": "virtual", "allocator": text}, "device": device}).measure(spec)
+        for text in ("", "expandable_segments:True")
+    )
     assert expandable.measurement.requested_bytes == classic.measurement.requested_bytes
     assert expandable.measurement.reserved_bytes != classic.measurement.reserved_bytes
 

@@ -1,8 +1,7 @@
-"""Networks of other libraries, by name. Weights are never made, let alone downloaded. Imported only where one is built."""
+"""Networks of other libraries, by name. No weights are downloaded; the library is imported when one is built."""
 
-import sys
 from collections.abc import Mapping
-from types import ModuleType
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -30,11 +29,9 @@ def _build_timm(name: str, num_classes: int) -> nn.Module:
     return subject.train()
 
 
-def _import_timm() -> ModuleType:
+def _import_timm() -> Any:
     try:
-        import timm  # noqa: PLC0415
+        return import_module("timm")
     except ImportError as error:
-        raise UserError("expected the library timm for a network of its own, found none: pip install 'vramcast[timm]'") from error
-    module: ModuleType = sys.modules["timm"]
-    assert timm is module  # noqa: S101
-    return module
+        mend = "pip install 'vramcast[timm]'"
+        raise UserError(f"expected the library timm for a network of its own, found none: {mend}") from error

@@ -4,7 +4,8 @@ import time
 from dataclasses import dataclass, replace
 
 from dataset_builder.analysis.static import static_estimate
-from dataset_builder.families import plan_of
+from dataset_builder.families import FAMILIES, plan_of
+from dataset_builder.families.external import build_external
 from dataset_builder.filters import Rejected, check
 from dataset_builder.measure._base import Backend, Outcome
 from dataset_builder.measure.virtual.allocator import AllocatorOptions, CachingAllocator
@@ -12,8 +13,9 @@ from dataset_builder.measure.virtual.profile import DeviceProfile
 from dataset_builder.measure.virtual.replay import Replay, replay
 from dataset_builder.measure.virtual.session import trace_training
 from dataset_builder.measure.virtual.trace import FREE, ConvolutionCall, Trace, Use, call_of
-from dataset_builder.schema import Measurement, Spec, Status
-from dataset_builder.subject import build_subject, make_inputs
+from dataset_builder.schema import Measurement, Spec, StaticEstimate, Status
+from dataset_builder.subject import build_subject
+from dataset_builder.training import DTYPES, random_inputs
 
 Event = tuple[int, int]
 MIB = 2**20
@@ -31,22 +33,34 @@ class VirtualBackend(Backend):
         self.device = profile.name
 
     def measure(self, spec: Spec) -> Outcome:
-        """Trace and replay a spec of one of the families."""
+        """Trace and replay a spec."""
         start = time.perf_counter()
-        table = check(spec)
-        if isinstance(table, Rejected):
-            raise TypeError(f"the filter rejects this spec: {table.reason}")
-        trace = trace_spec(spec)
-        measurement = simulate(trace, self.profile, self.options)
+        static = _static(spec)
+        measurement = simulate(trace_spec(spec), self.profile, self.options)
         seconds = round(time.perf_counter() - start, 4)
-        return Outcome(static_estimate(spec.training, table), replace(measurement, seconds=seconds))
+        return Outcome(static, replace(measurement, seconds=seconds))
+
+
+def _static(spec: Spec) -> StaticEstimate | None:
+    """The static estimate of a spec that has a plan; networks of other libraries have none."""
+    if spec.family not in FAMILIES:
+        return None
+    table = check(spec)
+    if isinstance(table, Rejected):
+        raise TypeError(f"the filter rejects this spec: {table.reason}")
+    return static_estimate(spec.training, table)
 
 
 def trace_spec(spec: Spec) -> Trace:
     """The trace of a spec's training."""
-    plan, setup = plan_of(spec), spec.training
-    subject = build_subject(plan, setup.dtype)
-    return trace_training(subject, lambda size: make_inputs(plan, size, setup.dtype), setup)
+    if spec.family in FAMILIES:
+        plan = plan_of(spec)
+        subject, inputs = build_subject(plan, spec.training.dtype), plan.inputs
+    else:
+        subject, inputs = build_external(spec.family, spec.network)
+        subject = subject.to(DTYPES[spec.training.dtype])
+    shapes = [(item.shape, item.vocabulary) for item in inputs]
+    return trace_training(subject, lambda size: random_inputs(shapes, size, spec.training.dtype, "meta"), spec.training)
 
 
 def simulate(trace: Trace, profile: DeviceProfile, options: AllocatorOptions) -> Measurement:
@@ -96,7 +110,7 @@ def lower(trace: Trace, profile: DeviceProfile) -> Lowered:
 
 
 def breakdown(trace: Trace, lowered: Lowered, found: Replay) -> dict[str, int]:
-    """Bytes by what they hold when the requested bytes peaked; the rest of the reserved peak is the allocator's cache."""
+    """Bytes by what they hold when the requested bytes peaked; the rest of the reserved peak is cache."""
     live = set(found.live_at_peak)
     totals = dict.fromkeys((use.name.lower() for use in Use), 0)
     for block, size in lowered.events:

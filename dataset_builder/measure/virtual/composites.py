@@ -1,11 +1,17 @@
 """Composite operators take other paths on CUDA than on meta; while a trace runs, meta tensors take the CUDA path."""
 
+import importlib
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from dataset_builder.measure.virtual.attention import attention
+from dataset_builder.measure.virtual.autocast import autocast_rules, replaced
 
 aten = torch.ops.aten
 
@@ -17,35 +23,38 @@ def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
     return torch.native_dropout(x, p, True)[0] if p < 1 else x * 0
 
 
-def _attention(
-    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
-    *, scale: float | None = None, enable_gqa: bool = False,
-) -> Any:  # fmt: skip
-    """Single precision takes the memory-efficient kernel (native/transformers/cuda/sdp_utils.cpp)."""
-    needs_gradient = any(item.requires_grad for item in (q, k, v)) and torch.is_grad_enabled()
-    operator = aten._scaled_dot_product_efficient_attention
-    return operator(q, k, v, attn_mask, needs_gradient, dropout_p, is_causal, scale=scale)[0]
-
-
 def _mish_backward(grad: Tensor, x: Tensor) -> Tensor:
     """One kernel on CUDA; the composite form has temporaries (native_functions.yaml)."""
     return torch.empty_like(x)
 
 
-_RULES: dict[str, Callable[..., Any]] = {
-    "dropout": _dropout,
-    "scaled_dot_product_attention": _attention,
-    "mish_backward": _mish_backward,
-}
+def _rules(compute_capability: float) -> dict[str, Callable[..., Any]]:
+    return {
+        "dropout": _dropout,
+        "scaled_dot_product_attention": partial(attention, compute_capability),
+        "mish_backward": _mish_backward,
+    }
 
 
 @contextmanager
-def cuda_paths() -> Iterator[None]:
-    """Composite operators on meta tensors run as they would on CUDA."""
+def cuda_paths(compute_capability: float = 8.0) -> Iterator[None]:
+    """Composite operators on meta tensors run as they would on CUDA; one inside another overrides it and gives way."""
     library = torch.library.Library("aten", "IMPL")
     try:
-        for name, rule in _RULES.items():
-            library.impl(name, rule, "AutogradMeta")
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
+            for name, rule in _rules(compute_capability).items():
+                library.impl(name, rule, "AutogradMeta")
+        with autocast_rules(), _fused_optimizers():
+            yield
     finally:
         library._destroy()
+
+
+@contextmanager
+def _fused_optimizers() -> Iterator[None]:
+    """Let fused optimizers take meta tensors as they take CUDA's (torch/optim/optimizer.py)."""
+    module, name = importlib.import_module("torch.optim.optimizer"), "_get_fused_kernels_supported_devices"
+    original = getattr(module, name)
+    with replaced(module, name, lambda: [*original(), "meta"]):
+        yield

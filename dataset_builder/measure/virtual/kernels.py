@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dataset_builder.measure.virtual.shapes import convolution_shape
+from dataset_builder.measure.virtual.attention import attention_kernels
+from dataset_builder.measure.virtual.shapes import convolution_shape, multiply
 from dataset_builder.measure.virtual.trace import ConvolutionCall, Kernel, LibraryCall, Tracer
 
 aten = torch.ops.aten
@@ -66,7 +67,7 @@ def _matmul(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 def _linear(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """addmm with a bias vector goes to cublasLt, which takes a workspace for the time of the call (cuda/Blas.cpp)."""
     bias, a, b = args[:3]
-    if not a.is_meta:
+    if not multiply(a, b) or bias.dtype != a.dtype:
         return NotImplemented
     tracer.hold("cublas")
     out = tracer.see(torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device="meta"))
@@ -91,32 +92,6 @@ def _embedding_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str,
     return out
 
 
-def _efficient_attention_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Row sums of grad * out in single precision, the gradients, and room to add up the queries' over blocks of keys.
-
-    native/transformers/cuda/attention_backward.cu; mem_eff_attention/kernel_backward.h, workspace_elements_gq.
-    """
-    grad, q, k, v, mask = args[:5]
-    if not q.is_meta or mask is not None:
-        return NotImplemented
-    batch, heads, length, size = q.shape
-    product = tracer.see(torch.empty((batch, length, heads, size), dtype=torch.float32, device="meta"))
-    delta = tracer.see(torch.empty((batch, heads, length), dtype=torch.float32, device="meta"))
-    del product
-    if q.shape == k.shape == v.shape and q.untyped_storage()._cdata == k.untyped_storage()._cdata:
-        packed = tracer.see(torch.empty((batch, length, 3, heads, size), dtype=q.dtype, device="meta"))
-        made = [packed.select(2, index).transpose(1, 2) for index in range(3)]
-    else:
-        made = [
-            tracer.see(torch.empty((*item.shape[:1], item.shape[2], *item.shape[1:2], item.shape[3]), dtype=q.dtype, device="meta")).transpose(1, 2)
-            for item in (q, k, v)
-        ]
-    blocks = -(-length // 64) * -(-size // 64)
-    tracer.temporary(batch * heads * blocks * (64 * 64 * 4 + 16))
-    del delta
-    return (*made, None)
-
-
 def _foreach(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Lists of tensors in few kernels: new tensors for all, nothing for those in place (native/cuda/Foreach*.cu)."""
     if not args[0] or not args[0][0].is_meta:
@@ -136,13 +111,13 @@ def _list_operators() -> Iterator[Any]:
             yield getattr(getattr(aten, packet), overload or "default")
 
 
-def cuda_kernels() -> dict[Any, Kernel]:
+def cuda_kernels(compute_capability: float = 8.0) -> dict[Any, Kernel]:
     """All of them, by operator."""
     kernels: dict[Any, Kernel] = {
         aten.convolution.default: _convolution,
         aten.convolution_backward.default: _convolution_backward,
         aten.addmm.default: _linear,
-        aten._scaled_dot_product_efficient_attention_backward.default: _efficient_attention_backward,
+        **attention_kernels(compute_capability),
         aten.embedding_dense_backward.default: _embedding_backward,
         **dict.fromkeys((aten.mm.default, aten.bmm.default, aten.baddbmm.default), _matmul),
     }

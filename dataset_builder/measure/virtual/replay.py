@@ -97,8 +97,8 @@ def replay(
 
     The allocator's peaks start anew. `base_bytes` stand for what is held outside the events: they are added to every
     figure, and not taken from the allocator's capacity. `handles` are the live blocks of an earlier replay on the same
-    allocator, by id, kept up to date: with them, steps of training can be replayed one by one. `optional` blocks are those
-    whose taker can do without: cuDNN tries a plan with less workspace where the allocator has no room for one.
+    allocator, by id, kept up to date: with them, steps of training can be replayed one by one. `optional` blocks are
+    those whose taker can do without: cuDNN tries a plan with less workspace where the allocator has no room.
     """
     live = {} if handles is None else handles
     forgone: set[int] = set()
@@ -121,9 +121,7 @@ def replay(
     return record.replay(alive, index if oom else None, oom)
 
 
-def _give(
-    allocator: CachingAllocator, size_bytes: int, is_optional: bool, forgone: set[int], block: int
-) -> Block:
+def _give(allocator: CachingAllocator, size_bytes: int, is_optional: bool, forgone: set[int], block: int) -> Block:
     """A block; one that its taker can do without is empty where there is no room."""
     try:
         return allocator.malloc(size_bytes)

@@ -1,13 +1,13 @@
 """A whole training run as a trace: parameters, a dry run, the first steps, then the steady ones as often as wanted."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dataset_builder.measure.virtual.autocast import MetaScaler, autocast
 from dataset_builder.measure.virtual.composites import cuda_paths
 from dataset_builder.measure.virtual.kernels import cuda_kernels
 from dataset_builder.measure.virtual.trace import FREE, Trace, Tracer, Use
@@ -30,11 +30,11 @@ def trace_training(
     make_inputs: MakeInputs,
     setup: TrainingSetup,
     epochs: int = 2,
-    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    compute_capability: float = 8.0,
 ) -> Trace:
     """Trace a subject on the meta device through `epochs` epochs, each of some full batches and the odd last one."""
-    run = _Run(subject, make_inputs, setup, autocast)
-    with cuda_paths():
+    run = _Run(subject, make_inputs, setup, compute_capability)
+    with cuda_paths(compute_capability):
         return run.trace(epochs)
 
 
@@ -42,17 +42,14 @@ class _Run:
     """Traces each kind of step once and strings copies of them together."""
 
     def __init__(
-        self,
-        subject: nn.Module,
-        make_inputs: MakeInputs,
-        setup: TrainingSetup,
-        autocast: Callable[[], AbstractContextManager[Any]],
+        self, subject: nn.Module, make_inputs: MakeInputs, setup: TrainingSetup, compute_capability: float
     ) -> None:
         self.subject = subject
         self.make_inputs = make_inputs
         self.setup = setup
-        self.autocast = autocast
-        self.tracer = Tracer(cuda_kernels())
+        self.autocast = autocast(setup.autocast) if setup.autocast else nullcontext
+        self.scaler: MetaScaler | None = None
+        self.tracer = Tracer(cuda_kernels(compute_capability))
         self.inputs: tuple[Tensor, ...] = ()
 
     def trace(self, epochs: int) -> Trace:
@@ -64,6 +61,7 @@ class _Run:
         with tracer:
             self._dry_run()
             optimizer = self._optimizer()
+            self.scaler = MetaScaler() if setup.autocast == "fp16" else None
             start = list(tracer.trace.events)
             steps = list(self._steps(optimizer, sizes, len(start)))
         return self._compose(start, steps, epochs)
@@ -104,7 +102,7 @@ class _Run:
     def _steps(self, optimizer: torch.optim.Optimizer, sizes: Sequence[int], start: int) -> Iterator[Step]:
         batches = ((self._batch(size) for _ in range(self.setup.accumulate)) for size in sizes)
         events = self.tracer.trace.events
-        for _ in training_steps(self.subject, optimizer, batches, self.setup.loss, self.autocast):
+        for _ in training_steps(self.subject, optimizer, batches, self.setup.loss, self.autocast, self.scaler):
             self._tell_uses(optimizer)
             own = events[start:]
             start = len(events)
@@ -128,7 +126,7 @@ class _Run:
         return [block for block, size in events if size != FREE and block not in dead and uses[block] not in for_good]
 
     def _compose(self, start: list[tuple[int, int]], steps: list[Step], epochs: int) -> Trace:
-        """The first step and a steady one; then for each epoch two steady ones and the last batch, and one to end on."""
+        """The first step and a steady one; then an epoch is two steady ones and the last batch; one to end on."""
         trace = self.tracer.trace
         first, steady, *odd = steps
         trace.events = [*start, *first.events, *steady.events]

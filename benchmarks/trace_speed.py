@@ -1,0 +1,146 @@
+"""What a trace costs: `python -m benchmarks.trace_speed`.
+
+Beside it, in the same run, the bare training step on the meta device, and torch's own MemTracker under FakeTensorMode.
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from dataset_builder.families.blocks import MeanOverSequence, Residual
+from dataset_builder.measure.virtual.allocator import AllocatorOptions, CachingAllocator
+from dataset_builder.measure.virtual.replay import replay
+from dataset_builder.measure.virtual.session import trace_training
+from dataset_builder.measure.virtual.trace import call_of
+from dataset_builder.plan import InputTensor
+from dataset_builder.schema import TrainingSetup
+from dataset_builder.training import loss_of, random_inputs, random_targets
+
+MIB = 2**20
+
+Make = Callable[[], nn.Module]
+
+
+def _bottleneck(channels: int, width: int, stride: int) -> nn.Module:
+    """A block of ResNet-50 (He et al. 2015)."""
+    out = 4 * width
+    layers: list[nn.Module] = []
+    for size_in, size_out, kernel, step in ((channels, width, 1, 1), (width, width, 3, stride), (width, out, 1, 1)):
+        conv = nn.Conv2d(size_in, size_out, kernel, step, kernel // 2, bias=False)
+        layers += [conv, nn.BatchNorm2d(size_out), nn.ReLU(inplace=True)]
+    shortcut: nn.Module = nn.Identity()
+    if stride != 1 or channels != out:
+        shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+    return nn.Sequential(Residual(nn.Sequential(*layers[:-1]), shortcut), nn.ReLU(inplace=True))
+
+
+def _resnet50() -> nn.Module:
+    stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    blocks, channels = [], 64
+    for index, (width, count) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3))):
+        for i in range(count):
+            blocks.append(_bottleneck(channels, width, 2 if index and not i else 1))
+            channels = 4 * width
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000))
+
+
+def _transformer() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True)
+    return nn.Sequential(
+        nn.Embedding(30000, 1024), nn.TransformerEncoder(layer, 24), MeanOverSequence(), nn.Linear(1024, 2)
+    )
+
+
+def _mlp() -> nn.Module:
+    blocks = [(nn.Linear(2048, 2048), nn.BatchNorm1d(2048), nn.ReLU(), nn.Dropout(0.1)) for _ in range(10)]
+    return nn.Sequential(*(layer for block in blocks for layer in block), nn.Linear(2048, 100))
+
+
+SUBJECTS: dict[str, tuple[Make, int, InputTensor]] = {
+    "ResNet-50, batch 32": (_resnet50, 32, InputTensor((3, 224, 224))),
+    "Transformer of 24 layers, batch 8": (_transformer, 8, InputTensor((512,), 30000)),
+    "MLP of 10 layers, batch 256": (_mlp, 256, InputTensor((2048,))),
+}
+
+
+def _step(subject: nn.Module, inputs: tuple[Tensor, ...], optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    output = subject(*inputs)
+    loss_of("cross_entropy", output, random_targets("cross_entropy", output)).backward()
+    optimizer.step()
+
+
+def _on_meta(make: Make) -> nn.Module:
+    with torch.device("meta"):
+        return make().train()
+
+
+def _inputs(shape: InputTensor, batch_size: int, device: str = "meta") -> tuple[Tensor, ...]:
+    return random_inputs([(shape.shape, shape.vocabulary)], batch_size, "fp32", device)
+
+
+def bare_step(make: Make, batch_size: int, shape: InputTensor) -> float:
+    """Seconds of one step on meta, the second one: the first makes the optimizer's state."""
+    subject, inputs = _on_meta(make), _inputs(shape, batch_size)
+    optimizer = torch.optim.Adam(subject.parameters(), foreach=True)
+    _step(subject, inputs, optimizer)
+    return _seconds(lambda: _step(subject, inputs, optimizer))
+
+
+def traced_run(make: Make, batch_size: int, shape: InputTensor) -> float:
+    """Seconds of a whole trace: the first step, a steady one, and the copies of it."""
+    subject, setup = _on_meta(make), TrainingSetup(batch_size=batch_size)
+    return _seconds(lambda: trace_training(subject, lambda size: _inputs(shape, size), setup))
+
+
+def tracked_step(make: Make, batch_size: int, shape: InputTensor) -> float:
+    """Seconds of one step under MemTracker and FakeTensorMode."""
+    with FakeTensorMode():
+        subject, inputs = make().train(), _inputs(shape, batch_size, "cpu")
+        optimizer = torch.optim.Adam(subject.parameters(), foreach=True)
+        tracker = MemTracker()
+        tracker.track_external(subject, optimizer, *inputs)
+        start = time.perf_counter()
+        with tracker:
+            _step(subject, inputs, optimizer)
+        return time.perf_counter() - start
+
+
+def _seconds(work: Callable[[], object], repeats: int = 3) -> float:
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def replayed_events() -> tuple[int, float]:
+    """How many events a replay runs through, and its seconds."""
+    make, batch_size, shape = SUBJECTS["Transformer of 24 layers, batch 8"]
+    setup = TrainingSetup(batch_size=batch_size)
+    trace = trace_training(_on_meta(make), lambda size: _inputs(shape, size), setup, epochs=12)
+    events = [(block, size if call_of(size) is None else MIB) for block, size in trace.events][:100_000]
+    return len(events), _seconds(lambda: replay(events, CachingAllocator(None, AllocatorOptions())))
+
+
+def main() -> None:
+    """Print the ratios."""
+    torch.set_num_threads(1)
+    print("a whole trace (two steps and two epochs of copies), against one step of its rivals")
+    for name, subject in SUBJECTS.items():
+        bare, traced, tracked = bare_step(*subject), traced_run(*subject), tracked_step(*subject)
+        print(
+            f"  {name}: {traced * 1e3:.0f} ms, {traced / bare:.2f} x the bare meta step ({bare * 1e3:.0f} ms),", end=" "
+        )
+        print(f"{tracked / traced:.1f} x faster than MemTracker ({tracked * 1e3:.0f} ms)", flush=True)
+    count, seconds = replayed_events()
+    print(f"  replay: {count:,} events in {seconds:.2f} s")
+
+
+if __name__ == "__main__":
+    main()
