@@ -101,11 +101,14 @@ class TrainingSetup:
     dry_run_batch_size: int | None = None
     """Batch of the forward passes before training (a layer summary, say), None where there were none."""
     dry_run_passes: int = 1
+    prefetched_batches: int = 0
+    """Batches that a loader puts on the device ahead of time, on a stream of its own."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "last_batch_size", "accumulate", "dry_run_batch_size", "dry_run_passes"):
             if getattr(self, name) is not None:
                 check_count(f"training.{name}", getattr(self, name))
+        check_count("training.prefetched_batches", self.prefetched_batches, least=0)
         check_choice("training.loss", self.loss, LOSSES)
         check_choice("training.implementation", self.implementation, IMPLEMENTATIONS)
         check_choice("training.dtype", self.dtype, DTYPE_BYTES)

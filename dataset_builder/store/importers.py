@@ -19,7 +19,7 @@ from dataset_builder.store.journal import JournalWriter
 
 MIB = 2**20
 PROFILE = "a100_40gb_gpumemnet_2024"
-"""The card and the software that the public figures were measured on."""
+TIMM_PROFILE = "a100_40gb_timm_2024"
 CITATION = "GPUMemNet, E. Yousefzadeh-Asl-Miandoab et al., IT University of Copenhagen, CC BY 4.0"
 
 _LEAST_SIZE = 7
@@ -32,9 +32,10 @@ Record = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Layout:
-    """One shape of public table: its columns, and what a line of it means."""
+    """One shape of public table: its columns, what a line of it means, and the stack that it was measured on."""
 
     name: str
+    profile: str
     columns: frozenset[str]
     spec: Callable[[Record], Spec]
     measurement: Callable[[Record, Spec], Measurement]
@@ -83,7 +84,7 @@ def _rows(layout: Layout, records: list[Record], path: Path) -> Iterator[Row]:
     provenance = Provenance(
         origin="measured",
         backend="nvidia-smi",
-        device=PROFILE,
+        device=layout.profile,
         versions={},
         seed=None,
         time="2024",
@@ -159,7 +160,11 @@ def _timm_spec(record: Record) -> Spec:
         "input_shape": ast.literal_eval(record["timm_default_input"]),
         "num_classes": int(record["num_classes"]),
     }
-    return Spec("timm", network, TrainingSetup(batch_size=int(record["batch_size"]), optimizer="SGD(momentum=0.9)"))
+    # timm's train script: its optimizer, and its loader, which puts the next batch on the card while one is trained on
+    training = TrainingSetup(
+        batch_size=int(record["batch_size"]), optimizer="SGD(momentum=0.9)", prefetched_batches=1
+    )
+    return Spec("timm", network, training)
 
 
 def _timm_measurement(record: Record, spec: Spec) -> Measurement:
@@ -170,7 +175,7 @@ def _timm_measurement(record: Record, spec: Spec) -> Measurement:
 _NAME_AND_PEAK = frozenset({"Filename", "Max GPU Memory (MiB)"})
 _TIMM = frozenset({"model", "batch_size", "max_gpu_mem_mib", "num_classes", "timm_default_input", "row_class"})
 _LAYOUTS = (
-    Layout("GPUMemNet", _NAME_AND_PEAK | {"Activations-Params"}, _gpumemnet_spec, _gpumemnet_measurement),
-    Layout("GPUMemNet, reduced", _NAME_AND_PEAK | {"Status"}, _gpumemnet_spec, _gpumemnet_measurement),
-    Layout("timm", _TIMM, _timm_spec, _timm_measurement),
+    Layout("GPUMemNet", PROFILE, _NAME_AND_PEAK | {"Activations-Params"}, _gpumemnet_spec, _gpumemnet_measurement),
+    Layout("GPUMemNet, reduced", PROFILE, _NAME_AND_PEAK | {"Status"}, _gpumemnet_spec, _gpumemnet_measurement),
+    Layout("timm", TIMM_PROFILE, _TIMM, _timm_spec, _timm_measurement),
 )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dataset_builder.measure.virtual.attention import attention
 from dataset_builder.measure.virtual.autocast import autocast_rules, replaced
+from dataset_builder.measure.virtual.recurrent import recurrent_paths
 
 aten = torch.ops.aten
 
@@ -33,6 +34,7 @@ def _rules(compute_capability: float) -> dict[str, Callable[..., Any]]:
         "dropout": _dropout,
         "scaled_dot_product_attention": partial(attention, compute_capability),
         "mish_backward": _mish_backward,
+        **recurrent_paths(),
     }
 
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from dataset_builder.measure.virtual.attention import attention_kernels
+from dataset_builder.measure.virtual.recurrent import recurrent_kernels
 from dataset_builder.measure.virtual.shapes import convolution_shape, multiply
-from dataset_builder.measure.virtual.trace import ConvolutionCall, Kernel, LibraryCall, Tracer
+from dataset_builder.measure.virtual.trace import ConvolutionCall, Kernel, LibraryCall, Tracer, Use
 
 aten = torch.ops.aten
 
@@ -18,12 +19,18 @@ _EMBEDDING_ROWS_A_THREAD = 10
 _WARP = 32
 _INDEX_BYTES = 8
 
+_FUSED = ("adagrad_", "adam_", "adamw_", "sgd_")
+_LISTS = ("aten::_foreach_", "aten::_amp_foreach_", *(f"aten::_fused_{name}" for name in _FUSED))
+_REDUCTIONS = ("aten::_foreach_norm", "aten::_foreach_max", "aten::_foreach_powsum")
+
 
 def _convolution(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Output first, then cuDNN's workspace for the time of the call (native/cudnn/ConvShared.cpp)."""
     x, weight, _, stride, padding, dilation, transposed, _, groups = args
-    if transposed or not x.is_meta:
+    if not x.is_meta or weight.shape[0 if transposed else 1] * (1 if transposed else groups) != x.shape[1]:
         return NotImplemented
+    if transposed:
+        return _transposed_convolution(tracer, args)
     channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
     layout = torch.channels_last if channels_last else torch.contiguous_format
     shape = convolution_shape(x, weight, _spread(stride, x), _spread(padding, x), _spread(dilation, x))
@@ -32,16 +39,26 @@ def _convolution(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return y
 
 
+def _transposed_convolution(tracer: Tracer, args: tuple[Any, ...]) -> Any:
+    """The way that a convolution takes its input's gradient (native/cudnn/ConvShared.cpp)."""
+    x, weight, _, stride, *_, groups = args
+    y = tracer.see(aten.convolution.default(*args))
+    tracer.workspace(_call("data", y, weight, x, stride, groups))
+    return y
+
+
 def _convolution_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The input's gradient, then the weight's, each with its workspace; then the bias's by a sum (ConvShared.cpp)."""
     grad, x, weight, bias_sizes, stride, _, _, transposed, _, groups, mask = args
-    if transposed or not x.is_meta:
+    if not x.is_meta:
         return NotImplemented
+    directions = ("forward" if transposed else "data", "weight")
+    sides = (grad, x) if transposed else (x, grad)
     made: list[Tensor | None] = [None, None, None]
-    for index, (direction, like) in enumerate((("data", x), ("weight", weight))):
+    for index, like in enumerate((x, weight)):
         if mask[index]:
             made[index] = tracer.see(torch.empty_like(like))
-            tracer.workspace(_call(direction, x, weight, grad, stride, groups))
+            tracer.workspace(_call(directions[index], sides[0], weight, sides[1], stride, groups))
     if mask[2]:
         made[2] = tracer.see(torch.empty(bias_sizes, dtype=x.dtype, device="meta"))
     return tuple(made)
@@ -94,19 +111,30 @@ def _embedding_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str,
 
 def _foreach(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Lists of tensors in few kernels: new tensors for all, nothing for those in place (native/cuda/Foreach*.cu)."""
-    if not args[0] or not args[0][0].is_meta:
-        return NotImplemented
-    return [tracer.see(torch.empty_like(item)) for item in args[0]]
+    items = _first_list(args)
+    return [tracer.see(torch.empty_like(item)) for item in items] if items else NotImplemented
 
 
 def _in_place_lists(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return None if args[0] and args[0][0].is_meta else NotImplemented
+    return None if _first_list(args) else NotImplemented
+
+
+def _first_list(args: tuple[Any, ...]) -> list[Tensor]:
+    """The tensors that an operator goes through, where they are on meta; a scalar may stand before them."""
+    lists = (item for item in args if isinstance(item, (list, tuple)) and item and isinstance(item[0], Tensor))
+    found = list(next(lists, ()))
+    return found if found and found[0].is_meta else []
+
+
+def _read_number(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Adafactor and ASGD read numbers of their state, on which no shape depends; elsewhere a number would be data."""
+    return 1.0 if args[0].is_meta and tracer.phase is Use.OPTIMIZER_STATE else NotImplemented
 
 
 def _list_operators() -> Iterator[Any]:
     """All operators over lists of tensors, those of optimizers among them."""
     for name in torch._C._dispatch_get_all_op_names():
-        if name.startswith(("aten::_foreach_", "aten::_fused_")):
+        if name.startswith(_LISTS) and not name.startswith(_REDUCTIONS):
             packet, _, overload = name.removeprefix("aten::").partition(".")
             yield getattr(getattr(aten, packet), overload or "default")
 
@@ -118,7 +146,9 @@ def cuda_kernels(compute_capability: float = 8.0) -> dict[Any, Kernel]:
         aten.convolution_backward.default: _convolution_backward,
         aten.addmm.default: _linear,
         **attention_kernels(compute_capability),
+        **recurrent_kernels(),
         aten.embedding_dense_backward.default: _embedding_backward,
+        aten._local_scalar_dense.default: _read_number,
         **dict.fromkeys((aten.mm.default, aten.bmm.default, aten.baddbmm.default), _matmul),
     }
     for operator in _list_operators():

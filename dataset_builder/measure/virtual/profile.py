@@ -25,7 +25,8 @@ class ConvolutionWorkspace:
     max_channels: int | None = None
     min_channels: int | None = None
     max_size: int | None = None
-    kernel_size: int | None = None
+    grouped: bool | None = None
+    """True for convolutions in groups only; depthwise ones run in torch's own kernel, without cuDNN."""
     weight_copies: float | None = None
     """Of the weight, where they differ from those of input and output."""
 
@@ -37,7 +38,7 @@ class ConvolutionWorkspace:
             and (self.max_channels is None or channels <= self.max_channels)
             and (self.min_channels is None or channels >= self.min_channels)
             and (self.max_size is None or call.x[-1] <= self.max_size)
-            and (self.kernel_size is None or call.weight[-1] == self.kernel_size)
+            and (self.grouped is None or (call.groups > 1) == self.grouped)
         )
 
 

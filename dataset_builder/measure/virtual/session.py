@@ -59,11 +59,14 @@ class _Run:
         sizes = [setup.batch_size, setup.batch_size]
         sizes += [setup.last_batch_size] if setup.last_batch_size else []
         with tracer:
+            # what another stream holds cannot serve the main one: as good as kept
+            ahead = [self._batch(setup.batch_size) for _ in range(setup.prefetched_batches)]
             self._dry_run()
             optimizer = self._optimizer()
             self.scaler = MetaScaler() if setup.autocast == "fp16" else None
             start = list(tracer.trace.events)
             steps = list(self._steps(optimizer, sizes, len(start)))
+            del ahead
         return self._compose(start, steps, epochs)
 
     def _place_parameters(self) -> None:
@@ -88,8 +91,10 @@ class _Run:
 
     def _optimizer(self) -> torch.optim.Optimizer:
         name, arguments = parse_call(self.setup.optimizer)
-        # on CUDA torch picks the foreach form wherever there is one; on meta it would not (optim/optimizer.py)
-        implementation = "foreach" if self.setup.implementation == "default" else self.setup.implementation
+        # on CUDA torch picks the foreach form wherever there is one, but for Adafactor; on meta it would not
+        # (torch/optim/optimizer.py, _default_to_fused_or_foreach; torch/optim/_adafactor.py)
+        default = "single" if name == "Adafactor" else "foreach"
+        implementation = default if self.setup.implementation == "default" else self.setup.implementation
         parameters = [item for item in self.subject.parameters() if item.requires_grad]
         optimizer = make_optimizer(name, dict(arguments), implementation, parameters)
         optimizer.register_step_pre_hook(lambda *_: self._enter(Use.OPTIMIZER_STATE))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dataset_builder.errors import UserError
 from dataset_builder.measure.virtual.shapes import SHAPES
 
 FREE = -1
@@ -74,6 +75,24 @@ def in_backward() -> bool:
     return torch._C._current_autograd_node() is not None
 
 
+def _on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """torch's own meta function; where there is none, or where it would need numbers, a sentence for the user."""
+    try:
+        return func(*args, **kwargs)
+    except NotImplementedError as error:
+        raise UserError(
+            f"expected operators that torch can run without data, found {func}, which has no meta implementation: "
+            "measure this network on a GPU (backend=cuda), or take the operator out of its training step"
+        ) from error
+    except RuntimeError as error:
+        if func is not torch.ops.aten._local_scalar_dense.default:
+            raise
+        raise UserError(
+            f"expected a training step whose shapes do not depend on data, found a number read from a tensor ({func}): "
+            "measure this network on a GPU (backend=cuda)"
+        ) from error
+
+
 Kernel = Callable[["Tracer", tuple[Any, ...], dict[str, Any]], Any]
 
 
@@ -98,7 +117,7 @@ class Tracer(TorchDispatchMode):
         rule = SHAPES.get(func)
         out = rule(*args, **kwargs) if rule is not None else NotImplemented
         if out is NotImplemented:
-            out = func(*args, **kwargs)
+            out = _on_meta(func, args, kwargs)
         if isinstance(out, Tensor):
             self.see(out)
         elif isinstance(out, (tuple, list)):
