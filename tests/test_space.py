@@ -1,9 +1,6 @@
 """Factors, spaces, and the presets in conf/space."""
 
-import csv
-import os
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +13,6 @@ from dataset_builder.filters import Rejected, check
 from dataset_builder.samplers import make_sampler
 from dataset_builder.space import Choice, Range, Space, parse_factor, parse_space
 
-DATA = Path(os.environ.get("VRAMCAST_DATA", Path(__file__).parents[1] / ".." / "shared" / "data"))
 PRESETS = sorted(path.stem for path in (CONF / "space").glob("*.yaml"))
 GPUMEMNET_SEED = 99
 GPUMEMNET_DRAWS = 3000
@@ -140,12 +136,8 @@ def _transformer(values):
         (["gpumemnet_transformer_step1", "gpumemnet_transformer_step2"], "transformer_data_sample.csv", _transformer),
     ],
 )
-def test_a_gpumemnet_preset_draws_that_projects_very_configurations(spaces, file, name_of):
-    path = DATA / "gpumemnet" / file
-    if not path.exists():
-        pytest.skip(f"needs {path}: set VRAMCAST_DATA to the directory of the public measurements")
-    with path.open(newline="") as lines:
-        published = {line["Filename"] for line in csv.DictReader(lines)}
+def test_a_gpumemnet_preset_draws_that_projects_very_configurations(public_rows, spaces, file, name_of):
+    published = {line["Filename"] for line in public_rows(f"gpumemnet/{file}")}
     sampler = make_sampler("uniform")
     drawn = {
         f"{name_of(values)}.out"
