@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
-from dataset_builder.errors import UserError, check_choice, check_count
+from dataset_builder.errors import UserError, check_choice, check_count, check_flag
 
 SCHEMA_VERSION = 1
 
@@ -71,9 +71,10 @@ def parse_call(text: str) -> tuple[str, Mapping[str, Any]]:
         if isinstance(node, ast.Name):
             return node.id, MappingProxyType({})
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
-            arguments = {str(item.arg): ast.literal_eval(item.value) for item in node.keywords}
-            return node.func.id, MappingProxyType(arguments)
-    except (SyntaxError, ValueError):
+            arguments = {item.arg: ast.literal_eval(item.value) for item in node.keywords if item.arg}
+            if len(arguments) == len(node.keywords):  # none twice, and no '**'
+                return node.func.id, MappingProxyType(arguments)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two: too deeply nested
         pass
     raise UserError(f"expected a name such as 'Adam' or 'SGD(momentum=0.9)', found {text!r}: write it like that")
 
@@ -110,7 +111,8 @@ class TrainingSetup:
         check_choice("training.implementation", self.implementation, IMPLEMENTATIONS)
         check_choice("training.dtype", self.dtype, DTYPE_BYTES)
         check_choice("training.autocast", self.autocast, (None, "bf16", "fp16"))
-        parse_call(self.optimizer)
+        check_flag("training.checkpointing", self.checkpointing)
+        parse_call(str(self.optimizer))
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from omegaconf.errors import OmegaConfBaseException
 
 from dataset_builder.__main__ import main
 from dataset_builder.commands import COMMANDS
+from dataset_builder.executors import WorkerError
 from dataset_builder.store import read_journal
 from dataset_builder.store.splits import Split
 
@@ -66,6 +68,30 @@ def test_the_console_command_hands_over():
         (["n="], "expected n to be"),
         (["[broken"], "expected"),
         (["executor.workers=0.5"], "expected executor.workers"),
+        (["executor.workers=0"], "expected executor.workers to be a whole number from 1, found 0"),
+        (["executor.timeout_seconds=long"], "expected the time limit to be over 0 s, found 'long'"),
+        (["+executor.wrokers=2"], "found ['timeout_seconds', 'workers', 'wrokers']"),
+        (["+backend.device=0"], "expected settings of the backend static, found ['device']"),
+        (["seed=4294967296"], "expected seed to be below 4294967296"),
+        (["out=7"], "use out=DIR"),
+        (["out="], "use out=DIR"),
+        (["space=null"], "must be a string"),
+        (["~n"], "found no ['n']"),
+        (["~sampler.name"], "use sampler=NAME"),
+        (["space.name=7"], "expected the space to have name as in conf/space, found 7"),
+        (["space.family=[1]"], "expected the space to have family"),
+        (["space.network=7"], "expected the space to have network"),
+        (["space.factors=7"], "expected the space to have factors"),
+        (["space.factors.depth=7"], "expected factor depth to have one of"),
+        (["space.factors.depth={choice: [1]}"], "~space.factors.depth to replace all of it"),
+        (["space.factors.depth.int=[null,3]"], "for factor depth"),
+        (["+space.factors.depth.step=2"], "expected factor depth to begin at a multiple of 2, found 1"),
+        (["space.factors.inputs.log=maybe"], "expected log of factor inputs to be true or false, found 'maybe'"),
+        (["space.network.dropout=nan"], "expected finite numbers"),
+        (["space.training.checkpointing=7"], "expected training.checkpointing to be true or false, found 7"),
+        (["space.training.optimizer=7"], "expected a name such as 'Adam'"),
+        (["space.training.optimizer='Adam(lr=1,lr=2)'"], "expected a name such as 'Adam'"),
+        (["space.training.optimizer='Adam(**7)'"], "expected a name such as 'Adam'"),
         (["status", "/nonexistent"], "expected a build directory"),
         (["emit", "abc"], "add --from DIR"),
         (["emit", "gpumemnet:x"], "expected a file name of GPUMemNet"),
@@ -80,6 +106,50 @@ def test_bad_input_gets_one_sentence_and_exit_code_2(words, sentence, tmp_path, 
     assert errors[-1].startswith("vramcast build: ")
     assert sentence in errors[-1]
     assert "Traceback" not in "\n".join(errors)
+
+
+def test_deleting_and_adding_replaces_a_factor(tmp_path, capsys):
+    words = ["~space.factors.depth", "+space.factors.depth={choice: [3]}", "n=4", "executor=serial", f"out={tmp_path}"]
+    assert main(words) == 0
+    assert {row.spec.network["depth"] for row in read_journal(tmp_path).rows} == {3}
+
+
+@pytest.mark.parametrize("words", [["family=mlp"], ["--cfg"], ["status", "anywhere"]])
+def test_ctrl_c_while_a_command_starts_is_no_traceback(words, monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise OmegaConfBaseException("as OmegaConf wraps it") from KeyboardInterrupt()
+
+    def plainly(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dataset_builder.configuration.compose", interrupted)
+    monkeypatch.setattr("dataset_builder.commands.iter_records", plainly)
+    assert main(words) == 130
+    assert capsys.readouterr().err == "stopped\n"
+
+
+def test_workers_that_cannot_work_are_a_sentence(tmp_path, monkeypatch, capsys):
+    def die(*_):
+        raise WorkerError("expected workers to measure specs, found 3 in a row that died")
+
+    monkeypatch.setattr("dataset_builder.executors.LocalExecutor.run", die)
+    assert main(["family=mlp", "n=3", f"out={tmp_path}"]) == 1
+    assert capsys.readouterr().err.strip().splitlines()[-1].startswith("vramcast build: expected workers")
+
+
+def test_an_error_of_the_system_is_a_sentence(monkeypatch, capsys):
+    def fail(*_):
+        raise PermissionError(13, "Permission denied", "rows")
+
+    monkeypatch.setattr("dataset_builder.commands.iter_records", fail)
+    assert main(["status", "rows"]) == 2
+    assert "Permission denied: 'rows'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["n=3", "--help"], ["-h", "family=cnn"]])
+def test_help_is_given_wherever_it_is_asked_for(words, capsys):
+    assert main(words) == 0
+    assert capsys.readouterr().out.startswith("usage: vramcast build")
 
 
 def test_a_build_of_other_settings_in_the_same_directory_is_refused(built, capsys):

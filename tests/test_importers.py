@@ -93,6 +93,7 @@ def test_importing_twice_adds_nothing(tmp_path):
         ("a,b\n1,2\n", "expected the columns of a public table"),
         (f'Filename,Activations-Params,{PEAK}\nnonsense.out,"[]",5\n', r"set.csv:2, found: expected a file name"),
         (f'Filename,Activations-Params,{PEAK}\n{MLP},"[]",lots\n', "set.csv:2"),
+        (f'Filename,Activations-Params,{PEAK}\n{MLP.replace("output:4", "output:1")},"[]",5\n', "set.csv:2"),
         ("", "expected the columns"),
     ],
 )

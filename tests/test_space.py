@@ -65,10 +65,19 @@ def test_bounds_depend_on_factors_before():
     ("settings", "sentence"),
     [
         ({"choice": []}, "list of choices"),
-        ({"choice": [1], "int": [1, 2]}, "one of choice, int, float"),
-        ({"int": [1, 2], "steps": 2}, "one of choice, int, float"),
+        ({"choice": [1], "int": [1, 2]}, "one of choice, int"),
+        ({"int": [1, 2], "steps": 2}, "one of choice, int"),
         ({"int": [1]}, r"\[low, high\]"),
         ({"int": [1, 9], "levels": 0}, "whole number from 1"),
+        ({"choice": [1, 2], "levels": 2}, "one of choice, int"),
+        ({"float": [0.1, 0.5], "step": 2}, "float .with log, levels at most."),
+        ({"int": [1, 9], "step": 0}, "step of factor width to be a whole number from 1"),
+        ({"int": [3, 9], "step": 2}, "begin at a multiple of 2, found 3"),
+        ({"int": [1, 9], "log": 1}, "log of factor width to be true or false"),
+        ({"int": [1, None]}, "from low to high for factor width"),
+        ({"int": [9, 1]}, "from low to high for factor width"),
+        ({"int": [0, 10], "log": True}, "above 0 where it is logarithmic"),
+        (7, "one of choice, int"),
     ],
 )
 def test_a_factor_that_makes_no_sense_is_refused(settings, sentence):
@@ -76,11 +85,11 @@ def test_a_factor_that_makes_no_sense_is_refused(settings, sentence):
         parse_factor("width", settings)
 
 
-@pytest.mark.parametrize("bounds", [[5, 1], [0, 10]])
+@pytest.mark.parametrize("bounds", [["height", 1], ["0 * height", 10], [1, "'wide'"]])
 def test_a_range_that_is_none_is_refused_when_it_is_drawn(bounds):
     factor = parse_factor("width", {"int": bounds, "log": True})
-    with pytest.raises(UserError, match="expected a range from low to high"):
-        factor.draw(np.random.RandomState(0), {})
+    with pytest.raises(UserError, match="expected a range from low to high for factor width"):
+        factor.draw(np.random.RandomState(0), {"height": 5})
 
 
 def test_a_bound_that_names_no_factor_is_refused():
