@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from dataset_builder.errors import UserError, check_count
 from dataset_builder.schema import Row, Spec
@@ -159,9 +160,17 @@ COMMANDS: dict[str, Command] = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """Argparse, with bad words answered like any other bad input."""
+
+    def error(self, message: str) -> NoReturn:
+        """One sentence in place of the usage."""
+        raise UserError(f"expected the words of '{self.prog}', found: {message}; see {self.prog} --help")
+
+
 def run_command(argv: Sequence[str]) -> None:
     """Parse and carry out one sub-command."""
-    parser = argparse.ArgumentParser(prog="vramcast build")
+    parser = _Parser(prog="vramcast build")
     parsers = parser.add_subparsers(required=True)
     subs = {
         name: parsers.add_parser(name, help=command.__doc__, description=command.__doc__)
