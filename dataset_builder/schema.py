@@ -79,9 +79,16 @@ def parse_call(text: str) -> tuple[str, Mapping[str, Any]]:
     raise UserError(f"expected a name such as 'Adam' or 'SGD(momentum=0.9)', found {text!r}: write it like that")
 
 
+def canonical_call(text: str) -> str:
+    """One text for one call: 'Adam()' is 'Adam', and arguments stand in order."""
+    name, arguments = parse_call(text)
+    inner = ", ".join(f"{key}={arguments[key]!r}" for key in sorted(arguments))
+    return f"{name}({inner})" if inner else name
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingSetup:
-    """How a network is trained, as far as it decides the memory."""
+    """How a network is trained, as far as it decides the memory. What is said in two ways is kept in one."""
 
     batch_size: int
     last_batch_size: int | None = None
@@ -112,7 +119,9 @@ class TrainingSetup:
         check_choice("training.dtype", self.dtype, DTYPE_BYTES)
         check_choice("training.autocast", self.autocast, (None, "bf16", "fp16"))
         check_flag("training.checkpointing", self.checkpointing)
-        parse_call(str(self.optimizer))
+        object.__setattr__(self, "optimizer", canonical_call(str(self.optimizer)))
+        if self.dry_run_batch_size is None:
+            object.__setattr__(self, "dry_run_passes", 1)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
