@@ -58,12 +58,13 @@ def specification(arguments: argparse.Namespace) -> None:
 
 
 def coverage(arguments: argparse.Namespace) -> None:
-    """How evenly the rows of a build cover its space."""
+    """How evenly the rows of a build cover its space: each factor and each pair of factors."""
     from dataset_builder.configuration import make_build
     from dataset_builder.pipeline import selected
     from dataset_builder.samplers.coverage import coverage as cover
     from dataset_builder.samplers.coverage import report
 
+    check_count("--pairs", arguments.pairs, least=0)
     settings = read_header(arguments.directory).build
     if not settings or "space" not in settings:
         raise UserError(
@@ -71,7 +72,7 @@ def coverage(arguments: argparse.Namespace) -> None:
         )
     build = make_build(settings, Path(arguments.directory))
     ids = {record.spec.id for record in iter_records(arguments.directory, _note) if isinstance(record, Row)}
-    print(report(cover(build.space, selected(build, ids))), end="")
+    print(report(cover(build.space, selected(build, ids)), arguments.pairs or None), end="")
 
 
 def import_rows(arguments: argparse.Namespace) -> None:
@@ -180,6 +181,7 @@ def run_command(argv: Sequence[str]) -> None:
         subs[name].set_defaults(command=command)
     for name in ("status", "coverage", "view", "split", "repair"):
         subs[name].add_argument("directory", help="the out=DIR of a build")
+    subs["coverage"].add_argument("--pairs", type=int, default=10, help="how many of the worst to show, 0 for all")
     subs["status"].add_argument("--bucket-mib", type=int, default=1024)
     subs["status"].add_argument("--json", action="store_true")
     for name in ("emit", "layers"):
