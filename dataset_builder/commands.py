@@ -24,8 +24,12 @@ def status(arguments: argparse.Namespace) -> None:
 def emit_script(arguments: argparse.Namespace) -> None:
     """The row as a script that trains itself."""
     from dataset_builder.emit import emit
+    from dataset_builder.filters import Rejected, check
 
-    text = emit(_find_spec(arguments.row, arguments.source))
+    spec = _find_spec(arguments.row, arguments.source)
+    text, verdict = emit(spec), check(spec)
+    if isinstance(verdict, Rejected):
+        _note(f"this training cannot run to its end: {verdict.reason}")
     if arguments.output:
         Path(arguments.output).write_text(text)
     else:
@@ -110,11 +114,12 @@ def repair_journal(arguments: argparse.Namespace) -> None:
 
 def _fractions(text: str) -> dict[str, float]:
     try:
-        return {name: float(share) for name, share in (item.split("=") for item in text.split(","))}
-    except ValueError as error:
-        raise UserError(
-            f"expected --fractions such as train=0.8,test=0.2, found {text!r}: write it like that"
-        ) from error
+        pairs = [(name.strip(), float(share)) for name, share in (item.split("=") for item in text.split(","))]
+    except ValueError:
+        pairs = []
+    if not pairs or not all(name for name, _ in pairs) or len(dict(pairs)) < len(pairs):
+        raise UserError(f"expected --fractions such as train=0.8,test=0.2, found {text!r}: write it like that")
+    return dict(pairs)
 
 
 def _note(text: str) -> None:
@@ -140,11 +145,14 @@ def _find_spec(row: str, source: str | None) -> Spec:
 
 
 def _read_spec(path: Path) -> Spec:
+    from dataset_builder.families import make_spec
+
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"expected a spec as JSON in {path}, found: {error}") from error
-    return Spec.from_json(values)
+    spec = Spec.from_json(values)
+    return make_spec(spec.family, spec.network, spec.training)  # people write defaults down
 
 
 Command = Callable[[argparse.Namespace], None]

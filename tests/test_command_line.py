@@ -226,6 +226,25 @@ def test_emit_reads_a_spec_from_a_file_and_a_public_name(built, tmp_path, capsys
     assert main(["emit", str(path)]) == 2
 
 
+def test_emit_says_what_is_wrong_with_a_row_and_with_a_path(tmp_path, capsys):
+    network = {
+        "arch": "uniform",
+        "input_features": 4,
+        "output_features": 2,
+        "depth": 1,
+        "norm": "batch",
+        "head": "none",
+    }
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps({"family": "mlp", "network": network, "training": {"batch_size": 1}}))
+    assert main(["emit", str(path)]) == 0
+    printed = capsys.readouterr()
+    assert "note: this training cannot run to its end: BatchNorm1d at '0.1'" in printed.err
+    assert "'head'" not in printed.out.split('"""')[1]  # a default that is said makes no other spec
+    assert main(["emit", str(path), "-o", str(tmp_path / "missing" / "row.py")]) == 2
+    assert "missing/row.py" in capsys.readouterr().err.splitlines()[-1]
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_a_view_has_every_row(built, tmp_path, suffix):
     path = tmp_path / f"rows.{suffix}"
@@ -241,7 +260,10 @@ def test_a_split_is_stored_beside_the_rows(built, capsys):
     assert split.seed == 3
     groups = {row.spec.group for row in read_journal(built).rows}
     assert {group for part in split.parts.values() for group in part} == groups
-    assert main(["split", str(built), "--fractions", "train:0.5"]) == 2
+    for wrong in ("train:0.5", "=0.5,test=0.5", "train=0.5,train=0.5", "train=half,test=half"):
+        capsys.readouterr()
+        assert main(["split", str(built), "--fractions", wrong]) == 2
+        assert "such as train=0.8,test=0.2" in capsys.readouterr().err
 
 
 def test_the_configuration_can_be_shown(capsys):
