@@ -30,7 +30,10 @@ def main() -> int:
             f"vramcast: expected one of {sorted(_COMMANDS)}, found {words[0]!r}: see vramcast --help", file=sys.stderr
         )
         return 2
-    code: int = import_module(_COMMANDS[words[0]][0]).main(words[1:])
+    try:
+        code: int = import_module(_COMMANDS[words[0]][0]).main(words[1:])
+    except KeyboardInterrupt:  # while it was being imported; a command sees to its own end
+        return 130
     return code
 
 

@@ -8,6 +8,7 @@ from types import FrameType
 from dataset_builder.commands import COMMANDS, run_command
 from dataset_builder.errors import UserError
 
+_FAILED = 1
 _BAD_INPUT = 2
 _INTERRUPTED = 130
 _USAGE = f"""\
@@ -30,19 +31,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a build or one of its sub-commands; the return value is the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        if words and words[0] in ("-h", "--help"):
-            print(_USAGE, end="")
-        elif words and words[0] in COMMANDS:
-            run_command(words)
-        elif words and words[0] == "--cfg":
-            _show(words[1:])
-        else:
-            return _build(words)
+        return _carry_out(words)
     except UserError as error:
         print(f"vramcast build: {error}", file=sys.stderr)
         return _BAD_INPUT
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return _INTERRUPTED
     except BrokenPipeError:  # `| head` closed the pipe: not an error of ours
         sys.stderr.close()
+        return 0
+    except OSError as error:
+        print(f"vramcast build: expected files to read and write, found: {error}; mend that", file=sys.stderr)
+        return _BAD_INPUT
+
+
+def _carry_out(words: Sequence[str]) -> int:
+    if words and words[0] in COMMANDS:
+        run_command(words)
+    elif {"-h", "--help"} & set(words):
+        print(_USAGE, end="")
+    elif "--cfg" in words:
+        _show([word for word in words if word != "--cfg"])
+    else:
+        return _build(words)
     return 0
 
 
@@ -55,32 +67,32 @@ def _show(overrides: Sequence[str]) -> None:
 
 
 def _build(overrides: Sequence[str]) -> int:
-    from pathlib import Path
-
     from tqdm import tqdm
 
-    from dataset_builder.configuration import compose_build, make_build, make_executor, settings_of
+    from dataset_builder.configuration import compose_build, make_build, make_executor, out_of, settings_of
+    from dataset_builder.executors import WorkerError
     from dataset_builder.pipeline import COVERAGE_NAME, run
 
     for word in overrides:
-        if "=" not in word:
+        if "=" not in word and not word.startswith("~"):
             raise UserError(
                 f"expected KEY=VALUE or one of {sorted(COMMANDS)}, found {word!r}: see vramcast build --help"
             )
     config = compose_build(overrides)
-    build = make_build(settings_of(config, overrides), Path(config.out))
+    build = make_build(settings_of(config, overrides), out_of(config))
     executor = make_executor(config)
     print(f"{build.space.name}: {build.sampler.describe(build.space)}", file=sys.stderr)
     signal.signal(signal.SIGTERM, _interrupt)
-    bar = tqdm(total=build.n, unit="row", dynamic_ncols=True, mininterval=0.1 if sys.stderr.isatty() else 5)
+    often = 0.1 if sys.stderr.isatty() else 5
     try:
-        result = run(build, executor, lambda row: _advance(bar), lambda done: _start(bar, done))
+        with tqdm(total=build.n, unit="row", dynamic_ncols=True, mininterval=often) as bar:
+            result = run(build, executor, lambda _: bar.update(), lambda done: _start(bar, done))
     except KeyboardInterrupt:
-        bar.close()
         print(f"stopped; the rows so far are safe in {build.out}, and the same command goes on", file=sys.stderr)
         return _INTERRUPTED
-    finally:
-        bar.close()
+    except WorkerError as error:
+        print(f"vramcast build: {error}", file=sys.stderr)
+        return _FAILED
     for note in result.notes:
         print(f"note: {note}", file=sys.stderr)
     counts = f"{result.rows} rows ({result.resumed} from before), {result.rejected} rejected"
@@ -92,10 +104,6 @@ def _build(overrides: Sequence[str]) -> int:
 def _start(bar: "tqdm[object]", done: int) -> None:  # type: ignore[name-defined]  # noqa: F821
     bar.n = bar.initial = done
     bar.refresh()
-
-
-def _advance(bar: "tqdm[object]") -> None:  # type: ignore[name-defined]  # noqa: F821
-    bar.update()
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from dataset_builder.errors import UserError, check_count
 from dataset_builder.schema import Row, Spec
@@ -23,8 +24,12 @@ def status(arguments: argparse.Namespace) -> None:
 def emit_script(arguments: argparse.Namespace) -> None:
     """The row as a script that trains itself."""
     from dataset_builder.emit import emit
+    from dataset_builder.filters import Rejected, check
 
-    text = emit(_find_spec(arguments.row, arguments.source))
+    spec = _find_spec(arguments.row, arguments.source)
+    text, verdict = emit(spec), check(spec)
+    if isinstance(verdict, Rejected):
+        _note(f"this training cannot run to its end: {verdict.reason}")
     if arguments.output:
         Path(arguments.output).write_text(text)
     else:
@@ -57,12 +62,13 @@ def specification(arguments: argparse.Namespace) -> None:
 
 
 def coverage(arguments: argparse.Namespace) -> None:
-    """How evenly the rows of a build cover its space."""
+    """How evenly the rows of a build cover its space: each factor and each pair of factors."""
     from dataset_builder.configuration import make_build
     from dataset_builder.pipeline import selected
     from dataset_builder.samplers.coverage import coverage as cover
     from dataset_builder.samplers.coverage import report
 
+    check_count("--pairs", arguments.pairs, least=0)
     settings = read_header(arguments.directory).build
     if not settings or "space" not in settings:
         raise UserError(
@@ -70,7 +76,7 @@ def coverage(arguments: argparse.Namespace) -> None:
         )
     build = make_build(settings, Path(arguments.directory))
     ids = {record.spec.id for record in iter_records(arguments.directory, _note) if isinstance(record, Row)}
-    print(report(cover(build.space, selected(build, ids))), end="")
+    print(report(cover(build.space, selected(build, ids)), arguments.pairs or None), end="")
 
 
 def import_rows(arguments: argparse.Namespace) -> None:
@@ -108,11 +114,12 @@ def repair_journal(arguments: argparse.Namespace) -> None:
 
 def _fractions(text: str) -> dict[str, float]:
     try:
-        return {name: float(share) for name, share in (item.split("=") for item in text.split(","))}
-    except ValueError as error:
-        raise UserError(
-            f"expected --fractions such as train=0.8,test=0.2, found {text!r}: write it like that"
-        ) from error
+        pairs = [(name.strip(), float(share)) for name, share in (item.split("=") for item in text.split(","))]
+    except ValueError:
+        pairs = []
+    if not pairs or not all(name for name, _ in pairs) or len(dict(pairs)) < len(pairs):
+        raise UserError(f"expected --fractions such as train=0.8,test=0.2, found {text!r}: write it like that")
+    return dict(pairs)
 
 
 def _note(text: str) -> None:
@@ -138,11 +145,14 @@ def _find_spec(row: str, source: str | None) -> Spec:
 
 
 def _read_spec(path: Path) -> Spec:
+    from dataset_builder.families import make_spec
+
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"expected a spec as JSON in {path}, found: {error}") from error
-    return Spec.from_json(values)
+    spec = Spec.from_json(values)
+    return make_spec(spec.family, spec.network, spec.training)  # people write defaults down
 
 
 Command = Callable[[argparse.Namespace], None]
@@ -159,9 +169,17 @@ COMMANDS: dict[str, Command] = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """Argparse, with bad words answered like any other bad input."""
+
+    def error(self, message: str) -> NoReturn:
+        """One sentence in place of the usage."""
+        raise UserError(f"expected the words of '{self.prog}', found: {message}; see {self.prog} --help")
+
+
 def run_command(argv: Sequence[str]) -> None:
     """Parse and carry out one sub-command."""
-    parser = argparse.ArgumentParser(prog="vramcast build")
+    parser = _Parser(prog="vramcast build")
     parsers = parser.add_subparsers(required=True)
     subs = {
         name: parsers.add_parser(name, help=command.__doc__, description=command.__doc__)
@@ -171,6 +189,7 @@ def run_command(argv: Sequence[str]) -> None:
         subs[name].set_defaults(command=command)
     for name in ("status", "coverage", "view", "split", "repair"):
         subs[name].add_argument("directory", help="the out=DIR of a build")
+    subs["coverage"].add_argument("--pairs", type=int, default=10, help="how many of the worst to show, 0 for all")
     subs["status"].add_argument("--bucket-mib", type=int, default=1024)
     subs["status"].add_argument("--json", action="store_true")
     for name in ("emit", "layers"):

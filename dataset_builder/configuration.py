@@ -19,11 +19,14 @@ from dataset_builder.measure import Backend
 from dataset_builder.measure.static import StaticBackend
 from dataset_builder.pipeline import Build
 from dataset_builder.samplers import make_sampler
+from dataset_builder.schema import canonical_json
 from dataset_builder.space import parse_space
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 _OUTSIDE_THE_HEADER = ("executor", "out", "family")
 """What may differ when a build is resumed, since it changes no row (the family is the space's)."""
+_SEEDS = 2**32
+"""How many numpy's RandomState tells apart."""
 
 
 def compose_build(overrides: Sequence[str]) -> DictConfig:
@@ -32,9 +35,18 @@ def compose_build(overrides: Sequence[str]) -> DictConfig:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = compose("build", overrides=list(overrides))
         OmegaConf.resolve(config)
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:  # a ValueError for 'space=null'
+        if _is_interrupt(error):
+            raise KeyboardInterrupt from error
         raise UserError(_sentence(error, overrides)) from error
     return config
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether a Ctrl-C is behind an error: OmegaConf wraps whatever reaches it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _sentence(error: Exception, overrides: Sequence[str]) -> str:
@@ -47,12 +59,12 @@ def _sentence(error: Exception, overrides: Sequence[str]) -> str:
     key = re.search(r"Could not override '([^']+)'", text)
     if key:
         if "." in key[1]:
-            mend = f"see vramcast build --cfg, or add it as +{key[1]}=VALUE"
-            return f"expected a key that is there, found {key[1]!r}: {mend}"
+            mend = f"see vramcast build --cfg, or add it as +{key[1]}=VALUE (after ~{key[1]} to replace all of it)"
+            return f"expected keys that are there, found others in {key[1]!r}: {mend}"
         near = difflib.get_close_matches(key[1], _keys(), n=1)
         hint = f"did you mean {near[0]}?" if near else f"choose from {_keys()}"
         return f"expected a key of the build, found {key[1]!r}: {hint}"
-    first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    first = next(iter((text or str(error.__cause__)).strip().splitlines()), type(error).__name__)
     return f"expected overrides such as family=cnn n=500, found {list(overrides)}: {first}"
 
 
@@ -64,9 +76,18 @@ def _keys() -> list[str]:
 def settings_of(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     """The part of a configuration that decides rows, as plain values: what a journal's header keeps."""
     settings: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
-    unknown = sorted(settings.keys() - set(_keys()))
+    unknown, missing = sorted(settings.keys() - set(_keys())), sorted(set(_keys()) - settings.keys())
     if unknown:
         raise UserError(f"expected only the keys {_keys()} in a build, found {unknown}: remove them")
+    if missing:
+        raise UserError(f"expected the keys {_keys()} in a build, found no {missing}: do not delete them")
+    for key in ("space", "sampler", "backend", "executor"):
+        if not isinstance(settings[key], dict) or "name" not in settings[key]:
+            raise UserError(f"expected {key} to be settings with a name, found {settings[key]!r}: use {key}=NAME")
+    try:
+        canonical_json(settings)
+    except ValueError as error:
+        raise UserError("expected finite numbers in a build, found nan or inf: change them") from error
     asked = [item.removeprefix("family=") for item in overrides if item.startswith("family=")]
     family = settings["space"].get("family")
     if asked and asked[-1] != family:
@@ -79,10 +100,19 @@ def settings_of(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key not in _OUTSIDE_THE_HEADER}
 
 
+def out_of(config: DictConfig) -> Path:
+    """The directory of a build."""
+    if not isinstance(config.out, str) or not config.out:
+        raise UserError(f"expected out to be a directory, found {config.out!r}: use out=DIR")
+    return Path(config.out)
+
+
 def make_build(settings: Mapping[str, Any], out: Path) -> Build:
     """The build that settings describe: those of a command line, or of a journal's header."""
     check_count("n", settings["n"])
     check_count("seed", settings["seed"], least=0)
+    if settings["seed"] >= _SEEDS:
+        raise UserError(f"expected seed to be below {_SEEDS}, found {settings['seed']}: change it")
     return Build(
         space=parse_space(settings["space"]),
         sampler=make_sampler(**settings["sampler"]),
@@ -96,15 +126,19 @@ def make_build(settings: Mapping[str, Any], out: Path) -> Build:
 
 def make_backend(settings: Mapping[str, Any]) -> Backend:
     """What measures the rows; the virtual GPU is imported only where it is asked for, since it needs torch."""
-    name = settings["backend"]["name"]
+    chosen = dict(settings["backend"])
+    name = chosen.pop("name", None)
     check_choice("backend", name, ("static", "virtual"))
+    unknown = sorted(chosen.keys() - ({"allocator"} if name == "virtual" else set()))
+    if unknown:
+        raise UserError(f"expected no such settings of the backend {name}, found {unknown}: remove them")
     if name == "static":
         return StaticBackend()
     from dataset_builder.measure.virtual.allocator import AllocatorOptions  # noqa: PLC0415
     from dataset_builder.measure.virtual.backend import VirtualBackend  # noqa: PLC0415
     from dataset_builder.measure.virtual.profile import parse_profile  # noqa: PLC0415
 
-    options = AllocatorOptions.parse(settings["backend"].get("allocator") or "")
+    options = AllocatorOptions.parse(chosen.get("allocator") or "")
     return VirtualBackend(parse_profile(settings["device"]), options)
 
 
@@ -116,10 +150,17 @@ def load_device(name: str) -> dict[str, Any]:
 
 def make_executor(config: DictConfig) -> Executor:
     """Where the build runs."""
-    settings = config.executor
-    check_choice("executor", settings.name, ("local", "serial"))
-    if settings.name == "serial":
+    settings: dict[str, Any] = OmegaConf.to_container(config.executor)  # type: ignore[assignment]
+    name = settings.pop("name")
+    check_choice("executor", name, ("local", "serial"))
+    known = {"workers", "timeout_seconds"} if name == "local" else set()
+    if settings.keys() - known:
+        raise UserError(
+            f"expected only {sorted(known)} in executor={name}, found {sorted(settings)}: remove the others"
+        )
+    if name == "serial":
         return SerialExecutor()
-    workers = settings.workers or len(os.sched_getaffinity(0))
-    check_count("executor.workers", workers)
-    return LocalExecutor(workers, settings.timeout_seconds)
+    if settings.get("workers") is None:
+        settings["workers"] = len(os.sched_getaffinity(0))
+    check_count("executor.workers", settings["workers"])
+    return LocalExecutor(**settings)

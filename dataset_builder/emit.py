@@ -69,7 +69,7 @@ def main() -> None:
         print(f"batch {size}: loss {loss.item():.4f}")
     if options.device.startswith("cuda"):
         for name in ("allocated_bytes", "reserved_bytes"):
-            print(f"{name}: {torch.cuda.memory_stats()[name + '.all.peak']}")
+            print(f"{name}: {torch.cuda.memory_stats(options.device)[name + '.all.peak']}")
 
 
 if __name__ == "__main__":

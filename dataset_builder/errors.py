@@ -14,6 +14,12 @@ def check_count(name: str, value: Any, least: int = 1) -> None:
         raise UserError(f"expected {name} to be a whole number from {least}, found {value!r}: change it")
 
 
+def check_flag(name: str, value: Any) -> None:
+    """Refuse anything but true and false: 1 would be another spec than true."""
+    if not isinstance(value, bool):
+        raise UserError(f"expected {name} to be true or false, found {value!r}: change it")
+
+
 def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
     """Refuse a value that is not among the choices."""
     if value not in list(choices):  # a list compares, where a mapping would hash

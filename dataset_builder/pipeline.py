@@ -117,7 +117,7 @@ def selected(build: Build, row_ids: set[str]) -> list[Assignment]:
     return found
 
 
-def run(build: Build, executor: Executor, on_row: Callable[[Row], None], on_start: Callable[[int], None]) -> Report:
+def run(build: Build, executor: Executor, on_row: Callable[[Row], object], on_start: Callable[[int], None]) -> Report:
     """Carry a build out, or on. `on_start` hears how many rows are there already, `on_row` each new one."""
     versions = software_versions()
     with JournalWriter(build.out, build.settings) as journal:

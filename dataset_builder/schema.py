@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
-from dataset_builder.errors import UserError, check_choice, check_count
+from dataset_builder.errors import UserError, check_choice, check_count, check_flag
 
 SCHEMA_VERSION = 1
 
@@ -71,16 +71,24 @@ def parse_call(text: str) -> tuple[str, Mapping[str, Any]]:
         if isinstance(node, ast.Name):
             return node.id, MappingProxyType({})
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
-            arguments = {str(item.arg): ast.literal_eval(item.value) for item in node.keywords}
-            return node.func.id, MappingProxyType(arguments)
-    except (SyntaxError, ValueError):
+            arguments = {item.arg: ast.literal_eval(item.value) for item in node.keywords if item.arg}
+            if len(arguments) == len(node.keywords):  # none twice, and no '**'
+                return node.func.id, MappingProxyType(arguments)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two: too deeply nested
         pass
     raise UserError(f"expected a name such as 'Adam' or 'SGD(momentum=0.9)', found {text!r}: write it like that")
 
 
+def canonical_call(text: str) -> str:
+    """One text for one call: 'Adam()' is 'Adam', and arguments stand in order."""
+    name, arguments = parse_call(text)
+    inner = ", ".join(f"{key}={arguments[key]!r}" for key in sorted(arguments))
+    return f"{name}({inner})" if inner else name
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingSetup:
-    """How a network is trained, as far as it decides the memory."""
+    """How a network is trained, as far as it decides the memory. What is said in two ways is kept in one."""
 
     batch_size: int
     last_batch_size: int | None = None
@@ -113,7 +121,10 @@ class TrainingSetup:
         check_choice("training.implementation", self.implementation, IMPLEMENTATIONS)
         check_choice("training.dtype", self.dtype, DTYPE_BYTES)
         check_choice("training.autocast", self.autocast, (None, "bf16", "fp16"))
-        parse_call(self.optimizer)
+        check_flag("training.checkpointing", self.checkpointing)
+        object.__setattr__(self, "optimizer", canonical_call(str(self.optimizer)))
+        if self.dry_run_batch_size is None:
+            object.__setattr__(self, "dry_run_passes", 1)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:

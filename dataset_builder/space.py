@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dataset_builder import expressions
-from dataset_builder.errors import UserError, check_count
+from dataset_builder.errors import UserError, check_count, check_flag
 from dataset_builder.families import make_spec
 from dataset_builder.families.template import mutate
 from dataset_builder.schema import Spec, TrainingSetup, from_mapping
@@ -18,6 +18,12 @@ Assignment = dict[str, Any]
 """A value for every factor."""
 
 _DEFAULT_LEVELS = 4
+_SETTINGS: Mapping[str, tuple[str, ...]] = {
+    "choice": (),
+    "int": ("step", "log", "levels"),
+    "float": ("log", "levels"),
+}
+"""The kinds of factors in a configuration, and what may be said of each."""
 
 
 class Factor(ABC):
@@ -72,6 +78,7 @@ class Range(Factor):
     step: int = 1
     log: bool = False
     level_count: int = _DEFAULT_LEVELS
+    name: str = "a range"
 
     def draw(self, rng: np.random.RandomState, context: Assignment) -> Any:
         """A number, rounded down to the step where it is whole; the stream is that of `numpy.random.uniform`."""
@@ -83,25 +90,28 @@ class Range(Factor):
 
     def bin(self, value: Any, context: Assignment) -> int:
         """Equal parts of the range, of its logarithm where that is what is even."""
-        low, high = self._bounds(context)
+        low, high = self.bounds(context)
         if self.log:
             value, low, high = math.log(value), math.log(low), math.log(high)
         share = (value - low) / (high - low) if high > low else 0.0
         return min(max(int(share * self.level_count), 0), self.level_count - 1)
 
-    def _bounds(self, context: Assignment) -> tuple[float, float]:
+    def bounds(self, context: Assignment) -> tuple[float, float]:
+        """Low and high, given the factors before."""
         scope = expressions.scope(context)
         low, high = (
             expressions.evaluate(text, scope) if isinstance(text, str) else text for text in (self.low, self.high)
         )
-        if not low <= high or (self.log and low <= 0):
+        numbers = isinstance(low, int | float) and isinstance(high, int | float)
+        if not numbers or not low <= high or (self.log and low <= 0):
             raise UserError(
-                f"expected a range from low to high, above 0 where it is logarithmic, found {low} to {high}: change it"
+                f"expected a range from low to high for {self.name}, above 0 where it is logarithmic, "
+                f"found {low} to {high}: change it"
             )
         return low, high
 
     def _at(self, share: float, context: Assignment) -> Any:
-        low, high = self._bounds(context)
+        low, high = self.bounds(context)
         if not self.whole:
             return low * (high / low) ** share if self.log else low + (high - low) * share
         start, end = low / self.step, high / self.step
@@ -112,13 +122,10 @@ class Range(Factor):
 
 def parse_factor(name: str, settings: Mapping[str, Any]) -> Factor:
     """A factor from its configuration: {choice: [...]}, {int: [low, high]} or {float: ...}, with step, log, levels."""
-    kinds = [kind for kind in ("choice", "int", "float") if kind in settings]
-    extra = settings.keys() - {"choice", "int", "float", "step", "log", "levels"}
-    if len(kinds) != 1 or extra:
-        raise UserError(
-            f"expected factor {name} to have one of choice, int, float, and step, log, levels at most, "
-            f"found {sorted(settings)}: change the space"
-        )
+    kinds = [kind for kind in _SETTINGS if isinstance(settings, Mapping) and kind in settings]
+    if len(kinds) != 1 or settings.keys() - {kinds[0], *_SETTINGS[kinds[0]]}:
+        known = ", ".join(f"{kind} (with {', '.join(m)} at most)" if m else kind for kind, m in _SETTINGS.items())
+        raise UserError(f"expected factor {name} to have one of {known}, found {settings!r}: change the space")
     values = settings[kinds[0]]
     if kinds[0] == "choice":
         if not isinstance(values, list | tuple) or not values:
@@ -126,10 +133,21 @@ def parse_factor(name: str, settings: Mapping[str, Any]) -> Factor:
         return Choice(tuple(values))
     if not isinstance(values, list | tuple) or len(values) != 2:
         raise UserError(f"expected factor {name} to have [low, high], found {values!r}: change the space")
-    levels = settings.get("levels", _DEFAULT_LEVELS)
+    return _parse_range(name, kinds[0], *values, **{key: settings[key] for key in settings if key != kinds[0]})
+
+
+def _parse_range(
+    name: str, kind: str, low: Any, high: Any, step: int = 1, log: bool = False, levels: int = _DEFAULT_LEVELS
+) -> Range:
     check_count(f"levels of factor {name}", levels)
-    low, high = values
-    return Range(low, high, kinds[0] == "int", settings.get("step", 1), settings.get("log", False), levels)
+    check_count(f"step of factor {name}", step)
+    check_flag(f"log of factor {name}", log)
+    factor = Range(low, high, kind == "int", step, log, levels, f"factor {name}")
+    if not isinstance(low, str) and not isinstance(high, str):  # what is no expression can be judged now
+        factor.bounds({})
+        if factor.whole and low % step:
+            raise UserError(f"expected factor {name} to begin at a multiple of {step}, found {low}: change the space")
+    return factor
 
 
 @dataclass(frozen=True)
@@ -171,10 +189,21 @@ def _resolve(value: Any, scope: dict[str, Any]) -> Any:
 def parse_space(settings: Mapping[str, Any]) -> Space:
     """A space from its configuration; its factors are a mapping, or pairs of a name and settings."""
     values = {"structure": (), **settings}
+    kinds: Mapping[str, type | tuple[type, ...]] = {
+        "name": str,
+        "family": str,
+        "factors": (dict, list),
+        "network": dict,
+        "training": dict,
+        "structure": (list, tuple),
+    }
+    for key, kind in kinds.items():
+        if key in values and not isinstance(values[key], kind):
+            raise UserError(f"expected the space to have {key} as in conf/space, found {values[key]!r}: change it")
     if not values.get("factors"):
         raise UserError("expected a space with factors, found none: name one with space=NAME")
     factors = {name: parse_factor(name, factor) for name, factor in dict(values["factors"]).items()}
-    unknown = sorted(set(values["structure"]) - factors.keys())
+    unknown = sorted(map(str, {*values["structure"]} - factors.keys()))
     if unknown:
         raise UserError(f"expected the structure to name factors, found {unknown}: choose from {sorted(factors)}")
     return from_mapping(Space, {**values, "factors": factors, "structure": tuple(values["structure"])}, "the space")

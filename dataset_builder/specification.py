@@ -1,8 +1,8 @@
 """The shape specification: what each layer demands of its input and promises of its output.
 
 TBEM writes ShapeVerify in SOFL, as a process with a pre- and a post-condition. Here every layer is such a process, as
-data: `listing()` prints it in that form, and `filters` evaluates the same text. `tests/test_filters.py` holds it to
-what torch does.
+data: `listing()` prints it in that form, and `filters` evaluates the same text. `tests/test_filter_layers.py` holds it
+to what torch does.
 """
 
 from collections.abc import Mapping

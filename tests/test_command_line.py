@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from omegaconf.errors import OmegaConfBaseException
 
 from dataset_builder.__main__ import main
 from dataset_builder.commands import COMMANDS
+from dataset_builder.executors import WorkerError
 from dataset_builder.store import read_journal
 from dataset_builder.store.splits import Split
 
@@ -66,7 +68,34 @@ def test_the_console_command_hands_over():
         (["n="], "expected n to be"),
         (["[broken"], "expected"),
         (["executor.workers=0.5"], "expected executor.workers"),
+        (["executor.workers=0"], "expected executor.workers to be a whole number from 1, found 0"),
+        (["executor.timeout_seconds=long"], "expected the time limit to be over 0 s, found 'long'"),
+        (["+executor.wrokers=2"], "found ['timeout_seconds', 'workers', 'wrokers']"),
+        (["+backend.device=0"], "expected settings of the backend static, found ['device']"),
+        (["seed=4294967296"], "expected seed to be below 4294967296"),
+        (["out=7"], "use out=DIR"),
+        (["out="], "use out=DIR"),
+        (["space=null"], "must be a string"),
+        (["~n"], "found no ['n']"),
+        (["~sampler.name"], "use sampler=NAME"),
+        (["space.name=7"], "expected the space to have name as in conf/space, found 7"),
+        (["space.family=[1]"], "expected the space to have family"),
+        (["space.network=7"], "expected the space to have network"),
+        (["space.factors=7"], "expected the space to have factors"),
+        (["space.factors.depth=7"], "expected factor depth to have one of"),
+        (["space.factors.depth={choice: [1]}"], "~space.factors.depth to replace all of it"),
+        (["space.factors.depth.int=[null,3]"], "for factor depth"),
+        (["+space.factors.depth.step=2"], "expected factor depth to begin at a multiple of 2, found 1"),
+        (["space.factors.inputs.log=maybe"], "expected log of factor inputs to be true or false, found 'maybe'"),
+        (["space.network.dropout=nan"], "expected finite numbers"),
+        (["space.training.checkpointing=7"], "expected training.checkpointing to be true or false, found 7"),
+        (["space.training.optimizer=7"], "expected a name such as 'Adam'"),
+        (["space.training.optimizer='Adam(lr=1,lr=2)'"], "expected a name such as 'Adam'"),
+        (["space.training.optimizer='Adam(**7)'"], "expected a name such as 'Adam'"),
         (["status", "/nonexistent"], "expected a build directory"),
+        (["status"], "the following arguments are required: directory; see vramcast build status --help"),
+        (["status", "x", "--bucket-mib", "wide"], "invalid int value: 'wide'"),
+        (["status", "x", "y"], "unrecognized arguments: y; see vramcast build --help"),
         (["emit", "abc"], "add --from DIR"),
         (["emit", "gpumemnet:x"], "expected a file name of GPUMemNet"),
         (["emit", "missing.json"], "expected a spec as JSON"),
@@ -80,6 +109,50 @@ def test_bad_input_gets_one_sentence_and_exit_code_2(words, sentence, tmp_path, 
     assert errors[-1].startswith("vramcast build: ")
     assert sentence in errors[-1]
     assert "Traceback" not in "\n".join(errors)
+
+
+def test_deleting_and_adding_replaces_a_factor(tmp_path, capsys):
+    words = ["~space.factors.depth", "+space.factors.depth={choice: [3]}", "n=4", "executor=serial", f"out={tmp_path}"]
+    assert main(words) == 0
+    assert {row.spec.network["depth"] for row in read_journal(tmp_path).rows} == {3}
+
+
+@pytest.mark.parametrize("words", [["family=mlp"], ["--cfg"], ["status", "anywhere"]])
+def test_ctrl_c_while_a_command_starts_is_no_traceback(words, monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise OmegaConfBaseException("as OmegaConf wraps it") from KeyboardInterrupt()
+
+    def plainly(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dataset_builder.configuration.compose", interrupted)
+    monkeypatch.setattr("dataset_builder.commands.iter_records", plainly)
+    assert main(words) == 130
+    assert capsys.readouterr().err == "stopped\n"
+
+
+def test_workers_that_cannot_work_are_a_sentence(tmp_path, monkeypatch, capsys):
+    def die(*_):
+        raise WorkerError("expected workers to measure specs, found 3 in a row that died")
+
+    monkeypatch.setattr("dataset_builder.executors.LocalExecutor.run", die)
+    assert main(["family=mlp", "n=3", f"out={tmp_path}"]) == 1
+    assert capsys.readouterr().err.strip().splitlines()[-1].startswith("vramcast build: expected workers")
+
+
+def test_an_error_of_the_system_is_a_sentence(monkeypatch, capsys):
+    def fail(*_):
+        raise PermissionError(13, "Permission denied", "rows")
+
+    monkeypatch.setattr("dataset_builder.commands.iter_records", fail)
+    assert main(["status", "rows"]) == 2
+    assert "Permission denied: 'rows'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["n=3", "--help"], ["-h", "family=cnn"]])
+def test_help_is_given_wherever_it_is_asked_for(words, capsys):
+    assert main(words) == 0
+    assert capsys.readouterr().out.startswith("usage: vramcast build")
 
 
 def test_a_build_of_other_settings_in_the_same_directory_is_refused(built, capsys):
@@ -153,6 +226,25 @@ def test_emit_reads_a_spec_from_a_file_and_a_public_name(built, tmp_path, capsys
     assert main(["emit", str(path)]) == 2
 
 
+def test_emit_says_what_is_wrong_with_a_row_and_with_a_path(tmp_path, capsys):
+    network = {
+        "arch": "uniform",
+        "input_features": 4,
+        "output_features": 2,
+        "depth": 1,
+        "norm": "batch",
+        "head": "none",
+    }
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps({"family": "mlp", "network": network, "training": {"batch_size": 1}}))
+    assert main(["emit", str(path)]) == 0
+    printed = capsys.readouterr()
+    assert "note: this training cannot run to its end: BatchNorm1d at '0.1'" in printed.err
+    assert "'head'" not in printed.out.split('"""')[1]  # a default that is said makes no other spec
+    assert main(["emit", str(path), "-o", str(tmp_path / "missing" / "row.py")]) == 2
+    assert "missing/row.py" in capsys.readouterr().err.splitlines()[-1]
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_a_view_has_every_row(built, tmp_path, suffix):
     path = tmp_path / f"rows.{suffix}"
@@ -168,7 +260,10 @@ def test_a_split_is_stored_beside_the_rows(built, capsys):
     assert split.seed == 3
     groups = {row.spec.group for row in read_journal(built).rows}
     assert {group for part in split.parts.values() for group in part} == groups
-    assert main(["split", str(built), "--fractions", "train:0.5"]) == 2
+    for wrong in ("train:0.5", "=0.5,test=0.5", "train=0.5,train=0.5", "train=half,test=half"):
+        capsys.readouterr()
+        assert main(["split", str(built), "--fractions", wrong]) == 2
+        assert "such as train=0.8,test=0.2" in capsys.readouterr().err
 
 
 def test_the_configuration_can_be_shown(capsys):

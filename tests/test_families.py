@@ -1,4 +1,4 @@
-"""Families: the classics have their published sizes, widths are those worked out by hand, specs are canonical."""
+"""Families: every combination of factors builds, and one network has one spec."""
 
 import json
 from dataclasses import replace
@@ -10,7 +10,6 @@ import pytest
 from dataset_builder import filters, subject
 from dataset_builder.errors import UserError
 from dataset_builder.families import FAMILIES, cnn, make_spec, mlp, pieces, plan_of, template, transformer
-from dataset_builder.plan import Plan
 from dataset_builder.schema import LayerTable, Spec, TrainingSetup
 
 SETUP = TrainingSetup(batch_size=4)
@@ -102,168 +101,6 @@ def table_of(family: str, network: dict[str, Any], **setup: Any) -> LayerTable:
     return table
 
 
-def widths(plan: Plan, kind: str, argument: str) -> list[int]:
-    return [node.args[argument] for node in plan.root.walk() if node.kind == kind]
-
-
-# --- templates --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "norm", "parameters"),
-    [("vgg", "none", 138_357_544), ("resnet", "batch", 11_689_512), ("mobilenet", "batch", 4_231_976)],
-)
-def test_the_classics_have_their_published_sizes(name: str, norm: str, parameters: int) -> None:
-    """VGG-16, ResNet-18 and MobileNet v1 on ImageNet."""
-    depth = len(template.SEEDS[name])
-    stages = template.mutate(name, depth, 0, "forward")
-    network = {"template": name, "stages": stages, "input_size": 224, "num_classes": 1000, "norm": norm}
-    assert table_of("template", network).parameters == parameters
-    module = subject.build_subject(plan_of(make_spec("template", network, SETUP)))
-    assert sum(item.numel() for item in module.parameters()) == parameters
-
-
-def test_mutate_orders_the_stages() -> None:
-    forward = [[64, 2], [128, 2], [256, 3], [512, 3], [512, 3]]
-    assert template.mutate("vgg", 5, 0, "forward") == forward
-    assert template.mutate("vgg", 5, 0, "reversed") == forward[::-1]
-    assert template.mutate("vgg", 5, 0, "rotated") == [*forward[1:], forward[0]]
-    assert template.mutate("vgg", 4, 0, "interleaved") == [forward[0], forward[3], forward[1], forward[2]]
-    assert template.mutate("vgg", 5, 0, "interleaved") == [forward[i] for i in (0, 4, 1, 3, 2)]
-
-
-@pytest.mark.parametrize("name", template.SEEDS)
-@pytest.mark.parametrize("order", template.ORDERS)
-@pytest.mark.parametrize("stages", [1, 2, 7])
-def test_every_order_keeps_all_stages(name: str, order: str, stages: int) -> None:
-    found = template.mutate(name, stages, 1, order)
-    assert sorted(found) == sorted(template.mutate(name, stages, 1, "forward"))
-    assert len(found) == stages
-
-
-def test_mutate_goes_beyond_the_template_by_its_last_stage() -> None:
-    assert template.mutate("resnet", 6, 0, "forward")[3:] == [[512, 2]] * 3
-
-
-def test_mutate_keeps_a_convolution_and_a_filter() -> None:
-    assert template.mutate("mobilenet", 2, -5, "forward", width=0.001) == [[1, 1], [1, 1]]
-    assert template.mutate("vgg", 2, 2, "forward", width=0.5) == [[32, 4], [64, 4]]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("alexnet", 2, 0, "forward"), "expected template to be one of"),
-        (("vgg", 0, 0, "forward"), "expected stages to be a whole number from 1, found 0"),
-        (("vgg", 2, 0, "sideways"), "expected order to be one of .*, found 'sideways'"),
-    ],
-)
-def test_mutate_refuses_what_it_does_not_know(arguments: Any, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        template.mutate(*arguments)
-
-
-# --- widths by hand ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arch", "expected"),
-    [
-        ("pyramid", [50, 25, 12, 7, 7]),
-        ("bottleneck", [50, 25, 12, 7, 7, 7]),
-        ("uniform", [100, 100, 100, 100, 7]),
-        ("gradual", [77, 54, 31, 8, 7]),  # steps of (100 - 7) // 4
-    ],
-)
-def test_widths_of_an_mlp(arch: str, expected: list[int]) -> None:
-    plan = mlp.plan(mlp.MlpNetwork(arch=arch, input_features=100, output_features=7, depth=4))
-    assert widths(plan, "Linear", "out_features") == expected
-    assert widths(plan, "Linear", "in_features") == [100, *expected[:-1]]
-
-
-@pytest.mark.parametrize(
-    ("arch", "depth", "expected"),
-    [
-        ("pyramid", 4, [16, 32, 64, 128]),  # 16 * (256 / 16) ** (i / 4)
-        ("uniform", 4, [16, 16, 16, 16]),
-        ("gradual", 4, [16, 22, 32, 45]),  # half the growth: ** (i / 8)
-        ("bottleneck", 5, [32, 16, 32, 64, 128]),  # twice the filters, then ** ((i - 1) / 4)
-        ("bottleneck", 2, [32, 16]),
-        ("hourglass", 4, [16, 64, 64, 16]),
-        ("hourglass", 5, [16, 64, 101, 40, 16]),
-    ],
-)
-def test_filters_of_a_cnn(arch: str, depth: int, expected: list[int]) -> None:
-    network = {**NETWORKS["cnn"], "arch": arch, "depth": depth, "base_filters": 16, "max_filters": 256}
-    plan = cnn.plan(cnn.CnnNetwork(**network))
-    assert widths(plan, "Conv2d", "out_channels") == expected
-    assert widths(plan, "Conv2d", "in_channels") == [3, *expected[:-1]]
-    assert widths(plan, "Linear", "in_features") == expected[-1:]
-
-
-def test_a_residual_cnn() -> None:
-    network = {
-        **NETWORKS["cnn"],
-        "arch": "residual",
-        "depth": 8,
-        "base_filters": 16,
-        "max_filters": 256,
-        "input_size": 32,
-    }
-    plan = cnn.plan(cnn.CnnNetwork(**network))
-    # 4 blocks of two convolutions; every second halves the image; the shortcut convolves where channels change
-    assert widths(plan, "Conv2d", "out_channels") == [16, 16, 16, 22, 22, 22, 32, 32, 32, 45, 45, 45]
-    strides = [node.args.get("stride", 1) for node in plan.root.walk() if node.kind == "Conv2d"]
-    assert strides == [1, 1, 1, 2, 1, 2, 1, 1, 1, 2, 1, 2]
-    small = cnn.plan(cnn.CnnNetwork(**{**network, "input_size": 14}))  # ends with the block that reaches 7 pixels
-    assert widths(small, "Conv2d", "out_channels") == [16, 16, 16, 22, 22, 22]
-
-
-def test_a_dense_cnn() -> None:
-    network = {**NETWORKS["cnn"], "arch": "dense", "depth": 12, "input_size": 32, "transition_every": 2}
-    plan = cnn.plan(cnn.CnnNetwork(**network))
-    block = [3, 35, 67, 99]  # each layer sees 32 more channels
-    after = [65 + 32 * k for k in range(4)]  # the transition halves 131
-    last = [193 + 32 * k for k in range(4)]  # no transition after the second block of each two
-    assert widths(plan, "Conv2d", "in_channels") == [*block, 131, *after, *last]
-    assert widths(plan, "Conv2d", "out_channels") == [*[32] * 4, 65, *[32] * 8]
-    assert [node.kind for node in plan.root.walk()].count("AvgPool2d") == 1
-
-
-@pytest.mark.parametrize(
-    ("depth", "size", "expected"), [(12, 224, 3), (12, 13, 12), (29, 112, 8), (3, 2, 3), (1, 224, 1)]
-)
-def test_the_transition_rule(depth: int, size: int, expected: int) -> None:
-    assert cnn.transition_rule(depth, size) == expected
-
-
-def test_a_pooled_cnn() -> None:
-    network = {**NETWORKS["cnn"], "depth": 4, "pooling": "avg", "pool_every": 2}
-    kinds = [node.kind for node in cnn.plan(cnn.CnnNetwork(**network)).root.children]
-    assert kinds == ["Sequential", "Sequential", "AvgPool2d", "Sequential", "Sequential", "AvgPool2d", "Sequential"]
-
-
-def test_a_transformer_encoder_by_hand() -> None:
-    size, wide, words, length, classes = 8, 16, 11, 4, 2
-    attention = 4 * size * size + 4 * size
-    feed_forward = 2 * size * wide + wide + size
-    expected = words * size + length * size + attention + feed_forward + 4 * size + (size + 1) * classes
-    assert table_of("transformer", NETWORKS["transformer"]).parameters == expected
-    decoder = expected - (size + 1) * classes + (size + 1) * words
-    assert table_of("transformer", {**NETWORKS["transformer"], "kind": "decoder"}).parameters == decoder
-    pre = table_of("transformer", {**NETWORKS["transformer"], "norm": "pre"}).parameters
-    assert pre == expected + 2 * size  # one norm more, before the output
-
-
-def test_an_encoder_decoder_by_hand() -> None:
-    size, wide, words, length = 8, 16, 11, 4
-    attention, feed_forward = 4 * size * size + 4 * size, 2 * size * wide + wide + size
-    tokens = 2 * (words + length) * size
-    layers = (attention + feed_forward + 4 * size) + (2 * attention + feed_forward + 6 * size)
-    network = {**NETWORKS["transformer"], "kind": "encoder_decoder"}
-    assert table_of("transformer", network).parameters == tokens + layers + (size + 1) * words
-
-
 # --- every combination builds -----------------------------------------------------------------------------------------
 
 NORMS = {"mlp": mlp.NORMS, "cnn": pieces.IMAGE_NORMS, "template": pieces.IMAGE_NORMS, "transformer": transformer.NORMS}
@@ -313,13 +150,58 @@ def test_a_default_said_or_left_out_is_one_spec(family: str) -> None:
     assert said.network.keys() == NETWORKS[family].keys()
 
 
+def differ(family: str, network: dict[str, Any], others: dict[str, Any]) -> bool:
+    specs = [make_spec(family, network, SETUP)]
+    specs += [make_spec(family, {**network, name: value}, SETUP) for name, value in others.items()]
+    return len({spec.id for spec in specs}) == len(specs) == len({spec.group for spec in specs})
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ids_differ_when_any_factor_differs(family: str) -> None:
-    specs = [make_spec(family, NETWORKS[family], SETUP)]
-    for name, value in OTHERS[family].items():
-        specs.append(make_spec(family, {**NETWORKS[family], name: value}, SETUP))
-    assert len({spec.id for spec in specs}) == len(specs)
-    assert len({spec.group for spec in specs}) == len(specs)
+    others = dict(OTHERS[family])
+    if family == "cnn":  # no shape has all factors: these are one's without pooling, or dense
+        assert differ(family, {**NETWORKS[family], "pooling": "avg"}, {"pool_every": others.pop("pool_every")})
+        assert differ(
+            family, {**NETWORKS[family], "arch": "dense"}, {"transition_every": others.pop("transition_every")}
+        )
+    assert differ(family, NETWORKS[family], others)
+
+
+CHOOSING = {
+    "mlp": {"arch": list(mlp.WIDTHS)},
+    "cnn": {"arch": [*cnn.FILTERS, "residual", "dense"], "pooling": cnn.POOLINGS},
+    "template": {"template": list(template.SEEDS)},
+    "transformer": {"kind": transformer.KINDS},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_spec_leaves_out_changes_no_network(family: str) -> None:
+    known = FAMILIES[family]
+    for values in product(*CHOOSING[family].values()):
+        chosen = dict(zip(CHOOSING[family], values, strict=True))
+        for name, value in OTHERS[family].items():
+            network = {**NETWORKS[family], **OTHERS[family], "depth": 12, name: value, **chosen}
+            network = {key: network[key] for key in OTHERS[family]}
+            assert plan_of(make_spec(family, network, SETUP)) == known.plan(known.network(**network))
+
+
+@pytest.mark.parametrize(
+    ("family", "choice", "factors"),
+    [
+        ("cnn", {"arch": "dense"}, ["max_filters", "pooling", "pool_every"]),
+        ("cnn", {"arch": "uniform"}, ["max_filters", "pool_every", "transition_every"]),
+        ("cnn", {"arch": "residual", "pooling": "avg"}, ["transition_every"]),
+        ("template", {"template": "resnet"}, ["pool_size", "classifier_features"]),
+        ("template", {"template": "mobilenet"}, ["pool_size", "classifier_features"]),
+        ("transformer", {"kind": "decoder"}, ["num_classes"]),
+        ("transformer", {"kind": "encoder_decoder"}, ["num_classes"]),
+    ],
+)
+def test_a_factor_without_a_say_makes_no_other_spec(family: str, choice: dict[str, Any], factors: list[str]) -> None:
+    base = {**NETWORKS[family], **choice}
+    made = {make_spec(family, {**base, name: OTHERS[family][name]}, SETUP).id for name in factors}
+    assert made == {make_spec(family, base, SETUP).id}
 
 
 def test_ids_differ_when_the_training_differs_and_groups_do_not() -> None:
@@ -337,10 +219,26 @@ def test_ids_differ_when_the_training_differs_and_groups_do_not() -> None:
         "dry_run_passes": 2,
     }
     assert others.keys() == TrainingSetup.__dataclass_fields__.keys()
-    specs = [make_spec("mlp", NETWORKS["mlp"], SETUP)]
-    specs += [make_spec("mlp", NETWORKS["mlp"], replace(SETUP, **{name: value})) for name, value in others.items()]
+    setup = replace(SETUP, dry_run_batch_size=3)
+    specs = [make_spec("mlp", NETWORKS["mlp"], setup)]
+    specs += [make_spec("mlp", NETWORKS["mlp"], replace(setup, **{name: value})) for name, value in others.items()]
     assert len({spec.id for spec in specs}) == len(specs)
     assert len({spec.group for spec in specs}) == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"optimizer": "Adam"}, {"optimizer": "Adam()"}),
+        ({"optimizer": "SGD(momentum=0.9,nesterov=True)"}, {"optimizer": "SGD( nesterov = True, momentum = .9 )"}),
+        ({"optimizer": "Adam(lr=0.001)"}, {"optimizer": "Adam(lr=1e-3)"}),
+        ({"dry_run_passes": 1}, {"dry_run_passes": 2}),
+    ],
+)
+def test_one_training_said_in_two_ways_is_one_spec(one: dict[str, Any], other: dict[str, Any]) -> None:
+    specs = [make_spec("mlp", NETWORKS["mlp"], replace(SETUP, **said)) for said in (one, other)]
+    assert specs[0] == specs[1]
+    assert specs[0].id == specs[1].id
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,13 +1,11 @@
 """Every row of the public GPUMemNet data names a network whose layers and parameters come out exactly as published."""
 
 import ast
-import csv
-import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +18,10 @@ from dataset_builder.families import plan_of
 from dataset_builder.families.gpumemnet import spec_of_filename
 from dataset_builder.schema import LayerTable, Spec, TrainingSetup
 
-ROOT = Path(__file__).parents[1]
-DATA = Path(os.environ.get("VRAMCAST_DATA", ROOT.parent / "shared" / "data")) / "gpumemnet"
 BUILT_ROWS = 30  # of each file, built as modules
 
 Entry = tuple[str, int, int]
+Reader = Callable[[str], list[dict[str, str]]]
 
 # The set's names for layers; activations go by their class.
 NAMES = {
@@ -36,15 +33,6 @@ NAMES = {
     "AdaptiveAvgPool2d": "adaptive_avg_pool2d",
 }
 UNLISTED = {"mlp": {"Flatten"}, "cnn": {"Flatten", "AvgPool2d", "Identity", "Sigmoid"}}
-
-
-def rows_of(name: str) -> list[dict[str, str]]:
-    path = DATA / name
-    if not path.exists():
-        pytest.skip(f"no {name} in {DATA}: set VRAMCAST_DATA to the directory that has gpumemnet/{name}")
-    csv.field_size_limit(10**9)
-    with path.open(newline="") as lines:
-        return list(csv.DictReader(lines))
 
 
 def published(row: dict[str, str]) -> list[Entry]:
@@ -83,10 +71,10 @@ def agrees(table: LayerTable, family: str, row: dict[str, str]) -> bool:
     return listed(family, table) == entries and total == table.parameters - weights_of_prelu
 
 
-def check_rows(name: str, family: str, hidden: dict[str, list[dict[str, Any]]]) -> Counter[str]:
+def check_rows(rows: list[dict[str, str]], family: str, hidden: dict[str, list[dict[str, Any]]]) -> Counter[str]:
     """Compare every row; `hidden` lists by the exception's name what the generator may have drawn in secret."""
     used: Counter[str] = Counter()
-    for row in rows_of(name):
+    for row in rows:
         spec = spec_of_filename(row["Filename"])
         if not published(row):
             assert nothing_was_parsed(spec), row["Filename"]
@@ -117,33 +105,37 @@ def may_hide(rule: str, spec: Spec) -> bool:
     return spec.network["output_features"] == 1
 
 
-def test_mlps_with_relu() -> None:
-    used = check_rows("mlp_data_step1.csv", "mlp", {})
+def test_mlps_with_relu(public_rows: Reader) -> None:
+    used = check_rows(public_rows("gpumemnet/mlp_data_step1.csv"), "mlp", {})
     assert set(used) == {"as named"}
 
 
-def test_mlps_with_norms_and_dropout(record_property: Any) -> None:
-    used = check_rows("mlp_data_step2.csv", "mlp", {"secret head": [{"head": "sigmoid"}, {"head": "identity"}]})
+def test_mlps_with_norms_and_dropout(public_rows: Reader, record_property: Any) -> None:
+    used = check_rows(
+        public_rows("gpumemnet/mlp_data_step2.csv"), "mlp", {"secret head": [{"head": "sigmoid"}, {"head": "identity"}]}
+    )
     record_property("exceptions", dict(used))
     assert set(used) == {"as named", "secret head", "last batch of one sample"}
     assert used["secret head"] + used["last batch of one sample"] < 0.03 * used.total()
 
 
-def test_cnns(record_property: Any) -> None:
-    used = check_rows("cnn_data_step1.csv", "cnn", {"transition every 5": [{"transition_every": 5}]})
+def test_cnns(public_rows: Reader, record_property: Any) -> None:
+    used = check_rows(
+        public_rows("gpumemnet/cnn_data_step1.csv"), "cnn", {"transition every 5": [{"transition_every": 5}]}
+    )
     record_property("exceptions", dict(used))
     assert set(used) == {"as named", "transition every 5", "empty list"}
     assert used["transition every 5"] + used["empty list"] < 0.15 * used.total()
 
 
-def test_transformers() -> None:
+def test_transformers(public_rows: Reader) -> None:
     columns = {
         "Seq Length": "sequence_length",
         "Embedding Size": "embedding_size",
         "Num Layers": "layers",
         "Num Heads": "heads",
     }
-    for row in rows_of("transformer_data_sample.csv"):
+    for row in public_rows("gpumemnet/transformer_data_sample.csv"):
         spec = spec_of_filename(row["Filename"])
         table = table_of(spec)
         size = spec.network["embedding_size"]
@@ -159,8 +151,8 @@ def test_transformers() -> None:
 @pytest.mark.parametrize(
     "name", ["mlp_data_step1.csv", "mlp_data_step2.csv", "cnn_data_step1.csv", "transformer_data_sample.csv"]
 )
-def test_modules_have_the_tables_parameters(name: str) -> None:
-    rows = rows_of(name)
+def test_modules_have_the_tables_parameters(public_rows: Reader, name: str) -> None:
+    rows = public_rows(f"gpumemnet/{name}")
     for row in islice(rows, 0, None, max(1, len(rows) // BUILT_ROWS)):
         spec = spec_of_filename(row["Filename"])
         plan = plan_of(spec)

@@ -50,8 +50,8 @@ def make_rejection(i: int) -> Rejection:
     return Rejection(Spec("cnn", {"width": i}, TrainingSetup(batch_size=1)), f"too narrow: {i}")
 
 
-def write(directory: Path, numbers) -> Path:
-    with JournalWriter(directory, BUILD) as writer:
+def write(directory: Path, numbers, build=BUILD) -> Path:
+    with JournalWriter(directory, build) as writer:
         for i in numbers:
             writer.append(make_row(i))
     return directory / "journal.jsonl"
@@ -257,6 +257,7 @@ def test_repair_moves_bad_lines_and_keeps_the_rest(tmp_path):
     report = repair(tmp_path)
     assert (report.kept, list(report.moved), report.header_lost) == (2, [3, 5, 6], False)
     assert "does not fit the schema" in report.moved[5]
+    assert str(report).startswith(f"2 rows and rejections are sound, 3 moved to {report.bad_path} (line 3 does not")
     assert path.stat().st_mode & 0o777 == 0o640
     assert report.bad_path.read_bytes() == lines[2] + lines[4] + lines[5] + b"\n"
     assert read_journal(path).rows == [make_row(1), make_row(3)]
@@ -269,13 +270,16 @@ def test_repair_of_a_sound_journal_changes_nothing(tmp_path):
     before = path.read_bytes()
     report = repair(path)
     assert (report.kept, dict(report.moved), report.bad_path.exists()) == (1, {}, False)
+    assert str(report) == "1 rows and rejections are sound, none had to be moved"
     assert path.read_bytes() == before
 
 
 def test_rows_outlive_their_header(tmp_path):
     path = write(tmp_path, [1, 2])
     flip(path, 30)
-    assert repair(tmp_path).header_lost
+    report = repair(tmp_path)
+    assert report.header_lost
+    assert "cannot go on" in str(report)
     assert read_journal(path).rows == [make_row(1), make_row(2)]
     assert read_header(path).build is None
     with pytest.raises(UserError, match="another out=DIR"), JournalWriter(tmp_path, BUILD):
@@ -295,6 +299,31 @@ def test_other_settings_are_refused_by_name(tmp_path):
     assert "family.name='cnn' (it was 'mlp')" in text
     assert "extra=None (it was 'nothing')" in text
     assert "another out=DIR" in text
+
+
+def test_a_wall_of_differences_is_cut_short(tmp_path):
+    factors = [[f"factor{i}", {"choice": list(range(99))}] for i in range(20)]
+    write(tmp_path, [1], {"space": {"factors": factors}})
+    changed = [[name, {"choice": [*item["choice"], 100]} if name == "factor7" else item] for name, item in factors]
+    with pytest.raises(UserError) as caught, JournalWriter(tmp_path, {"space": {"factors": changed}}):
+        pass
+    assert "found space.factors.factor7.choice=[0, 1, 2" in str(caught.value)
+    assert "factor8" not in str(caught.value)
+    with (
+        pytest.raises(UserError, match=r"found space.factors=\['factor19', ") as caught,
+        JournalWriter(tmp_path, {"space": {"factors": factors[::-1]}}),
+    ):
+        pass
+    assert len(str(caught.value)) < 600
+    with pytest.raises(UserError, match="and 18 more: use the same"), JournalWriter(tmp_path, {"seed": 1}):
+        pass
+
+
+def test_a_journal_without_a_row_may_be_begun_anew_with_other_settings(tmp_path):
+    write(tmp_path, [], {"seed": 1})
+    path = write(tmp_path, [1], {"seed": 2})
+    assert read_header(path).build == {"seed": 2}
+    assert len(read_journal(path).rows) == 1
 
 
 def test_a_build_may_be_extended(tmp_path):

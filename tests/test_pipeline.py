@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from dataset_builder.samplers import make_sampler
 from dataset_builder.schema import Status
 from dataset_builder.space import parse_space
 from dataset_builder.store import read_journal
-from dataset_builder.store.summary import kind_of, summarise
+from dataset_builder.store.summary import Summary, kind_of, summarise
 
 WORDS = ["space=gpumemnet_mlp_step2", "backend=static", "executor=serial", "seed=4"]
 SPACE = {
@@ -96,8 +97,11 @@ def test_a_space_in_which_nothing_can_run_is_bad_input(tmp_path, capsys):
 def test_coverage_can_be_told_again_from_the_journal(tmp_path, capsys):
     assert main([*WORDS, "n=30", f"out={tmp_path}"]) == 0
     capsys.readouterr()
+    assert main(["coverage", str(tmp_path), "--pairs", "0"]) == 0
+    whole = capsys.readouterr().out
+    assert whole == (tmp_path / COVERAGE_NAME).read_text()
     assert main(["coverage", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == (tmp_path / COVERAGE_NAME).read_text()
+    assert len(capsys.readouterr().out.splitlines()) == len(whole.splitlines()) - 36 + 10  # pairs of nine factors
     build = make(tmp_path / "tiny", 3)
     carry_out(build)
     assert len(selected(build, ids(tmp_path / "tiny"))) == 3
@@ -112,6 +116,15 @@ def test_a_summary_counts_and_groups(tmp_path):
     assert summary["buckets"] == {"0": 4}
     assert summary["rejections"] == {"BatchNorm1d: expected N * prod(L) > 1": 4}
     assert kind_of("Conv2d at '0.1': expected H2 >= 1, found H2=0") == "Conv2d: expected H2 >= 1"
+
+
+def test_a_long_tail_of_buckets_is_one_line():
+    summary = Summary(bucket_mib=8, buckets=Counter(dict.fromkeys(range(50), 2)), families=Counter(mlp=100))
+    bars = [line.split("#")[0].split() for line in summary.to_text().splitlines() if "#" in line]
+    assert bars[:2] == [["0-8", "2"], ["8-16", "2"]]
+    assert len(bars) == 20
+    assert bars[-1] == ["152", "and", "more", "62"]
+    assert len(summary.to_json()["buckets"]) == 50
 
 
 def start(out: Path, *words: str) -> subprocess.Popen:

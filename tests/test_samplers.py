@@ -62,6 +62,15 @@ def test_an_orthogonal_sample_meets_every_pair_of_levels_equally_often():
         assert len(counts) == len({values[a] for values in runs}) * len({values[b] for values in runs})
 
 
+def test_a_loss_of_balance_names_the_factors():
+    space = parse_space({"name": "odd", "family": "mlp", "factors": {
+        **FACTORS, "act": {"choice": ["relu", "gelu", "elu"]}, "norm": {"choice": ["none", "batch", "layer"]},
+    }, "network": {}, "training": {}})  # fmt: skip
+    text = make_sampler("orthogonal").describe(space)
+    assert "strength 0 of 2" in text
+    assert "(arch x act)" in text
+
+
 def test_strength_three_meets_every_triple():
     runs = list(make_sampler("orthogonal", strength=3, max_levels=2).candidates(SPACE, 3))
     for names in combinations(FACTORS, 3):
@@ -117,7 +126,10 @@ def test_coverage_counts_what_is_missing():
     assert 0 < arch.evenness < 1
     text = report(found)
     assert "| arch | 4 | 4 4 4 0 | 75% |" in text
-    assert "pairs covered worst" in text
+    assert "those covered worst first, 10 of 10" in text
+    assert sum(" x " in line for line in text.splitlines()) == 10  # every pair of the five factors
+    assert "| arch x" in text.splitlines()[-10]
+    assert sum(" x " in line for line in report(found, 3).splitlines()) == 3
 
 
 def test_coverage_of_nothing_is_nothing():

@@ -43,17 +43,6 @@ class Scheme:
         return f"D({self.rows}, {self.columns}, {self.levels})"
 
 
-def is_difference_scheme(matrix: IntArray, levels: int) -> bool:
-    """Whether the matrix has the defining property, by counting."""
-    rows, columns = matrix.shape
-    table = subtraction(levels)
-    return all(
-        np.all(np.bincount(table[matrix[:, i], matrix[:, j]], minlength=levels) * levels == rows)
-        for i in range(columns)
-        for j in range(i)
-    )
-
-
 def field_scheme(rows: int, levels: int) -> IntArray:
     """D(p^m, p^m, p^n): the multiplication table of GF(p^m), of each entry the last n digits."""
     return multiplication(rows) % levels

@@ -24,14 +24,6 @@ def linear_array(field: int, vectors: IntArray) -> IntArray:
     return total
 
 
-def projective_points(field: int, length: int) -> IntArray:
-    """One vector for each point of PG(length-1, field): those whose first entry other than 0 is 1."""
-    vectors = words(field, length)[1:]
-    leading = vectors[np.arange(len(vectors)), (vectors != 0).argmax(axis=1)]
-    points: IntArray = vectors[leading == 1]
-    return points
-
-
 def _anisotropic_form(field: int) -> IntArray:
     """x^2 + x y + c y^2 for all x and y, with the first c for which it is 0 at (0, 0) alone."""
     add, mul = addition(field), multiplication(field)

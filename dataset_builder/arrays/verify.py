@@ -55,13 +55,17 @@ class Balance:
     """The same for 1, 2, ... columns at a time."""
 
     def __str__(self) -> str:
+        return self.told()
+
+    def told(self, names: Sequence[str] | None = None) -> str:
+        """What was found, in a line; `names` are those of the columns."""
         table = f"{self.runs} runs x {self.factors} factors"
         if self.exact:
             return f"{table}: exact orthogonal array of strength {self.strength}"
-        columns = ", ".join(str(column) for column in self.worst_columns)
+        columns = " x ".join(names[column] if names else f"column {column}" for column in self.worst_columns)
         return (
             f"{table}: strength {self.strength_reached} of {self.strength}; worst off by "
-            f"{self.worst_deviation:.0%} (columns {columns}); {self.coverage:.1%} of the level tuples occur; "
+            f"{self.worst_deviation:.0%} ({columns}); {self.coverage:.1%} of the level tuples occur; "
             f"frequencies {'' if self.proportional else 'not '}proportional"
         )
 

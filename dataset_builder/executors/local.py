@@ -37,7 +37,7 @@ class LocalExecutor(Executor):
     def __init__(self, workers: int, timeout_seconds: float | None = None) -> None:
         if workers < 1:
             raise UserError(f"expected workers to be a whole number from 1, found {workers!r}: change it")
-        if timeout_seconds is not None and not timeout_seconds > 0:
+        if timeout_seconds is not None and not (isinstance(timeout_seconds, int | float) and timeout_seconds > 0):
             raise UserError(f"expected the time limit to be over 0 s, found {timeout_seconds!r}: change or drop it")
         self.workers = workers
         self.timeout_seconds = timeout_seconds
@@ -212,5 +212,5 @@ def _refuse_to_go_on(count: int, limit: int, worker: WorkerProcess, when: str) -
     if count >= limit:
         raise WorkerError(
             f"expected workers to measure specs, found {count} in a row that died {when} "
-            f"({worker.last_words()}): look at it with SerialExecutor, and keep the main module importable"
+            f"({worker.last_words()}): look at it with executor=serial, and keep the main module importable"
         )

@@ -1,6 +1,6 @@
 """Families: the kinds of networks that a spec can describe, and the plan of each."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -16,13 +16,15 @@ class Family:
 
     network: type
     plan: Callable[[Any], Plan]
+    unused: Callable[[Any], Collection[str]] = lambda _: ()
+    """Factors, of those with a default, that have no say in a network whose other factors are these."""
 
 
 FAMILIES: Mapping[str, Family] = {
     "mlp": Family(mlp.MlpNetwork, mlp.plan),
-    "cnn": Family(cnn.CnnNetwork, cnn.plan),
-    "template": Family(template.TemplateNetwork, template.plan),
-    "transformer": Family(transformer.TransformerNetwork, transformer.plan),
+    "cnn": Family(cnn.CnnNetwork, cnn.plan, cnn.unused),
+    "template": Family(template.TemplateNetwork, template.plan, template.unused),
+    "transformer": Family(transformer.TransformerNetwork, transformer.plan, transformer.unused),
 }
 
 
@@ -36,12 +38,12 @@ def family_of(name: str) -> Family:
 
 
 def make_spec(family: str, network: Mapping[str, Any], training: TrainingSetup) -> Spec:
-    """A spec in its one canonical form: factors checked, those at their default left out."""
-    factors: Any = from_mapping(family_of(family).network, network, f"the {family} network")
-    kinds = {item.name: item.type for item in fields(factors)}
-    return Spec(
-        family, {name: _plain(value, kinds[name]) for name, value in without_defaults(factors).items()}, training
-    )
+    """A spec in its one canonical form: factors checked, those at their default or without a say left out."""
+    kind = family_of(family)
+    factors: Any = from_mapping(kind.network, network, f"the {family} network")
+    types, unused = {item.name: item.type for item in fields(factors)}, kind.unused(factors)
+    said = {name: value for name, value in without_defaults(factors).items() if name not in unused}
+    return Spec(family, {name: _plain(value, types[name]) for name, value in said.items()}, training)
 
 
 def _plain(value: Any, kind: Any = None) -> Any:

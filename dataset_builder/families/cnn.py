@@ -59,6 +59,16 @@ class CnnNetwork:
         check_choice("network.head", self.head, HEADS)
 
 
+def unused(net: CnnNetwork) -> set[str]:
+    """Factors without a say in this shape. `base_filters` has none in a dense one either, but no default to fall to."""
+    found = set() if net.arch == "dense" else {"transition_every"}
+    if net.arch in ("dense", "uniform"):
+        found.add("max_filters")
+    if net.arch == "dense" or net.pooling == "none":
+        found |= {"pooling", "pool_every"}
+    return found
+
+
 def _grown(net: CnnNetwork, power: float, steps: float) -> int:
     growth: float = (net.max_filters / net.base_filters) ** (1 / steps)
     return min(int(net.base_filters * growth**power), net.max_filters)

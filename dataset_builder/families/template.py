@@ -57,6 +57,11 @@ class TemplateNetwork:
         check_choice("network.head", self.head, HEADS)
 
 
+def unused(net: TemplateNetwork) -> set[str]:
+    """Factors that VGG alone has."""
+    return set() if net.template == "vgg" else {"pool_size", "classifier_features"}
+
+
 def mutate(template: str, stages: int, extra_convolutions: int, order: str, width: float = 1.0) -> list[list[int]]:
     """The template's stages with depth, convolutions a block, block order and width changed.
 

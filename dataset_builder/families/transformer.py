@@ -47,6 +47,11 @@ class TransformerNetwork:
         check_choice("network.norm", self.norm, NORMS)
 
 
+def unused(net: TransformerNetwork) -> set[str]:
+    """Factors of the classifier that an encoder alone has."""
+    return set() if net.kind == "encoder" else {"num_classes"}
+
+
 def _torch_layer(net: TransformerNetwork, kind: str) -> Node:
     """nn.TransformerEncoderLayer or nn.TransformerDecoderLayer."""
     args: dict[str, Any] = {

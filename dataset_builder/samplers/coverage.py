@@ -8,8 +8,6 @@ from math import log
 
 from dataset_builder.space import Assignment, Space
 
-_WORST_SHOWN = 10
-
 
 @dataclass(frozen=True)
 class Cells:
@@ -68,9 +66,9 @@ def _cells(
     return Cells(tuple(names[i] for i in columns), tuple(met[cell] for cell in grid))
 
 
-def report(found: Coverage) -> str:
-    """The coverage as a Markdown page."""
-    worst = sorted(found.pairs, key=lambda pair: (pair.covered, pair.evenness))[:_WORST_SHOWN]
+def report(found: Coverage, most_pairs: int | None = None) -> str:
+    """The coverage as a Markdown page: every factor, and every pair or the `most_pairs` that are covered worst."""
+    worst = sorted(found.pairs, key=lambda pair: (pair.covered, pair.evenness))[:most_pairs]
     lines = [
         f"# Coverage of {found.rows} configurations",
         "",
@@ -80,7 +78,7 @@ def report(found: Coverage) -> str:
         "| --- | --- | --- | --- | --- |",
         *(_line(cells, show_counts=True) for cells in found.factors),
         "",
-        f"The {len(worst)} pairs covered worst, of {len(found.pairs)}:",
+        f"Pairs of factors, those covered worst first, {len(worst)} of {len(found.pairs)}:",
         "",
         "| pair | cells | covered | evenness |",
         "| --- | --- | --- | --- |",

@@ -38,7 +38,7 @@ class OrthogonalSampler(Sampler):
     def describe(self, space: Space) -> str:
         """The array, and what was lost of its balance."""
         array = self.array(space, list(space.factors))
-        return f"{array.notation} by {array.construction}: {array.balance}"
+        return f"{array.notation} by {array.construction}: {array.balance.told(list(space.factors))}"
 
 
 class TbemSampler(OrthogonalSampler):
@@ -62,8 +62,8 @@ class TbemSampler(OrthogonalSampler):
     def describe(self, space: Space) -> str:
         """Both arrays."""
         shapes, settings = self._arrays(space)
-        first = f"structure {shapes.notation} ({shapes.balance})"
-        return f"{first} x hyper-parameters {settings.notation} ({settings.balance})"
+        first = f"structure {shapes.notation} ({shapes.balance.told(space.structure)})"
+        return f"{first} x hyper-parameters {settings.notation} ({settings.balance.told(_hyper_parameters(space))})"
 
     def _arrays(self, space: Space) -> tuple[OrthogonalArray, OrthogonalArray]:
         if not space.structure or not _hyper_parameters(space):

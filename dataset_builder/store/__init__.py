@@ -3,18 +3,17 @@
 The journal is exported here; `views` and `splits` are imported by name, for views need pandas.
 """
 
-from dataset_builder.store.journal import (
+from dataset_builder.store.journal import JournalWriter
+from dataset_builder.store.reader import (
     JOURNAL_NAME,
     Header,
     Journal,
-    JournalWriter,
-    RepairReport,
     iter_records,
     locate,
     read_header,
     read_journal,
-    repair,
 )
+from dataset_builder.store.repair import RepairReport, repair
 
 __all__ = [
     "JOURNAL_NAME",

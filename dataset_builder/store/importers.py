@@ -94,7 +94,7 @@ def _rows(layout: Layout, records: list[Record], path: Path) -> Iterator[Row]:
         try:
             spec = layout.spec(record)
             measurement = layout.measurement(record, spec)
-        except (ValueError, KeyError, TypeError, SyntaxError) as error:
+        except (ValueError, LookupError, TypeError, SyntaxError) as error:
             raise UserError(f"expected a {layout.name} line at {path}:{number}, found: {error}") from error
         table = _table(spec)
         yield Row(spec, static_estimate(spec.training, table) if table else None, measurement, provenance)

@@ -9,52 +9,21 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from dataset_builder.errors import UserError
 from dataset_builder.schema import SCHEMA_VERSION, Rejection, Row, canonical_json
-from dataset_builder.store.durable import BackgroundSync, locked, replacing, sync, write_all
-from dataset_builder.store.lines import (
-    HEADER,
-    REJECTION,
-    ROW,
-    Line,
-    check_schema,
-    encode_line,
-    read_lines,
-    sound_records,
-)
-from dataset_builder.store.reader import (
-    JOURNAL_NAME,
-    Header,
-    Journal,
-    iter_records,
-    locate,
-    read_header,
-    read_journal,
-    to_record,
-)
+from dataset_builder.store.durable import BackgroundSync, locked, sync, write_all
+from dataset_builder.store.lines import HEADER, REJECTION, ROW, encode_line, sound_records
+from dataset_builder.store.reader import JOURNAL_NAME
 
-__all__ = [
-    "JOURNAL_NAME",
-    "Header",
-    "Journal",
-    "JournalWriter",
-    "RepairReport",
-    "iter_records",
-    "locate",
-    "read_header",
-    "read_journal",
-    "repair",
-]
-
-BAD_NAME = "journal.bad"
 EXTENSIBLE = "n"
 """The one setting that may change between runs: more rows of the same build. The header keeps the first."""
 
+_CHANGES_SHOWN = 4
+_VALUE_SHOWN = 80
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -106,30 +75,37 @@ class JournalWriter:
         self._end_bytes, self._unfinished = 0, False
         if not self.path.exists():
             return
+        changed: list[str] = []
         for line, record in sound_records(self.path, self._note_torn):
             if line.number == 1:
-                self._check_build(record.get("build"))
+                changed = self._changes(record.get("build"))
+            elif changed:
+                raise self._refused(changed)
             else:
                 (self.row_ids if record["type"] == ROW else self.rejected_ids).add(record["id"])
             self._end_bytes += len(line.raw)
         if self._end_bytes == 0:
             _check_beginning(self.path)
+        elif changed:  # a header alone, as a build leaves it that failed on its first spec
+            self._end_bytes = 0
 
     def _note_torn(self, note: str) -> None:
         self.torn = note
 
-    def _check_build(self, before: Mapping[str, Any] | None) -> None:
+    def _changes(self, before: Mapping[str, Any] | None) -> list[str]:
         if before is None:
             raise UserError(
                 f"expected the settings of the build in {self.path}, found that a repair had lost them: "
                 "its rows can be read, choose another out=DIR to build more"
             )
-        changed = _differences(before, self.build)
-        if changed:
-            raise UserError(
-                f"expected the settings with which {self.directory} was begun, found {', '.join(changed)}: "
-                "use the same settings or another out=DIR"
-            )
+        return _differences(before, self.build)
+
+    def _refused(self, changed: list[str]) -> UserError:
+        more = f" and {len(changed) - _CHANGES_SHOWN} more" if len(changed) > _CHANGES_SHOWN else ""
+        return UserError(
+            f"expected the settings with which {self.directory} was begun, "
+            f"found {', '.join(changed[:_CHANGES_SHOWN])}{more}: use the same settings or another out=DIR"
+        )
 
     def _open(self, stack: ExitStack) -> None:
         """Open for appending, with a durable name, a header and no torn line."""
@@ -205,7 +181,7 @@ def _check_beginning(path: Path) -> None:
 def _differences(before: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
     old, new = _flat(before), _flat(asked)
     return [
-        f"{key}={new.get(key, 'nothing')!r} (it was {old.get(key, 'nothing')!r})"
+        f"{key}={_short(new.get(key, 'nothing'))} (it was {_short(old.get(key, 'nothing'))})"
         for key in sorted(old.keys() | new.keys())
         if key != EXTENSIBLE and (key not in old or key not in new or old[key] != new[key])
     ]
@@ -215,70 +191,21 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings by dotted key, so that a message names the one that differs."""
     result: dict[str, Any] = {}
     for key, value in values.items():
-        nested = isinstance(value, Mapping) and value
-        result.update(_flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value})
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            result.update(_flat(value, f"{name}."))
+        elif _is_pairs(value):  # a mapping whose order matters
+            result.update({name: [item for item, _ in value], **_flat(dict(value), f"{name}.")})
+        else:
+            result[name] = value
     return result
 
 
-@dataclass(frozen=True)
-class RepairReport:
-    """What a repair did."""
-
-    kept: int
-    """Rows and rejections that are sound."""
-    moved: Mapping[int, str]
-    """Number of each line that went to `bad_path`, and what is wrong with it."""
-    bad_path: Path
-    header_lost: bool
-    """The rows can be read, but the build cannot be continued: its settings are unknown."""
+def _is_pairs(value: Any) -> bool:
+    pairs = isinstance(value, list) and all(isinstance(item, list) and len(item) == 2 for item in value)
+    return pairs and bool(value) and all(isinstance(item[0], str) and isinstance(item[1], Mapping) for item in value)
 
 
-def repair(directory: Path | str) -> RepairReport:
-    """Move the lines that cannot be read to `journal.bad`, keep all others."""
-    journal = locate(directory)
-    bad_path = journal.with_name(BAD_NAME)
-    with locked(journal.parent):
-        kept, moved, raws = 0, {}, []
-        for line in read_lines(journal):
-            if fault := _fault(journal, line):
-                moved[line.number] = fault
-                raws.append(line.raw)
-            elif line.number > 1:
-                kept += 1
-        if kept == 0 and 1 in moved:
-            raise UserError(f"expected a journal at {journal}, found no sound line: move the file away")
-        if moved:
-            _set_aside(bad_path, raws)
-            _rewrite(journal, moved)
-    return RepairReport(kept, moved, bad_path, 1 in moved)
-
-
-def _fault(journal: Path, line: Line) -> str | None:
-    """What is wrong with a line, be it only that it does not fit the schema."""
-    if line.fault or line.record is None:
-        return line.fault
-    if line.number == 1:
-        check_schema(journal, line.record)
-        return None
-    try:
-        to_record(journal, line.number, line.record)
-    except UserError as error:
-        return f"does not fit the schema ({error.__cause__})"
-    return None
-
-
-def _set_aside(path: Path, raws: list[bytes]) -> None:
-    try:
-        with path.open("ab") as file:
-            file.writelines(raw if raw.endswith(b"\n") else raw + b"\n" for raw in raws)
-        sync(path)
-        sync(path.parent)
-    except OSError as error:
-        raise UserError(f"expected to write {path}, found: {error.strerror}; mend that and repair again") from error
-
-
-def _rewrite(journal: Path, without: Mapping[int, str]) -> None:
-    with replacing(journal) as temporary, temporary.open("wb") as file:
-        if 1 in without:
-            file.write(encode_line(HEADER, {"schema": SCHEMA_VERSION, "build": None}))
-        file.writelines(line.raw for line in read_lines(journal) if line.number not in without)
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _VALUE_SHOWN else f"{text[:_VALUE_SHOWN]}..."

@@ -72,7 +72,7 @@ def corrupt(path: Path, number: int, fault: str | None) -> UserError:
     """The error for a line that cannot be explained by a write that was cut short."""
     return UserError(
         f"expected every line of {path} to be sound, found that line {number} {fault}: "
-        f"'vramcast build repair {path.parent}' sets such lines aside"
+        f"'vramcast build repair {path}' sets such lines aside"
     )
 
 

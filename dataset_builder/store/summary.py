@@ -10,6 +10,7 @@ from dataset_builder.schema import Rejection, Row, Status
 
 MIB = 2**20
 _REASONS_SHOWN = 12
+_BUCKETS_SHOWN = 20
 
 
 @dataclass
@@ -42,7 +43,7 @@ class Summary:
         lines += [f"  {title}: {_counts(counter)}" for title, counter in self._tables() if counter]
         if self.buckets:
             lines.append(f"  peak, in buckets of {self.bucket_mib} MiB:")
-            lines += _bars({self._bucket(index): count for index, count in sorted(self.buckets.items())})
+            lines += _bars(self._shown_buckets())
         if self.rejections:
             lines.append("  rejected because:")
             lines += [f"    {count:6d}  {reason}" for reason, count in self.rejections.most_common(_REASONS_SHOWN)]
@@ -53,8 +54,15 @@ class Summary:
     def _tables(self) -> list[tuple[str, Counter[str]]]:
         return [("family", self.families), ("status", self.statuses), ("origin", self.origins)]
 
-    def _bucket(self, index: int) -> str:
-        return f"{index * self.bucket_mib}-{(index + 1) * self.bucket_mib}"
+    def _shown_buckets(self) -> dict[str, int]:
+        """The lowest buckets by name, all above them as one: a few peaks lie a hundred times above the others."""
+        found = sorted(self.buckets.items())
+        shown = found if len(found) <= _BUCKETS_SHOWN else found[: _BUCKETS_SHOWN - 1]
+        bars = {f"{i * self.bucket_mib}-{(i + 1) * self.bucket_mib}": count for i, count in shown}
+        if len(shown) < len(found):
+            above = found[len(shown) :]
+            bars[f"{above[0][0] * self.bucket_mib} and more"] = sum(count for _, count in above)
+        return bars
 
 
 def summarise(records: Iterable[Row | Rejection], bucket_mib: int) -> Summary:

@@ -1,0 +1,83 @@
+"""Takes the lines that cannot be read out of a journal."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dataset_builder.errors import UserError
+from dataset_builder.schema import SCHEMA_VERSION
+from dataset_builder.store.durable import locked, replacing, sync
+from dataset_builder.store.lines import HEADER, Line, check_schema, encode_line, read_lines
+from dataset_builder.store.reader import locate, to_record
+
+BAD_NAME = "journal.bad"
+
+
+@dataclass(frozen=True)
+class RepairReport:
+    """What a repair did."""
+
+    kept: int
+    """Rows and rejections that are sound."""
+    moved: Mapping[int, str]
+    """Number of each line that went to `bad_path`, and what is wrong with it."""
+    bad_path: Path
+    header_lost: bool
+    """The rows can be read, but the build cannot be continued: its settings are unknown."""
+
+    def __str__(self) -> str:
+        faults = "; ".join(f"line {number} {fault}" for number, fault in self.moved.items())
+        moved = f"{len(self.moved)} moved to {self.bad_path} ({faults})" if self.moved else "none had to be moved"
+        lost = "; the settings of the build are lost, so it cannot go on" if self.header_lost else ""
+        return f"{self.kept} rows and rejections are sound, {moved}{lost}"
+
+
+def repair(directory: Path | str) -> RepairReport:
+    """Move the lines that cannot be read to `journal.bad`, keep all others."""
+    journal = locate(directory)
+    bad_path = journal.with_name(BAD_NAME)
+    with locked(journal.parent):
+        kept, moved, raws = 0, {}, []
+        for line in read_lines(journal):
+            if fault := _fault(journal, line):
+                moved[line.number] = fault
+                raws.append(line.raw)
+            elif line.number > 1:
+                kept += 1
+        if kept == 0 and 1 in moved:
+            raise UserError(f"expected a journal at {journal}, found no sound line: move the file away")
+        if moved:
+            _set_aside(bad_path, raws)
+            _rewrite(journal, moved)
+    return RepairReport(kept, moved, bad_path, 1 in moved)
+
+
+def _fault(journal: Path, line: Line) -> str | None:
+    """What is wrong with a line, be it only that it does not fit the schema."""
+    if line.fault or line.record is None:
+        return line.fault
+    if line.number == 1:
+        check_schema(journal, line.record)
+        return None
+    try:
+        to_record(journal, line.number, line.record)
+    except UserError as error:
+        return f"does not fit the schema ({error.__cause__})"
+    return None
+
+
+def _set_aside(path: Path, raws: list[bytes]) -> None:
+    try:
+        with path.open("ab") as file:
+            file.writelines(raw if raw.endswith(b"\n") else raw + b"\n" for raw in raws)
+        sync(path)
+        sync(path.parent)
+    except OSError as error:
+        raise UserError(f"expected to write {path}, found: {error.strerror}; mend that and repair again") from error
+
+
+def _rewrite(journal: Path, without: Mapping[int, str]) -> None:
+    with replacing(journal) as temporary, temporary.open("wb") as file:
+        if 1 in without:
+            file.write(encode_line(HEADER, {"schema": SCHEMA_VERSION, "build": None}))
+        file.writelines(line.raw for line in read_lines(journal) if line.number not in without)

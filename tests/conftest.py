@@ -1,0 +1,44 @@
+"""What several test files share."""
+
+import csv
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+
+DATA = Path(os.environ.get("VRAMCAST_DATA", Path(__file__).parents[2] / "shared" / "data"))
+
+# For properties that run torch: slow examples, and the same ones every time.
+settings.register_profile(
+    "torch",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=(Phase.generate, Phase.shrink),
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.fixture
+def public_table() -> Callable[[str], Path]:
+    """The path of a table of the public measurements; where it is absent the test is skipped."""
+
+    def locate(name: str) -> Path:
+        if not (DATA / name).exists():
+            pytest.skip(f"no {name} in {DATA}: set VRAMCAST_DATA to the directory of the public measurements")
+        return DATA / name
+
+    return locate
+
+
+@pytest.fixture
+def public_rows(public_table: Callable[[str], Path]) -> Callable[[str], list[dict[str, str]]]:
+    """The lines of a table of the public measurements."""
+
+    def read(name: str) -> list[dict[str, str]]:
+        with public_table(name).open(newline="") as lines:
+            return list(csv.DictReader(lines))
+
+    return read

@@ -1,0 +1,121 @@
+"""A backend that does what a spec says: a module of its own, for workers must import it by name."""
+
+import contextlib
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from dataset_builder.errors import UserError
+from dataset_builder.measure._base import Backend, Outcome
+from dataset_builder.schema import Measurement, Spec, StaticEstimate, Status, TrainingSetup
+
+
+class Scripted(Backend):
+    """Does what the spec says."""
+
+    name = "scripted"
+    origin = "static"
+
+    def measure(self, spec):
+        detail = getattr(self, spec.network["do"])(*spec.network["with"]) or {}
+        static = StaticEstimate(spec.network["index"], 2, 3, 4)
+        return Outcome(static, Measurement(status=Status.OK, allocated_bytes=7, breakdown=detail))
+
+    def nothing(self):
+        pass
+
+    def pid(self):
+        return {"pid": os.getpid()}
+
+    def threads(self):
+        return {"threads": int(os.environ["OMP_NUM_THREADS"])}
+
+    def sleep(self, seconds):
+        time.sleep(seconds)
+
+    def meet(self, mine, other):
+        """Comes back only if another spec is at work at the same time."""
+        Path(mine).touch()
+        while not Path(other).exists():
+            time.sleep(0.01)
+
+    def fail(self, message):
+        raise RuntimeError(message)
+
+    def leave(self):
+        sys.exit(3)
+
+    def misuse(self):
+        raise UserError("expected a card, found none: add one")
+
+    def unpicklable(self):
+        return {"bytes": lambda: 0}
+
+    def end(self, code, words):
+        print(words, file=sys.stderr)
+        os._exit(code)
+
+    def kill(self, number):
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+
+    def deafen(self):
+        os.closerange(3, 64)
+        time.sleep(60)
+
+    def hang(self, file):
+        child = subprocess.Popen(["sleep", "60"])
+        temporary = Path(file).with_suffix(".part")
+        temporary.write_text(f"{os.getpid()} {child.pid}")
+        temporary.rename(file)
+        time.sleep(60)
+
+    def hang_with_lock(self, file):
+        Path(file).write_text(str(os.getpid()))
+        ctypes.PyDLL(None).sleep(60)
+
+
+class DiesOnLoad(Scripted):
+    def __setstate__(self, state):
+        print("no such library", file=sys.stderr)
+        os._exit(3)
+
+    def __getstate__(self):
+        return {"any": 1}
+
+
+class RefusesOnLoad(DiesOnLoad):
+    def __setstate__(self, state):
+        raise UserError("expected a driver, found none: install one")
+
+
+def spec(index: int, do: str = "nothing", *args: Any) -> Spec:
+    return Spec("mlp", {"index": index, "do": do, "with": list(args)}, TrainingSetup(batch_size=1))
+
+
+def plain(number: int) -> list[Spec]:
+    return [spec(index) for index in range(number)]
+
+
+def index_of(item: Spec) -> int:
+    return int(item.network["index"])
+
+
+def alive(pid: int) -> bool:
+    """True for a process that runs; one that has ended and was not waited for does not."""
+    with contextlib.suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+def wait_until(condition: Any, seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return bool(condition())
