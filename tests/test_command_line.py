@@ -71,7 +71,7 @@ def test_the_console_command_hands_over():
         (["executor.workers=0"], "expected executor.workers to be a whole number from 1, found 0"),
         (["executor.timeout_seconds=long"], "expected the time limit to be over 0 s, found 'long'"),
         (["+executor.wrokers=2"], "found ['timeout_seconds', 'workers', 'wrokers']"),
-        (["+backend.device=0"], "expected settings of the backend static, found ['device']"),
+        (["+backend.device=0"], "expected no such settings of the backend virtual, found ['device']"),
         (["seed=4294967296"], "expected seed to be below 4294967296"),
         (["out=7"], "use out=DIR"),
         (["out="], "use out=DIR"),

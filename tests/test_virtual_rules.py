@@ -1,4 +1,4 @@
-"""The rules that make a training step on meta allocate what CUDA would, each on networks small enough to check by hand."""
+"""The rules that make a step on meta allocate what CUDA would, each on networks small enough to check by hand."""
 
 import itertools
 import re
@@ -37,9 +37,7 @@ def numbers(*shape: int, dtype: torch.dtype = SINGLE, grad: bool = False) -> Ten
     return torch.randn(shape, device="meta", dtype=dtype).requires_grad_(grad)
 
 
-def traced(
-    step: Callable[[], Any], *known: Tensor, capability: float = 8.0, phase: Use = Use.ACTIVATIONS
-) -> Trace:
+def traced(step: Callable[[], Any], *known: Tensor, capability: float = 8.0, phase: Use = Use.ACTIVATIONS) -> Trace:
     """The trace of a function, in which some tensors lived before."""
     tracer = Tracer(cuda_kernels(capability))
     tracer.phase = phase
@@ -153,7 +151,9 @@ def test_golden_attention() -> None:
 # Dropout, in-place operations, views, accumulation
 
 
-@pytest.mark.parametrize(("p", "train", "born"), [(0.0, True, []), (0.5, False, []), (0.5, True, [400, 100]), (1.0, True, [400])])
+@pytest.mark.parametrize(
+    ("p", "train", "born"), [(0.0, True, []), (0.5, False, []), (0.5, True, [400, 100]), (1.0, True, [400])]
+)
 def test_dropout(p: float, train: bool, born: list[int]) -> None:
     x = numbers(10, 10, grad=True)
     kept = []
@@ -182,6 +182,53 @@ def test_gradients_are_born_once_however_many_passes_add_up() -> None:
     assert story.count(128) == 2  # the second one's is added to it and dies
 
 
+class Branches(nn.Module):
+    """Gradients that arrive at one place by several ways, some of them shared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        hidden = self.first(x)
+        return self.second(hidden) + self.first(hidden) + hidden
+
+
+class Watcher(Tracer):
+    """Notes whether each sum of gradients was made in place."""
+
+    def __init__(self) -> None:
+        super().__init__(cuda_kernels())
+        self.sums: list[bool] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if func is torch.ops.aten.add.Tensor:
+            self.sums.append(out is args[0])
+        return out
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [(Branches, (4, 8)), (lambda: nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True), (2, 5, 16))],
+)
+def test_gradients_add_up_in_place_where_torch_adds_in_place(
+    make: Callable[[], nn.Module], shape: tuple[int, ...]
+) -> None:
+    loss = make()(torch.randn(shape, requires_grad=True)).sum()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        loss.backward()
+    found = sorted(profile.events(), key=lambda event: event.time_range.start)
+    theirs = [event.name == "aten::add_" for event in found if event.name in ("aten::add", "aten::add_")]
+    net, x, watcher = on_meta(make), numbers(*shape, grad=True), Watcher()
+    with cuda_paths(), watcher:
+        out = net(x).sum()
+        watcher.sums.clear()
+        out.backward()
+    assert watcher.sums == theirs
+    assert True in theirs
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("dtype", [None, "bf16"])
 def test_checkpointing_recomputes(reentrant: bool, dtype: str | None) -> None:
@@ -190,7 +237,9 @@ def test_checkpointing_recomputes(reentrant: bool, dtype: str | None) -> None:
             super().__init__()
             self.checkpointing = checkpointing
             self.first = nn.Linear(64, 64)
-            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(4))
+            self.blocks = nn.ModuleList(
+                nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(4)
+            )
 
         def forward(self, x: Tensor) -> Any:
             x = self.first(x)
@@ -375,7 +424,7 @@ def test_autocast_lists_are_those_of_the_header() -> None:
     # registered apart from the lists, in autocast_mode.cpp
     cudnn = {"cudnn_convolution", "cudnn_convolution_transpose"}
     assert listed("AT_FORALL_LOWER_PRECISION_FP") | cudnn == set(rules.LOWER)
-    assert listed("AT_FORALL_FP32") == set(rules.SINGLE)
+    assert listed("AT_FORALL_FP32") | {"linalg_matrix_sqrth"} == set(rules.SINGLE)  # newer, and apart from the list
     assert listed("AT_FORALL_FP32_SET_OPT_DTYPE") == set(rules.SINGLE_OUTPUT)
     assert listed("AT_FORALL_PROMOTE") == set(rules.WIDEST)
 
@@ -383,14 +432,15 @@ def test_autocast_lists_are_those_of_the_header() -> None:
 def test_autocast_lists_name_every_operator_that_torch_casts_on_cuda() -> None:
     registered = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")
     ours = {*rules.LOWER, *rules.SINGLE, *rules.SINGLE_OUTPUT, *rules.APPENDED, *rules.WIDEST, rules.BANNED}
-    assert {name.removeprefix("aten::") for name in registered if name.startswith("aten::")} == ours
+    elsewhere = {"_cudnn_rnn"}  # on builds with cuDNN, see recurrent.py
+    assert {name.removeprefix("aten::") for name in registered if name.startswith("aten::")} - elsewhere <= ours
 
 
 X, Y = (3, 8), (8, 8)
 TABLE: dict[str, tuple[Callable[[Tensor, Tensor], Any], str]] = {
     # https://docs.pytorch.org/docs/stable/amp.html, "CUDA Op-Specific Behavior"
     "matmul": (lambda a, b: a @ b, "lower"),
-    "linear": (lambda a, b: F.linear(a, b), "lower"),
+    "linear": (F.linear, "lower"),
     "addmm": (lambda a, b: torch.addmm(a, a, b), "lower"),
     "bmm": (lambda a, b: torch.bmm(a[None], b[None]), "lower"),
     "einsum": (lambda a, b: torch.einsum("ij,jk", a, b), "lower"),
@@ -456,7 +506,9 @@ def transformer() -> nn.Module:
 
 
 @pytest.mark.parametrize(("make", "shape"), [(convolutional, (2, 3, 8, 8)), (transformer, (2, 5, 16))])
-def test_modules_come_out_as_under_the_autocast_of_the_cpu(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+def test_modules_come_out_as_under_the_autocast_of_the_cpu(
+    make: Callable[[], nn.Module], shape: tuple[int, ...]
+) -> None:
     ours = outputs_by_module(on_meta(make), numbers(*shape), autocast("bf16"))
     theirs = outputs_by_module(make(), torch.randn(shape), lambda: torch.autocast("cpu", BFLOAT))
     # on CUDA layer norm runs in single precision, on the CPU in the input's
@@ -490,7 +542,13 @@ def test_cast_weights_live_as_long_as_the_graph() -> None:
     story = told(step, x, *net.parameters())
     weight = 64 * 64 * 2
     # cast weight; its gradient in lower precision, cast to single; both lower ones die, the gradient stays
-    assert [item for item in story if item in (weight, -weight, 2 * weight)] == [weight, weight, -weight, 2 * weight, -weight]
+    assert [item for item in story if item in (weight, -weight, 2 * weight)] == [
+        weight,
+        weight,
+        -weight,
+        2 * weight,
+        -weight,
+    ]
 
 
 def test_autocast_can_be_switched_off_inside() -> None:
@@ -543,7 +601,7 @@ def test_optimizers_leave_the_state_that_static_analysis_counts(name: str, imple
     kept: list[torch.optim.Optimizer] = []
     gradients = [item.grad for item in parameters]
     trace = traced(step, *parameters, *gradients, phase=Use.OPTIMIZER_STATE)
-    sizes = dict(event for event in trace.events if event[1] != FREE)
+    sizes = dict(event for event in trace.events if event[1] >= 0)
     dead = {block for block, size in trace.events if size == FREE}
     left = sum(size for block, size in sizes.items() if block not in dead)
     state = state_elements(setup, shapes) * 4
@@ -564,7 +622,9 @@ def test_session_runs_adafactor_one_by_one() -> None:
     setup = TrainingSetup(batch_size=8, loss="mse", optimizer="Adafactor")
     default, single, foreach = (
         trace_training(
-            on_meta(lambda: nn.Linear(64, 64)), lambda n: (numbers(n, 64),), TrainingSetup(**{**setup.__dict__, "implementation": how})
+            on_meta(lambda: nn.Linear(64, 64)),
+            lambda n: (numbers(n, 64),),
+            TrainingSetup(**{**setup.__dict__, "implementation": how}),
         )
         for how in ("default", "single", "foreach")
     )
@@ -576,16 +636,20 @@ def test_session_runs_adafactor_one_by_one() -> None:
 
 @pytest.mark.parametrize(
     ("forward", "named"),
-    [(lambda x: x.nonzero(), "nonzero"), (lambda x: x * x.sum().item(), "_local_scalar_dense"), (lambda x: x[x > 0], "index")],
+    [
+        (lambda x: x.nonzero(), "nonzero"),
+        (lambda x: x * x.sum().item(), "_local_scalar_dense"),
+        (lambda x: x[x > 0], "index"),
+    ],
 )
 def test_operators_that_need_data_are_named(forward: Callable[[Tensor], Any], named: str) -> None:
-    with pytest.raises(UserError, match=f"{named}.*measure this network on a GPU"):
+    with pytest.raises(UserError, match=rf"{named}.*measure this network on a GPU"):
         traced(lambda: forward(numbers(3)))
 
 
 def test_shapes_that_do_not_fit_are_told_by_torch() -> None:
     net = on_meta(lambda: nn.Linear(4, 4))
-    with pytest.raises(RuntimeError, match="shape|dim"):
+    with pytest.raises(RuntimeError, match=r"shape|dim"):
         traced(lambda: net(numbers(2, 5)))
     image = on_meta(lambda: nn.Conv2d(3, 4, 3))
     with pytest.raises(RuntimeError, match="channel"):

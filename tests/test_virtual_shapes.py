@@ -24,7 +24,7 @@ DELIBERATE = {
 LAYOUT_DIFFERS = {
     aten._softmax_backward_data.default: "contiguous on CUDA (SoftMax.cu), a decomposition on meta",
     aten._log_softmax_backward_data.default: "contiguous on CUDA (SoftMax.cu), a decomposition on meta",
-    aten.native_dropout_backward.default: "the gradient's suggested format on CUDA (Dropout.cu), a decomposition on meta",
+    aten.native_dropout_backward.default: "the gradient's format on CUDA (Dropout.cu), a decomposition on meta",
     aten.native_group_norm.default: "contiguous on CUDA (group_norm.cpp), the input's format on meta",
     aten.native_group_norm_backward.default: "contiguous on CUDA (group_norm.cpp), the input's format on meta",
     aten.native_batch_norm_backward.default: "the input's layout on CUDA (cudnn/BatchNorm.cpp), contiguous on meta",
@@ -92,7 +92,13 @@ def binary_cases(operator: Any) -> Iterator[Case]:
         for layout, dtype in itertools.product(LAYOUTS, (torch.float32, torch.bfloat16, torch.int64)):
             yield ((a, tensor(*a.shape, dtype=dtype, layout=layout)), {})
     for first, second in itertools.product(LAYOUTS, LAYOUTS):
-        for a, b in (((4, 6), (6,)), ((2, 3, 4, 5), (3, 1, 1)), ((2, 3, 4, 5), (2, 3, 1, 1)), ((4, 1), (1, 6)), ((6,), (4, 6))):
+        for a, b in (
+            ((4, 6), (6,)),
+            ((2, 3, 4, 5), (3, 1, 1)),
+            ((2, 3, 4, 5), (2, 3, 1, 1)),
+            ((4, 1), (1, 6)),
+            ((6,), (4, 6)),
+        ):
             yield ((tensor(*a, layout=first), tensor(*b, layout=second)), {})
     yield ((tensor(4, dtype=torch.int64), tensor(4)), {})
 

@@ -1,7 +1,7 @@
 """Attention as CUDA runs it: which kernel takes a call, and what each allocates.
 
-The choice is that of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, without cuDNN's kernel: torch prefers that one
-on some releases for compute capability 9.0 and 10.0, and it keeps what flash attention keeps.
+The choice is that of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, without cuDNN's kernel: some releases prefer
+that one for compute capability 9.0 and 10.0, and it keeps what flash attention keeps.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def _fit(q: Tensor, k: Tensor, v: Tensor) -> bool:
 def _flash_takes(
     capability: float, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, wants_gradient: bool
 ) -> bool:
-    """Half precision on Ampere and later, heads of up to 256, no mask but a square causal one (can_use_flash_attention)."""
+    """Half precision on Ampere and later, heads of up to 256, no mask but a square causal one."""
     size = q.shape[-1]
     sizes = size == k.shape[-1] == v.shape[-1] and size <= 256
     # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120: their shared memory is too small
@@ -81,7 +81,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool, s
 
 
 def _prepared_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """A bool mask becomes a bias; rows are padded to 16 places; then it is spread over batch and heads (attention.cpp)."""
+    """A bool mask becomes a bias; rows are padded to 16 places; it is spread over batch and heads (attention.cpp)."""
     if mask is None:
         return None
     if mask.dtype == torch.bool:
@@ -121,7 +121,7 @@ def _flash_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def _efficient_backward(capability: float) -> Kernel:
     def backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Gradients, row sums of grad * out, then the kernel's workspace (native/transformers/cuda/attention_backward.cu)."""
+        """Gradients, row sums of grad * out, then the kernel's workspace (cuda/attention_backward.cu)."""
         _, q, k, v, bias = args[:5]
         if not q.is_meta:
             return NotImplemented
@@ -150,7 +150,7 @@ def _row_sums(tracer: Tracer, q: Tensor, size: int) -> Tensor:
 
 
 def efficient_workspace_bytes(q: Tensor, k: Tensor, v: Tensor, capability: float) -> int:
-    """mem_eff_attention/kernel_backward.h, workspace_size: gradients of queries, and of keys and values for large heads."""
+    """Gradients of queries, and of keys and values for large heads (kernel_backward.h, workspace_size)."""
     batch, heads, length, size = q.shape
     half, largest = q.dtype in _HALF, max(size, v.shape[-1])
     block_i, block_j = _blocks(half, largest, capability)

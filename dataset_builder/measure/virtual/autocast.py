@@ -1,8 +1,9 @@
 """Autocast on the meta device: the casts, and the cache of cast weights, that torch.autocast("cuda") would make.
 
 Meta tensors have no autocast key of their own, so while a trace runs they borrow the CPU's: torch's own switches,
-nesting and checkpointing then work as they stand, and the rules under that key are CUDA's. Lists and policies are those of
-aten/src/ATen/autocast_mode.h, which every wheel of torch carries; `tests/test_virtual_rules.py` holds them to it.
+nesting and checkpointing then work as they stand, and the rules under that key are CUDA's. Lists and policies are
+those of aten/src/ATen/autocast_mode.h, which every wheel of torch carries; `tests/test_virtual_rules.py` holds them
+to it.
 """
 
 import warnings
@@ -16,29 +17,34 @@ from torch import Tensor
 
 from dataset_builder.training import DTYPES
 
-LOWER = """
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+LOWER = _words("""
     _convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
-    conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm
-    chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell
+    conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm
+    bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell
     rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention
     cudnn_convolution cudnn_convolution_transpose
-""".split()
-SINGLE = """
+""")
+SINGLE = _words("""
     acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar pow.Tensor_Tensor
-    pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim
-    cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss
-    smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss
-    multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d
-    _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d
+    pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim nuclear_norm
+    nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss
+    kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss
+    triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp
+    upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d
     upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d
-    _upsample_bicubic2d_aa
-""".split()
-SINGLE_OUTPUT = """
+    _upsample_bicubic2d_aa linalg_matrix_sqrth
+""")
+SINGLE_OUTPUT = _words("""
     prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
     linalg_matrix_norm.str_ord sum sum.dim_IntList
-""".split()
+""")
 APPENDED = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
-WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
+WIDEST = _words("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
 BANNED = "binary_cross_entropy"
 
 _KEY = torch._C.DispatchKey.AutocastCPU
@@ -61,7 +67,7 @@ class _Rules:
 
     def __init__(self) -> None:
         self._cache: dict[int, tuple[Tensor, Tensor]] = {}
-        self._library = torch.library.Library("aten", "IMPL")
+        self._library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         self._installed = False
 
     def install(self) -> None:
@@ -77,11 +83,11 @@ class _Rules:
         for name in borrowed.union(_LISTS):
             operator = _operator(name)
             if operator is not None:  # an older or newer torch may lack one
-                self._library.impl(name, self._rule(name, operator), "AutocastCPU")
+                self._library.impl(name, self._rule(name, operator), "AutocastCPU")  # type: ignore[no-untyped-call]
 
     def undo(self) -> None:
         self.forget()
-        self._library._destroy()
+        self._library._destroy()  # type: ignore[no-untyped-call]
 
     def forget(self) -> None:
         self._cache.clear()

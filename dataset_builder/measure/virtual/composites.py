@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
-    """CUDA has a fused dropout that keeps a mask of one byte an element (native/Dropout.cpp, is_fused_kernel_acceptable)."""
+    """CUDA has a fused dropout that keeps a mask of one byte an element (native/Dropout.cpp)."""
     if not train or p == 0 or x.numel() == 0:
         return x
     return torch.native_dropout(x, p, True)[0] if p < 1 else x * 0
@@ -41,16 +41,16 @@ def _rules(compute_capability: float) -> dict[str, Callable[..., Any]]:
 @contextmanager
 def cuda_paths(compute_capability: float = 8.0) -> Iterator[None]:
     """Composite operators on meta tensors run as they would on CUDA; one inside another overrides it and gives way."""
-    library = torch.library.Library("aten", "IMPL")
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
             for name, rule in _rules(compute_capability).items():
-                library.impl(name, rule, "AutogradMeta")
+                library.impl(name, rule, "AutogradMeta")  # type: ignore[no-untyped-call]
         with autocast_rules(), _fused_optimizers():
             yield
     finally:
-        library._destroy()
+        library._destroy()  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from torch import Tensor
 from dataset_builder.measure.virtual.attention import attention_kernels
 from dataset_builder.measure.virtual.recurrent import recurrent_kernels
 from dataset_builder.measure.virtual.shapes import convolution_shape, multiply
-from dataset_builder.measure.virtual.trace import ConvolutionCall, Kernel, LibraryCall, Tracer, Use
+from dataset_builder.measure.virtual.trace import ConvolutionCall, Kernel, LibraryCall, Tracer, Use, in_backward
 
 aten = torch.ops.aten
 
@@ -18,6 +18,8 @@ _EMBEDDING_SORT_FROM = 3072
 _EMBEDDING_ROWS_A_THREAD = 10
 _WARP = 32
 _INDEX_BYTES = 8
+
+_ONE_OWNER, _ONE_STORAGE = 4, 2  # tests/test_virtual_rules.py holds the rule to what torch does without a mode
 
 _FUSED = ("adagrad_", "adam_", "adamw_", "sgd_")
 _LISTS = ("aten::_foreach_", "aten::_amp_foreach_", *(f"aten::_fused_{name}" for name in _FUSED))
@@ -126,6 +128,19 @@ def _first_list(args: tuple[Any, ...]) -> list[Tensor]:
     return found if found and found[0].is_meta else []
 
 
+def _accumulate(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Autograd adds a gradient that arrives later to the first in place, if no one else holds that one.
+
+    torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace; under a dispatch mode autograd would not, so the rule
+    does it here. Counts are those of a tensor that has but one owner, seen from inside the mode.
+    """
+    a, b = args[:2]
+    if not in_backward() or not isinstance(b, Tensor) or a.shape != b.shape or not a.is_meta or a.dtype != b.dtype:
+        return NotImplemented
+    alone = a._use_count() == _ONE_OWNER and torch._C._storage_Use_Count(a.untyped_storage()._cdata) == _ONE_STORAGE
+    return a if alone and a.numel() and torch.empty_like(a).stride() == a.stride() else NotImplemented
+
+
 def _read_number(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Adafactor and ASGD read numbers of their state, on which no shape depends; elsewhere a number would be data."""
     return 1.0 if args[0].is_meta and tracer.phase is Use.OPTIMIZER_STATE else NotImplemented
@@ -149,6 +164,7 @@ def cuda_kernels(compute_capability: float = 8.0) -> dict[Any, Kernel]:
         **recurrent_kernels(),
         aten.embedding_dense_backward.default: _embedding_backward,
         aten._local_scalar_dense.default: _read_number,
+        aten.add.Tensor: _accumulate,
         **dict.fromkeys((aten.mm.default, aten.bmm.default, aten.baddbmm.default), _matmul),
     }
     for operator in _list_operators():

@@ -1,7 +1,7 @@
 """Recurrent layers: on CUDA one call of cuDNN, which keeps what its backward pass needs in a reserve of its own.
 
-The reserve's size is cuDNN's secret (cudnnGetRNNTempSpaceSizes); the one here counts gates, cell and output of every step,
-and a trace that uses it says so.
+The reserve's size is cuDNN's secret (cudnnGetRNNTempSpaceSizes); the one here counts gates, cell and output of every
+step, and a trace that uses it says so.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from dataset_builder.measure.virtual.trace import Kernel, Tracer
 aten = torch.ops.aten
 _MODES = {"rnn_relu.input": 0, "rnn_tanh.input": 1, "lstm.input": 2, "gru.input": 3}  # cudnnRNNMode_t
 _KEPT_A_STEP = {0: 2, 1: 2, 2: 6, 3: 5}
-"""By mode, in units of the hidden state: the gates, the output, and for a cell its state; GRU's reset state once more."""
+"""By mode, in units of the hidden state: the gates, the output, and a cell's state; GRU's reset state once more."""
 
 
 def _run(
@@ -27,9 +27,8 @@ def _run(
     hx, cx = states if mode == 2 else (states, None)
     if torch.is_autocast_enabled("cpu"):  # while a trace runs meta tensors follow this switch, see autocast.py
         x, hx, cx, *weights = _lowered(x, hx, cx, *weights)
-    hidden = weights[1].shape[-1]
-    projected = hx.shape[2] if cx is not None and hx.shape[2] != cx.shape[2] else 0
-    hidden = cx.shape[2] if projected else hidden
+    hidden = hx.shape[2] if cx is None else cx.shape[2]
+    projected = hx.shape[2] if hx.shape[2] != hidden else 0
     a_layer = (4 if has_biases else 2) + bool(projected)
     out = aten._cudnn_rnn(
         x, list(weights), a_layer, None, hx, cx, mode, hidden, projected, layers, batch_first, dropout, train,
@@ -73,7 +72,7 @@ def _backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if not mask[3]:
         return dx, dhx, dcx, []
     buffer = tracer.see(x.new_empty(sum(item.numel() for item in weights)))
-    parts = buffer.split([item.numel() for item in weights])
+    parts = torch.split(buffer, [item.numel() for item in weights])
     return dx, dhx, dcx, [part.view(item.shape) for part, item in zip(parts, weights, strict=True)]
 
 

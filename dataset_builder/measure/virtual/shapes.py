@@ -1,8 +1,8 @@
 """Outputs of the operators that training meets most, made without torch's own meta functions.
 
-Many of torch's meta functions are decompositions in Python that take milliseconds and allocate temporaries that no CUDA
-kernel has. Each rule here gives what the CUDA kernel allocates for its outputs. A rule that does not apply (a dtype that
-must be promoted, a tensor that is not on meta) returns NotImplemented, and torch's own function runs.
+Many of torch's meta functions are decompositions in Python that take milliseconds and allocate temporaries that no
+CUDA kernel has. Each rule here gives what the CUDA kernel allocates for its outputs. A rule that does not apply (a
+dtype that must be promoted, a tensor that is not on meta) returns NotImplemented, and torch's own function runs.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,7 +48,8 @@ def _like(x: Tensor | None, wanted: bool) -> Tensor | None:
 @_rule(
     "relu.default", "gelu.default", "silu.default", "mish.default", "softplus.default", "elu.default", "selu.default",
     "leaky_relu.default", "tanh.default", "sigmoid.default", "hardswish.default", "hardsigmoid.default", "exp.default",
-    "hardtanh.default", "log.default", "sqrt.default", "rsqrt.default", "neg.default", "abs.default", "sin.default", "cos.default",
+    "hardtanh.default", "log.default", "sqrt.default", "rsqrt.default", "neg.default", "abs.default",
+    "sin.default", "cos.default",
     "erf.default", "pow.Tensor_Scalar", "mul.Scalar", "add.Scalar", "sub.Scalar", "div.Scalar", "clamp.default",
     "clamp_min.default", "reciprocal.default",
     "zeros_like.default", "ones_like.default", "rand_like.default", "randn_like.default",
@@ -101,17 +102,18 @@ def _pointwise(a: Tensor, b: Tensor) -> Any:
 
 @_rule("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor")
 def _binary(a: Tensor, b: Any, **kwargs: Any) -> Any:
-    if not _flat(a):
+    if not _flat(a) or isinstance(b, complex) or (isinstance(b, Tensor) and b.is_complex()):
         return NotImplemented
-    if not isinstance(b, Tensor):
-        return torch.empty_like(a) if isinstance(b, (int, float)) else NotImplemented
-    if b.dim() == 0 and a.dim() > 0:  # a scalar's dtype gives way to a tensor's (c10/core/ScalarType, result_type)
-        return NotImplemented if b.is_complex() else torch.empty_like(a)
-    if b.dtype != a.dtype or not b.is_meta:
-        return NotImplemented
+    # a scalar's dtype gives way to a tensor's (aten/src/ATen/native/TypeProperties.cpp, result_type)
+    if not isinstance(b, Tensor) or (b.dim() == 0 and a.dim() > 0):
+        return torch.empty_like(a)
+    return _broadcast(a, b) if b.dtype == a.dtype and b.is_meta else NotImplemented
+
+
+def _broadcast(a: Tensor, b: Tensor) -> Any:
     if b.shape == a.shape and b.stride() == a.stride():
         return torch.empty_like(a)
-    shape = torch.broadcast_shapes(a.shape, b.shape)
+    shape = torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
     if a.is_contiguous() and b.is_contiguous():
         return _empty(shape, a)
     out = torch.empty_like(a)
@@ -152,8 +154,8 @@ def _layer_norm(x: Tensor, shape: Sequence[int], *args: Any) -> Any:
 
 @_rule("native_layer_norm_backward.default")
 def _layer_norm_backward(
-    grad: Tensor, x: Tensor, shape: Sequence[int], mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None,
-    mask: Sequence[bool],
+    grad: Tensor, x: Tensor, shape: Sequence[int], mean: Tensor, rstd: Tensor, weight: Tensor | None,
+    bias: Tensor | None, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
     made = _empty(x.shape, x) if mask[0] else None
     return made, _like(weight, mask[1]), _like(bias, mask[2])

@@ -96,11 +96,11 @@ def _on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 Kernel = Callable[["Tracer", tuple[Any, ...], dict[str, Any]], Any]
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches all operators on meta tensors; `kernels` are those whose CUDA form allocates more than its outputs."""
 
     def __init__(self, kernels: dict[Any, Kernel]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
         self.phase = Use.ACTIVATIONS
         self._kernels = kernels
