@@ -82,7 +82,7 @@ def emit(spec: Spec) -> str:
     return _SCRIPT.substitute(
         family=spec.family,
         id=spec.id,
-        spec=pformat(spec.to_json(), width=110),
+        spec=_inside_a_docstring(pformat(spec.to_json(), width=110)),
         inputs=[(item.shape, item.vocabulary) for item in plan.inputs],
         blocks=_block_sources(plan),
         network=source_of(plan.root, depth=1),
@@ -99,6 +99,11 @@ def emit(spec: Spec) -> str:
         loss=setup.loss,
         autocast=repr(setup.autocast),
     )
+
+
+def _inside_a_docstring(text: str) -> str:
+    """The text as it must be written there: a spec may come from anywhere, and must not end the docstring."""
+    return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _block_sources(plan: Plan) -> str:
