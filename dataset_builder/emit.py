@@ -85,7 +85,7 @@ def emit(spec: Spec) -> str:
     return _SCRIPT.substitute(
         family=spec.family,
         id=spec.id,
-        spec=pformat(spec.to_json(), width=110),
+        spec=_inside_a_docstring(pformat(spec.to_json(), width=110)),
         inputs=[(item.shape, item.vocabulary) for item in plan.inputs],
         blocks=_block_sources(plan),
         network=source_of(plan.root, depth=1),
@@ -106,6 +106,11 @@ def emit(spec: Spec) -> str:
 
 def _autocast_source(dtype: str | None) -> str:
     return "nullcontext" if dtype is None else f'lambda: torch.autocast(options.device, DTYPES["{dtype}"])'
+
+
+def _inside_a_docstring(text: str) -> str:
+    """The text as it must be written there: a spec may come from anywhere, and must not end the docstring."""
+    return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _block_sources(plan: Plan) -> str:

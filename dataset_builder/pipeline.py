@@ -1,4 +1,4 @@
-"""A build: space -> sampler -> spec -> filter -> backend -> row -> journal. The only file that knows all the stages."""
+"""A build: space -> sampler -> spec -> filter -> backend -> row -> journal. Here alone all stages meet."""
 
 import platform
 from collections.abc import Callable, Iterator, Mapping

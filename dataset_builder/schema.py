@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from functools import cache, cached_property
 from types import MappingProxyType
@@ -298,9 +298,10 @@ class Row:
         return {
             "id": self.spec.id,
             "spec": self.spec.to_json(),
-            "static": asdict(self.static) if self.static else None,
-            "measurement": asdict(self.measurement),
-            "provenance": asdict(self.provenance),
+            # not asdict(), which copies deeply: a tenth of the time of a build
+            "static": dict(vars(self.static)) if self.static else None,
+            "measurement": dict(vars(self.measurement)),
+            "provenance": dict(vars(self.provenance)),
         }
 
     @classmethod

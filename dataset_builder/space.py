@@ -203,6 +203,9 @@ def parse_space(settings: Mapping[str, Any]) -> Space:
     if not values.get("factors"):
         raise UserError("expected a space with factors, found none: name one with space=NAME")
     factors = {name: parse_factor(name, factor) for name, factor in dict(values["factors"]).items()}
+    unfit = [name for name in factors if not str(name).isidentifier() or str(name).startswith("_")]
+    if unfit:
+        raise UserError(f"expected factors with names that expressions can use, found {unfit}: rename them")
     unknown = sorted(map(str, {*values["structure"]} - factors.keys()))
     if unknown:
         raise UserError(f"expected the structure to name factors, found {unknown}: choose from {sorted(factors)}")

@@ -42,3 +42,10 @@ def public_rows(public_table: Callable[[str], Path]) -> Callable[[str], list[dic
             return list(csv.DictReader(lines))
 
     return read
+
+
+@pytest.fixture
+def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of what is in the file, not of when it is on the disk."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    monkeypatch.setattr(os, "fdatasync", lambda fd: None)

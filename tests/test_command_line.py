@@ -83,6 +83,8 @@ def test_the_console_command_hands_over():
         (["space.network=7"], "expected the space to have network"),
         (["space.factors=7"], "expected the space to have factors"),
         (["space.factors.depth=7"], "expected factor depth to have one of"),
+        (["+space.factors.__builtins__={choice: [1]}"], "found ['__builtins__']: rename them"),
+        (["+space.factors.two-words={choice: [1]}"], "found ['two-words']: rename them"),
         (["space.factors.depth={choice: [1]}"], "~space.factors.depth to replace all of it"),
         (["space.factors.depth.int=[null,3]"], "for factor depth"),
         (["+space.factors.depth.step=2"], "expected factor depth to begin at a multiple of 2, found 1"),

@@ -91,6 +91,14 @@ def test_the_script_trains_by_itself_with_nothing_but_torch(name, tmp_path):
     assert batches == [f"batch {SPECS[name].training.batch_size}"] * 3 + ([f"batch {last}"] if last else [])
 
 
+def test_no_spec_can_write_code_into_the_script():
+    call = f"Adam(lr={chr(39)}{chr(34) * 3}; raise SystemExit(7) #{chr(92)}{chr(92)}{chr(39)})"
+    spec = make_spec("mlp", MLP, TrainingSetup(batch_size=4, optimizer=call))
+    assert '"""' in spec.training.optimizer
+    namespace = _printed(spec)
+    assert repr(spec.to_json()["training"]["optimizer"]) in namespace["__doc__"]
+
+
 def test_the_script_says_which_spec_it_is():
     text = emit(SPECS["mlp"])
     assert SPECS["mlp"].id in text

@@ -1,11 +1,13 @@
 """How evenly a set of configurations covers a space: each factor, and each pair of factors."""
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
-from math import log
+from math import log, prod
 
+import numpy as np
+
+from dataset_builder.arrays.fields import IntArray
 from dataset_builder.space import Assignment, Space
 
 
@@ -48,22 +50,20 @@ class Coverage:
 
 def coverage(space: Space, assignments: Iterable[Assignment]) -> Coverage:
     """Count levels and pairs of levels."""
-    names = list(space.factors)
-    bins = [[space.factors[name].bin(values[name], values) for name in names] for values in assignments]
+    known = list(assignments)
+    bins = {
+        name: np.array([factor.bin(values[name], values) for values in known], dtype=np.int64)
+        for name, factor in space.factors.items()
+    }
+    single = tuple(_cells(space, bins, (name,)) for name in bins)
+    pairs = tuple(_cells(space, bins, pair) for pair in combinations(bins, 2))
+    return Coverage(len(known), single, pairs)
+
+
+def _cells(space: Space, bins: Mapping[str, IntArray], names: tuple[str, ...]) -> Cells:
     sizes = [space.factors[name].level_count for name in names]
-    single = tuple(_cells(bins, names, sizes, (i,)) for i in range(len(names)))
-    pairs = tuple(_cells(bins, names, sizes, pair) for pair in combinations(range(len(names)), 2))
-    return Coverage(len(bins), single, pairs)
-
-
-def _cells(
-    bins: Sequence[Sequence[int]], names: Sequence[str], sizes: Sequence[int], columns: tuple[int, ...]
-) -> Cells:
-    met = Counter(tuple(row[i] for i in columns) for row in bins)
-    grid: list[tuple[int, ...]] = [()]
-    for column in columns:
-        grid = [(*cell, level) for cell in grid for level in range(sizes[column])]
-    return Cells(tuple(names[i] for i in columns), tuple(met[cell] for cell in grid))
+    cells = np.ravel_multi_index([bins[name] for name in names], sizes)  # the last factor runs fastest
+    return Cells(names, tuple(np.bincount(cells, minlength=prod(sizes)).tolist()))
 
 
 def report(found: Coverage, most_pairs: int | None = None) -> str:
