@@ -11,6 +11,10 @@ from dataset_builder.schema import Spec, TrainingSetup
 RESNET = {"name": "resnet18", "input_shape": [3, 224, 224], "num_classes": 1000}
 
 
+def _bytes_of(trace, use):
+    return sum(size for block, size in trace.events if size > 0 and trace.uses[block] == use)
+
+
 def test_a_timm_network_is_built_without_memory_and_traced():
     pytest.importorskip("timm", reason="needs the extra timm: pip install 'vramcast[timm]'")
     subject, inputs = external.build_external("timm", RESNET)
@@ -18,8 +22,7 @@ def test_a_timm_network_is_built_without_memory_and_traced():
     assert all(item.is_meta for item in subject.parameters())
     assert inputs[0].shape == (3, 224, 224)
     trace = trace_spec(Spec("timm", RESNET, TrainingSetup(batch_size=4, optimizer="SGD(momentum=0.9)")))
-    parameters = sum(size for block, size in trace.events if size > 0 and trace.uses[block] == Use.PARAMETERS)
-    assert parameters > 4 * 11_689_512  # and the running statistics
+    assert _bytes_of(trace, Use.PARAMETERS) > 4 * 11_689_512  # and the running statistics
 
 
 def test_a_library_that_is_missing_is_named(monkeypatch):
@@ -43,7 +46,5 @@ def test_a_batch_loaded_ahead_takes_its_room_for_good():
     plain, ahead = (
         trace_spec(make_spec("mlp", network, TrainingSetup(batch_size=8, prefetched_batches=count))) for count in (0, 2)
     )
-    held = [
-        sum(size for block, size in trace.events if size > 0 and trace.uses[block] == Use.INPUTS) for trace in (plain, ahead)
-    ]
+    held = [_bytes_of(trace, Use.INPUTS) for trace in (plain, ahead)]
     assert held[1] - held[0] == 2 * 8 * 1000 * 4

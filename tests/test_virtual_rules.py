@@ -330,7 +330,8 @@ def attention_kernel(q: Tensor, capability: float, **arguments: Any) -> str:
 @pytest.mark.parametrize(
     ("dtype", "size", "capability", "kernel"),
     [
-        (SINGLE, 64, 8.0, "efficient"), (SINGLE, 30, 8.0, "math"), (SINGLE, 30, 7.5, "efficient"), (SINGLE, 64, 6.1, "efficient"),
+        (SINGLE, 64, 8.0, "efficient"), (SINGLE, 30, 8.0, "math"), (SINGLE, 30, 7.5, "efficient"),
+        (SINGLE, 64, 6.1, "efficient"),
         (HALF, 64, 8.0, "flash"), (BFLOAT, 64, 9.0, "flash"), (HALF, 256, 8.0, "flash"), (HALF, 264, 8.0, "efficient"),
         (HALF, 60, 8.0, "flash"), (HALF, 256, 8.6, "efficient"), (HALF, 192, 8.9, "flash"),
         (HALF, 64, 7.5, "efficient"), (HALF, 60, 7.5, "math"), (BFLOAT, 64, 7.5, "math"),

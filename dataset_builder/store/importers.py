@@ -161,9 +161,7 @@ def _timm_spec(record: Record) -> Spec:
         "num_classes": int(record["num_classes"]),
     }
     # timm's train script: its optimizer, and its loader, which puts the next batch on the card while one is trained on
-    training = TrainingSetup(
-        batch_size=int(record["batch_size"]), optimizer="SGD(momentum=0.9)", prefetched_batches=1
-    )
+    training = TrainingSetup(batch_size=int(record["batch_size"]), optimizer="SGD(momentum=0.9)", prefetched_batches=1)
     return Spec("timm", network, training)
 
 

@@ -36,7 +36,7 @@ class VirtualBackend(Backend):
         """Trace and replay a spec."""
         start = time.perf_counter()
         static = _static(spec)
-        measurement = simulate(trace_spec(spec), self.profile, self.options)
+        measurement = simulate(trace_spec(spec, self.profile.compute_capability), self.profile, self.options)
         seconds = round(time.perf_counter() - start, 4)
         return Outcome(static, replace(measurement, seconds=seconds))
 
@@ -51,8 +51,8 @@ def _static(spec: Spec) -> StaticEstimate | None:
     return static_estimate(spec.training, table)
 
 
-def trace_spec(spec: Spec) -> Trace:
-    """The trace of a spec's training."""
+def trace_spec(spec: Spec, compute_capability: float = 8.0) -> Trace:
+    """The trace of a spec's training on cards of that capability."""
     if spec.family in FAMILIES:
         plan = plan_of(spec)
         subject, inputs = build_subject(plan, spec.training.dtype), plan.inputs
@@ -60,7 +60,12 @@ def trace_spec(spec: Spec) -> Trace:
         subject, inputs = build_external(spec.family, spec.network)
         subject = subject.to(DTYPES[spec.training.dtype])
     shapes = [(item.shape, item.vocabulary) for item in inputs]
-    return trace_training(subject, lambda size: random_inputs(shapes, size, spec.training.dtype, "meta"), spec.training)
+    return trace_training(
+        subject,
+        lambda size: random_inputs(shapes, size, spec.training.dtype, "meta"),
+        spec.training,
+        compute_capability=compute_capability,
+    )
 
 
 def simulate(trace: Trace, profile: DeviceProfile, options: AllocatorOptions) -> Measurement:
