@@ -217,6 +217,7 @@ def test_ids_differ_when_the_training_differs_and_groups_do_not() -> None:
         "checkpointing": True,
         "dry_run_batch_size": 2,
         "dry_run_passes": 2,
+        "prefetched_batches": 1,
     }
     assert others.keys() == TrainingSetup.__dataclass_fields__.keys()
     setup = replace(SETUP, dry_run_batch_size=3)

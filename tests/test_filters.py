@@ -34,7 +34,7 @@ def torch_refuses(spec: Spec) -> str | None:
         for size in setup.batch_sizes:
             inputs = subject.make_inputs(plan, size, setup.dtype)
             if size in (setup.batch_size, setup.last_batch_size):
-                training.train_step(module, optimizer, [inputs], setup.loss, None, None)
+                list(training.training_steps(module, optimizer, [[inputs]], setup.loss))
             else:
                 module(*inputs)
     except REFUSALS as error:
