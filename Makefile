@@ -12,13 +12,13 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install -qq --editable ".[dev]"
 	touch $@
 
-# The main job end to end: rows sampled, filtered, built and counted, and one of them printed as a script.
+# The main job end to end: rows sampled, filtered, measured on the virtual GPU and counted; then one by its layers.
 demo: $(STAMP)
 	rm -rf runs/demo
-	$(BIN)/vramcast build family=mlp n=300 out=runs/demo/mlp
-	$(BIN)/vramcast build family=cnn n=300 out=runs/demo/cnn
-	$(BIN)/vramcast build family=transformer n=100 out=runs/demo/transformer
-	$(BIN)/vramcast build family=template sampler=tbem n=200 out=runs/demo/template
+	$(BIN)/vramcast build family=mlp n=100 out=runs/demo/mlp
+	$(BIN)/vramcast build family=cnn n=60 out=runs/demo/cnn
+	$(BIN)/vramcast build family=transformer n=20 out=runs/demo/transformer
+	$(BIN)/vramcast build family=template sampler=tbem n=40 out=runs/demo/template
 	$(BIN)/vramcast build status runs/demo/cnn
 	$(BIN)/vramcast build view runs/demo/cnn runs/demo/cnn.csv
 	$(BIN)/vramcast build layers 'gpumemnet:input:784_output:10_depth:3_arch:pyramid_batch:64.out'
@@ -32,6 +32,7 @@ test: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.build_rate
+	$(BIN)/python -W ignore -m benchmarks.trace_speed
 
 # Mends what can be mended by a program, and says the rest.
 lint: $(STAMP)
