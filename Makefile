@@ -12,7 +12,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install -qq --editable ".[dev]"
 	touch $@
 
-# The main job end to end: rows sampled, filtered, built and counted, and one of them printed as a script.
+# The main job end to end: rows sampled, filtered, built and counted, and a network printed as a script that runs.
 demo: $(STAMP)
 	rm -rf runs/demo
 	$(BIN)/vramcast build family=mlp n=300 out=runs/demo/mlp
@@ -22,6 +22,8 @@ demo: $(STAMP)
 	$(BIN)/vramcast build status runs/demo/cnn
 	$(BIN)/vramcast build view runs/demo/cnn runs/demo/cnn.csv
 	$(BIN)/vramcast build layers 'gpumemnet:input:784_output:10_depth:3_arch:pyramid_batch:64.out'
+	$(BIN)/vramcast build emit 'gpumemnet:input:784_output:10_depth:3_arch:pyramid_batch:64.out' -o runs/demo/row.py
+	$(BIN)/python runs/demo/row.py --epochs 1
 
 test: $(STAMP)
 	$(BIN)/ruff check .
