@@ -12,7 +12,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install -qq --editable ".[dev]"
 	touch $@
 
-# The main job end to end: rows sampled, filtered, measured on the virtual GPU and counted; then one by its layers.
+# The main job end to end: rows sampled, filtered, measured on the virtual GPU and counted; a network printed as a script.
 demo: $(STAMP)
 	rm -rf runs/demo
 	$(BIN)/vramcast build family=mlp n=100 out=runs/demo/mlp
@@ -22,6 +22,8 @@ demo: $(STAMP)
 	$(BIN)/vramcast build status runs/demo/cnn
 	$(BIN)/vramcast build view runs/demo/cnn runs/demo/cnn.csv
 	$(BIN)/vramcast build layers 'gpumemnet:input:784_output:10_depth:3_arch:pyramid_batch:64.out'
+	$(BIN)/vramcast build emit 'gpumemnet:input:784_output:10_depth:3_arch:pyramid_batch:64.out' -o runs/demo/row.py
+	$(BIN)/python runs/demo/row.py --epochs 1
 
 test: $(STAMP)
 	$(BIN)/ruff check .

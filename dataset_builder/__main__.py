@@ -1,5 +1,6 @@
 """`python -m dataset_builder`, which is `vramcast build`."""
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -31,19 +32,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a build or one of its sub-commands; the return value is the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _carry_out(words)
+        code = _carry_out(words)
+        sys.stdout.flush()
     except UserError as error:
         print(f"vramcast build: {error}", file=sys.stderr)
         return _BAD_INPUT
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return _INTERRUPTED
-    except BrokenPipeError:  # `| head` closed the pipe: not an error of ours
-        sys.stderr.close()
+    except BrokenPipeError:  # `| head` closed the pipe: not an error of ours, nor of the interpreter's last flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
         print(f"vramcast build: expected files to read and write, found: {error}; mend that", file=sys.stderr)
         return _BAD_INPUT
+    return code
 
 
 def _carry_out(words: Sequence[str]) -> int:
