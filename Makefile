@@ -15,10 +15,10 @@ $(STAMP): pyproject.toml
 # The main job end to end: rows sampled, filtered, measured on the virtual GPU and counted; a network printed as a script.
 demo: $(STAMP)
 	rm -rf runs/demo
-	$(BIN)/vramcast build family=mlp n=100 out=runs/demo/mlp
-	$(BIN)/vramcast build family=cnn n=60 out=runs/demo/cnn
-	$(BIN)/vramcast build family=transformer n=20 out=runs/demo/transformer
-	$(BIN)/vramcast build family=template sampler=tbem n=40 out=runs/demo/template
+	$(BIN)/vramcast build family=mlp n=60 out=runs/demo/mlp
+	$(BIN)/vramcast build family=cnn n=40 out=runs/demo/cnn
+	$(BIN)/vramcast build family=transformer n=8 out=runs/demo/transformer
+	$(BIN)/vramcast build family=template sampler=tbem n=20 out=runs/demo/template
 	$(BIN)/vramcast build status runs/demo/cnn
 	$(BIN)/vramcast build view runs/demo/cnn runs/demo/cnn.csv
 	$(BIN)/vramcast build layers 'gpumemnet:input:784_output:10_depth:3_arch:pyramid_batch:64.out'
