@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+# Before anything imports torch: two test processes with two threads each get in each other's way on two cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 DATA = Path(os.environ.get("VRAMCAST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 # For properties that run torch: slow examples, and the same ones every time.

@@ -76,19 +76,31 @@ def test_the_printed_network_is_the_subject(name):
     assert layer_table(printed, inputs) == layer_table(subject, inputs)
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_the_script_trains_by_itself_with_nothing_but_torch(name, tmp_path):
-    """`-I` hides the working directory and the user's packages; the script must not import this project."""
-    script = tmp_path / "row.py"
-    script.write_text(emit(SPECS[name]))
-    assert "dataset_builder" not in script.read_text()
-    result = subprocess.run(
-        [sys.executable, "-I", script, "--device", "cpu", "--epochs", "1"], capture_output=True, text=True, check=False
-    )
+RUN_ALL = """
+import runpy, sys
+scripts, sys.argv = sys.argv[1:], ["row.py", "--device", "cpu", "--epochs", "1"]
+for script in scripts:
+    runpy.run_path(script, run_name="__main__")
+    print("end of", script)
+"""
+
+
+def test_scripts_train_by_themselves_with_nothing_but_torch(tmp_path):
+    """`-I` hides the working directory and the user's packages; a script must not import this project."""
+    scripts = {name: tmp_path / f"{name}.py" for name in SPECS}
+    for name, path in scripts.items():
+        path.write_text(emit(SPECS[name]))
+        assert "dataset_builder" not in path.read_text()
+    # in one process, for to import torch takes longer than all of them
+    command = [sys.executable, "-I", "-c", RUN_ALL, *scripts.values()]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    batches = [line.split(":")[0] for line in result.stdout.splitlines()]
-    last = SPECS[name].training.last_batch_size
-    assert batches == [f"batch {SPECS[name].training.batch_size}"] * 3 + ([f"batch {last}"] if last else [])
+    printed = iter(result.stdout.splitlines())
+    for name, path in scripts.items():
+        setup = SPECS[name].training
+        batches = [line.split(":")[0] for line in iter(printed.__next__, f"end of {path}")]
+        last = [f"batch {setup.last_batch_size}"] if setup.last_batch_size else []
+        assert batches == [f"batch {setup.batch_size}"] * 3 + last
 
 
 def test_no_spec_can_write_code_into_the_script():

@@ -136,7 +136,8 @@ class TestLocalExecutor(ExecutorContract):
         outcomes = LocalExecutor(workers=2).run(backend, [spec(0, "meet", one, two), spec(1, "meet", two, one)])
         assert [outcome.measurement.status for _, outcome in outcomes] == ["ok", "ok"]
 
-    def test_workers_use_a_core_each(self, backend: Any) -> None:
+    def test_workers_use_a_core_each(self, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
         before = dict(os.environ)
         ((_, outcome),) = self.executor().run(backend, [spec(0, "threads")])
         assert outcome.measurement.breakdown == {"threads": 1}
