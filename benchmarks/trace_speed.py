@@ -49,10 +49,8 @@ def _resnet50() -> nn.Module:
 
 
 def _transformer() -> nn.Module:
-    layer = nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True)
-    return nn.Sequential(
-        nn.Embedding(30000, 1024), nn.TransformerEncoder(layer, 24), MeanOverSequence(), nn.Linear(1024, 2)
-    )
+    layers = [nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True) for _ in range(24)]
+    return nn.Sequential(nn.Embedding(30000, 1024), *layers, MeanOverSequence(), nn.Linear(1024, 2))
 
 
 def _mlp() -> nn.Module:
