@@ -2,15 +2,11 @@
 
 import csv
 import json
-import os
-from pathlib import Path
 
 import pytest
 
 from models.__main__ import main
 from models.metrics import Judged, judge
-
-DATA = Path(os.environ.get("VRAMCAST_DATA", Path(__file__).parents[1] / ".." / "shared" / "data"))
 
 
 def row(actual, estimate, oom=False):
@@ -100,12 +96,9 @@ def test_bad_input_gets_a_sentence(table, words, sentence, capsys):
         ("gpumemnet/cnn_data_step1.csv", 8000, 0.045, 0.85),
     ],
 )
-def test_the_virtual_gpu_on_the_first_public_rows(file, bucket_mib, median, accuracy, capsys):
+def test_the_virtual_gpu_on_the_first_public_rows(public_table, file, bucket_mib, median, accuracy, capsys):
     """A guard against falling back; the figures of the whole tables are in docs/virtual-gpu.md."""
-    path = DATA / file
-    if not path.exists():
-        pytest.skip(f"needs {path}: set VRAMCAST_DATA to the directory of the public measurements")
-    assert main(["--data", str(path), "--bucket-mib", str(bucket_mib), "--rows", "40", "--json"]) == 0
+    assert main(["--data", str(public_table(file)), "--bucket-mib", str(bucket_mib), "--rows", "40", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["median_relative_error"] <= median
     assert figures["accuracy"] >= accuracy

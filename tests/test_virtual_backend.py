@@ -13,9 +13,11 @@ from dataset_builder.errors import UserError
 from dataset_builder.families import make_spec
 from dataset_builder.measure.virtual.allocator import AllocatorOptions
 from dataset_builder.measure.virtual.backend import lower, simulate, trace_spec
-from dataset_builder.measure.virtual.profile import MIB, DeviceProfile, parse_profile
+from dataset_builder.measure.virtual.profile import DeviceProfile, parse_profile
+from dataset_builder.measure.virtual.replay import FREE
 from dataset_builder.measure.virtual.session import trace_training
-from dataset_builder.measure.virtual.trace import FREE, ConvolutionCall, LibraryCall, Use
+from dataset_builder.measure.virtual.sizes import MIB
+from dataset_builder.measure.virtual.trace import ConvolutionCall, LibraryCall, Use
 from dataset_builder.schema import Spec, Status, TrainingSetup
 
 DEVICES = sorted(path.stem for path in (CONF / "device").glob("*.yaml"))

@@ -20,8 +20,9 @@ from dataset_builder.measure.virtual.attention import efficient_workspace_bytes
 from dataset_builder.measure.virtual.autocast import MetaScaler, autocast
 from dataset_builder.measure.virtual.composites import cuda_paths
 from dataset_builder.measure.virtual.kernels import cuda_kernels
+from dataset_builder.measure.virtual.replay import FREE
 from dataset_builder.measure.virtual.session import trace_training
-from dataset_builder.measure.virtual.trace import FREE, LibraryCall, Trace, Tracer, Use, call_of
+from dataset_builder.measure.virtual.trace import LibraryCall, Trace, Tracer, Use, call_of
 from dataset_builder.schema import TrainingSetup
 from dataset_builder.training import make_optimizer
 

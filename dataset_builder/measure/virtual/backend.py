@@ -10,15 +10,13 @@ from dataset_builder.filters import Rejected, check
 from dataset_builder.measure._base import Backend, Outcome
 from dataset_builder.measure.virtual.allocator import AllocatorOptions, CachingAllocator
 from dataset_builder.measure.virtual.profile import DeviceProfile
-from dataset_builder.measure.virtual.replay import Replay, replay
+from dataset_builder.measure.virtual.replay import FREE, Event, Replay, replay
 from dataset_builder.measure.virtual.session import trace_training
-from dataset_builder.measure.virtual.trace import FREE, ConvolutionCall, Trace, Use, call_of
+from dataset_builder.measure.virtual.sizes import MIB
+from dataset_builder.measure.virtual.trace import ConvolutionCall, Trace, Use, call_of
 from dataset_builder.schema import Measurement, Spec, StaticEstimate, Status
 from dataset_builder.subject import build_subject
 from dataset_builder.training import DTYPES, random_inputs
-
-Event = tuple[int, int]
-MIB = 2**20
 
 
 class VirtualBackend(Backend):

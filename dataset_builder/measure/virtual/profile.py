@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dataset_builder.errors import UserError
+from dataset_builder.measure.virtual.sizes import MIB
 from dataset_builder.measure.virtual.trace import Call, ConvolutionCall
 from dataset_builder.schema import from_mapping
-
-MIB = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)

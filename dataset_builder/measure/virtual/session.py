@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from dataset_builder.measure.virtual.autocast import MetaScaler, autocast
 from dataset_builder.measure.virtual.composites import cuda_paths
 from dataset_builder.measure.virtual.kernels import cuda_kernels
-from dataset_builder.measure.virtual.trace import FREE, Trace, Tracer, Use
+from dataset_builder.measure.virtual.replay import FREE
+from dataset_builder.measure.virtual.trace import Trace, Tracer, Use
 from dataset_builder.schema import TrainingSetup, parse_call
 from dataset_builder.training import make_optimizer, training_steps
 

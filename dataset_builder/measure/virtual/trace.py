@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dataset_builder.errors import UserError
+from dataset_builder.measure.virtual.replay import FREE
 from dataset_builder.measure.virtual.shapes import SHAPES
 
-FREE = -1
 _FIRST_CALL = -2
 
 
