@@ -17,10 +17,8 @@ from dataset_builder.measure.virtual.replay import replay
 from dataset_builder.measure.virtual.session import trace_training
 from dataset_builder.measure.virtual.trace import call_of
 from dataset_builder.plan import InputTensor
-from dataset_builder.schema import TrainingSetup
-from dataset_builder.training import loss_of, random_inputs, random_targets
-
-MIB = 2**20
+from dataset_builder.schema import MIB, TrainingSetup
+from dataset_builder.training import loss_of, random_inputs
 
 Make = Callable[[], nn.Module]
 
@@ -68,7 +66,7 @@ SUBJECTS: dict[str, tuple[Make, int, InputTensor]] = {
 def _step(subject: nn.Module, inputs: tuple[Tensor, ...], optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
     output = subject(*inputs)
-    loss_of("cross_entropy", output, random_targets("cross_entropy", output)).backward()
+    loss_of("cross_entropy", output).backward()
     optimizer.step()
 
 

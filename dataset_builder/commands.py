@@ -83,7 +83,7 @@ def import_rows(arguments: argparse.Namespace) -> None:
     """Public measurements as rows of a journal."""
     from dataset_builder.store.importers import import_file
 
-    print(import_file(Path(arguments.file), Path(arguments.out)))
+    print(import_file(Path(arguments.file), Path(arguments.out), arguments.device))
 
 
 def view(arguments: argparse.Namespace) -> None:
@@ -200,7 +200,8 @@ def run_command(argv: Sequence[str]) -> None:
     subs["split"].add_argument("--fractions", default="train=0.8,validation=0.1,test=0.1")
     subs["split"].add_argument("--seed", type=int, default=0)
     subs["split"].add_argument("-o", "--output", metavar="FILE", help="default: split.json in the build directory")
-    subs["import"].add_argument("file", help="a CSV of GPUMemNet's sets, or the timm table")
+    subs["import"].add_argument("file", help="a CSV of GPUMemNet's sets, of timm networks or of real ones")
     subs["import"].add_argument("--out", required=True, metavar="DIR")
+    subs["import"].add_argument("--device", help="of a table of several stacks, the profile whose figures to take")
     arguments = parser.parse_args(argv)
     arguments.command(arguments)

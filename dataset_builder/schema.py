@@ -17,8 +17,10 @@ from typing import Any, Self, TypeVar
 from dataset_builder.errors import UserError, check_choice, check_count, check_flag
 
 SCHEMA_VERSION = 1
+MIB = 2**20
 
-LOSSES = ("cross_entropy", "bce_with_logits", "bce", "mse")
+LOSSES = ("cross_entropy", "bce_with_logits", "bce", "mse", "own")
+"""'own' is for networks that compute their loss themselves and answer with it, as those of transformers do."""
 IMPLEMENTATIONS = ("default", "foreach", "fused", "single")
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -257,6 +259,8 @@ class Measurement:
     evidence: str | None = None
     """Why a run that is not OK ended, in a line."""
     seconds: float | None = None
+    notes: tuple[str, ...] = ()
+    """What a reader must know to trust the figures: what was approximated, that a profile is not calibrated."""
 
     @property
     def peak_bytes(self) -> int | None:
@@ -308,6 +312,7 @@ class Row:
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Read a row as `to_json` wrote it."""
         measurement = {**values["measurement"], "status": Status(values["measurement"]["status"])}
+        measurement["notes"] = tuple(measurement.get("notes", ()))
         static = values["static"]
         return cls(
             Spec.from_json(values["spec"]),

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,36 +14,40 @@ from dataset_builder.configuration import load_device, make_backend
 from dataset_builder.errors import UserError, check_count
 from dataset_builder.executors import LocalExecutor
 from dataset_builder.measure import Backend
-from dataset_builder.schema import Row, Spec, Status
+from dataset_builder.schema import MIB, Row, Spec, Status
 from dataset_builder.store.importers import read_rows
-from models.metrics import Judged, Metrics, judge
+from models.metrics import Judged, judge
 
-MIB = 2**20
+_HALVES = {"even": 0, "odd": 1}
+
+Rows = dict[Spec, list[Row]]
+"""A job may have been measured more than once."""
 
 
-def evaluate_backend(
-    backend: Backend, rows: Sequence[Row], bucket_mib: int, workers: int
-) -> tuple[Metrics, list[Judged]]:
+def evaluate_backend(backend: Backend, rows: Sequence[Row], workers: int) -> list[Judged]:
     """Estimate rows anew and compare. Those that died of anything but memory, or are censored, are excluded."""
-    usable = {row.spec: row for row in rows if row.measurement.status in (Status.OK, Status.OOM)}
-    judged = list(_judge_rows(backend, usable, workers))
-    return judge(judged, bucket_mib, excluded=len(rows) - len(judged)), judged
+    usable: Rows = defaultdict(list)
+    for row in rows:
+        if row.measurement.status in (Status.OK, Status.OOM):
+            usable[row.spec].append(row)
+    return list(_judge_rows(backend, usable, workers))
 
 
-def _judge_rows(backend: Backend, rows: dict[Spec, Row], workers: int) -> Iterator[Judged]:
+def _judge_rows(backend: Backend, rows: Rows, workers: int) -> Iterator[Judged]:
     outcomes = LocalExecutor(workers, timeout_seconds=600).run(backend, rows)
     for spec, outcome in tqdm(outcomes, total=len(rows), unit="row", mininterval=0.1 if sys.stderr.isatty() else 5):
         if outcome.measurement.status not in (Status.OK, Status.OOM):
             print(f"note: {spec.id} was not estimated: {outcome.measurement.evidence}", file=sys.stderr)
             continue
         estimate = outcome.measurement.peak_bytes if outcome.measurement.status is Status.OK else None
-        actual = rows[spec].measurement
-        yield Judged(
-            name=json.dumps(spec.to_json(), sort_keys=True),
-            actual_mib=(actual.peak_bytes or 0) / MIB,
-            oom=actual.status is Status.OOM,
-            estimate_mib=None if estimate is None else estimate / MIB,
-        )
+        for row in rows[spec]:
+            yield Judged(
+                name=json.dumps(spec.to_json(), sort_keys=True),
+                actual_mib=(row.measurement.peak_bytes or 0) / MIB,
+                oom=row.measurement.status is Status.OOM,
+                estimate_mib=None if estimate is None else estimate / MIB,
+                stack=f"{row.provenance.device} {row.provenance.time}",
+            )
 
 
 def main(argv: Sequence[str]) -> None:
@@ -50,25 +55,49 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="vramcast evaluate", description=__doc__)
     parser.add_argument("--backend", default="virtual", choices=["virtual", "static"])
     parser.add_argument("--data", required=True, metavar="FILE", help="a public table of measurements")
-    parser.add_argument("--device", help="a device profile; default: the one that the table was measured on")
+    parser.add_argument("--device", help="a device profile for all rows; default: the one that each was measured on")
     parser.add_argument("--bucket-mib", type=int, default=1024)
     parser.add_argument("--rows", type=int, help="only the first so many")
+    parser.add_argument("--half", choices=list(_HALVES), help="of the networks: profiles are calibrated on even ones")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--worst", type=int, default=0, help="show the rows that are furthest off")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(argv)
     check_count("--bucket-mib", arguments.bucket_mib)
     check_count("--workers", arguments.workers)
-    rows = list(read_rows(Path(arguments.data)))[: arguments.rows]
+    rows = [row for row in read_rows(Path(arguments.data)) if _in_half(row, arguments.half)][: arguments.rows]
     if not rows:
         raise UserError(f"expected measured rows in {arguments.data}, found none: name another file")
-    device = arguments.device or rows[0].provenance.device
-    backend = make_backend({"backend": {"name": arguments.backend}, "device": load_device(str(device))})
-    metrics, judged = evaluate_backend(backend, rows, arguments.bucket_mib, arguments.workers)
-    figures = {**metrics.to_json(), "backend": arguments.backend, "profile": device, "bucket_mib": arguments.bucket_mib}
-    print(json.dumps(figures) if arguments.json else _text(figures))
-    for row in sorted(judged, key=lambda item: -abs(item.relative_error))[: arguments.worst]:
-        print(f"{row.relative_error:+8.1%} measured {row.actual_mib:8.0f} estimated {row.estimate_mib} {row.name}")
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[arguments.device or str(row.provenance.device)].append(row)
+    judged: list[Judged] = []
+    for device, group in groups.items():
+        backend = make_backend({"backend": {"name": arguments.backend}, "device": load_device(device)})
+        judged += evaluate_backend(backend, group, arguments.workers)
+    figures = _figures(judged, len(rows), arguments.bucket_mib)
+    settings = {"backend": arguments.backend, "profile": ", ".join(groups), "bucket_mib": arguments.bucket_mib}
+    print(json.dumps({**figures, **settings}) if arguments.json else _text({**figures, **settings}))
+    for item in sorted(judged, key=lambda item: -abs(item.relative_error))[: arguments.worst]:
+        print(
+            f"{item.relative_error:+8.1%} measured {item.actual_mib:8.0f} estimated {item.estimate_mib} "
+            f"{item.stack} {item.name}"
+        )
+
+
+def _in_half(row: Row, half: str | None) -> bool:
+    """Networks are split by their content, so that all rows of one are in one half, and always the same."""
+    return half is None or int(row.spec.group, 16) % 2 == _HALVES[half]
+
+
+def _figures(judged: Sequence[Judged], rows: int, bucket_mib: int) -> dict[str, object]:
+    """The figures over all rows, and by stack where there are several."""
+    figures: dict[str, object] = judge(judged, bucket_mib, excluded=rows - len(judged)).to_json()
+    stacks = sorted({item.stack for item in judged})
+    if len(stacks) > 1:
+        parts = {name: [item for item in judged if item.stack == name] for name in stacks}
+        figures["by_stack"] = {name: judge(part, bucket_mib).to_json() for name, part in parts.items()}
+    return figures
 
 
 def _text(figures: dict[str, object]) -> str:

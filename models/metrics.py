@@ -19,6 +19,8 @@ class Judged:
     oom: bool
     estimate_mib: float | None
     """None where the estimator says that the job does not fit."""
+    stack: str = ""
+    """What it was measured on, and when."""
 
     @property
     def relative_error(self) -> float:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from dataset_builder.errors import UserError
 from dataset_builder.measure.virtual.allocator import AllocatorOptions, Block, CachingAllocator, OutOfMemory
 from dataset_builder.measure.virtual.inspection import BlockState
+from dataset_builder.schema import MIB
 
-MIB = 1 << 20
 GIB = 1 << 30
 
 EXPANDABLE = AllocatorOptions(expandable_segments=True)

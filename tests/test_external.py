@@ -1,9 +1,11 @@
 """Networks of other libraries."""
 
+from importlib.util import find_spec
+
 import pytest
 
 from dataset_builder.errors import UserError
-from dataset_builder.families import external
+from dataset_builder.families import external, libraries
 from dataset_builder.measure.virtual.backend import trace_spec
 from dataset_builder.measure.virtual.trace import Use
 from dataset_builder.schema import Spec, TrainingSetup
@@ -11,12 +13,17 @@ from dataset_builder.schema import Spec, TrainingSetup
 RESNET = {"name": "resnet18", "input_shape": [3, 224, 224], "num_classes": 1000}
 
 
+def needs(library):
+    if find_spec(library) is None:  # importing it here would pass by what copes with a broken torchvision
+        pytest.skip(f"needs {library}: pip install 'vramcast[timm,hf]'")
+
+
 def _bytes_of(trace, use):
     return sum(size for block, size in trace.events if size > 0 and trace.uses[block] == use)
 
 
 def test_a_timm_network_is_built_without_memory_and_traced():
-    pytest.importorskip("timm", reason="needs the extra timm: pip install 'vramcast[timm]'")
+    needs("timm")
     subject, inputs = external.build_external("timm", RESNET)
     assert sum(item.numel() for item in subject.parameters()) == 11_689_512
     assert all(item.is_meta for item in subject.parameters())
@@ -29,13 +36,13 @@ def test_a_library_that_is_missing_is_named(monkeypatch):
     def missing(name):
         raise ImportError(name)
 
-    monkeypatch.setattr(external, "import_module", missing)
+    monkeypatch.setattr(libraries, "import_module", missing)
     with pytest.raises(UserError, match=r"pip install 'vramcast\[timm\]'"):
         external.build_external("timm", RESNET)
 
 
 def test_a_family_that_cannot_be_built_is_refused():
-    with pytest.raises(UserError, match="expected the family timm, found 'keras'"):
+    with pytest.raises(UserError, match=r"expected a family of .*, found 'keras'"):
         external.build_external("keras", {})
 
 
@@ -48,3 +55,53 @@ def test_a_batch_loaded_ahead_takes_its_room_for_good():
     )
     held = [_bytes_of(trace, Use.INPUTS) for trace in (plain, ahead)]
     assert held[1] - held[0] == 2 * 8 * 1000 * 4
+
+
+def _hugging_face():
+    network = {
+        "architecture": "BertForMaskedLM",
+        "config": {
+            "vocab_size": 500, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "intermediate_size": 128,
+        },
+        "sequence": 16,
+    }  # fmt: skip
+    return Spec("hf", network, TrainingSetup(batch_size=4, optimizer="AdamW", loss="own"))
+
+
+def test_a_network_of_transformers_brings_its_own_loss_and_what_was_assumed_is_said():
+    needs("transformers")
+    trace = trace_spec(_hugging_face())
+    assert _bytes_of(trace, Use.OPTIMIZER_STATE) > 2 * _bytes_of(trace, Use.PARAMETERS) * 0.9  # AdamW's two
+    assert "a truth value was read from a tensor and taken as False" in trace.approximations
+
+
+def test_torchvision_is_imported_even_where_its_operators_do_not_load():
+    needs("timm")
+    network = {"name": "mobilenet_v2", "input_shape": [3, 64, 64], "num_classes": 10}
+    subject, inputs = external.build_external("torchvision", network)
+    assert sum(item.numel() for item in subject.parameters()) == 2_236_682
+    assert inputs[0].shape == (3, 64, 64)
+
+
+def test_operators_that_torchvision_lacks_are_declared_one_after_the_other(monkeypatch):
+    asked = []
+
+    def broken(name):
+        asked.append(name)
+        if len(asked) < 3:
+            raise RuntimeError(f"operator torchvision::lacking{len(asked)}_{id(asked)} does not exist")
+        return "the module"
+
+    monkeypatch.setattr(libraries, "import_module", broken)
+    assert libraries._import_torchvision() == "the module"
+    assert len(asked) == 3
+
+
+def test_another_error_of_torchvision_is_an_import_error(monkeypatch):
+    def broken(name):
+        raise RuntimeError("no such symbol")
+
+    monkeypatch.setattr(libraries, "import_module", broken)
+    with pytest.raises(ImportError, match="no such symbol"):
+        libraries._import_torchvision()

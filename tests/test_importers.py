@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 
 from dataset_builder.errors import UserError
-from dataset_builder.schema import Status
+from dataset_builder.schema import MIB, Status
 from dataset_builder.store import read_journal
-from dataset_builder.store.importers import MIB, import_file, read_rows
+from dataset_builder.store.importers import import_file, read_rows
 
 MLP = "input:20_output:4_depth:2_arch:uniform_batch:8.out"
 NORM = "input:20_output:{o}_depth:2_arch:uniform_batch:{b}_act:relu_dropout:0.2_dropout:True_batchnorm:True.out"
@@ -129,3 +129,39 @@ def test_every_public_row_is_read(public_table, public_rows, file, unknown):
     if unknown is not None:
         assert sum(row.static is None for row in rows) == unknown
     assert len({row.spec.id for row in rows}) == len(rows)
+
+
+def _real(name, **more):
+    cells = {"model": name, "batch_size": 32, "input": "3x224x224", "classes": "1000.0", "actual_mib_2024": 5262}
+    return {**cells, "carma2025_mib": "3934.0", "aegis2026_mib": "", "rtx2080ti_mib": "3560.0", **more}
+
+
+def test_a_job_that_was_measured_on_several_stacks_is_a_row_for_each(tmp_path):
+    rows = list(read_rows(table(tmp_path / "real.csv", [_real("resnet50")])))
+    found = [(row.provenance.device, row.provenance.time, row.measurement.device_used_bytes // MIB) for row in rows]
+    assert found == [
+        ("a100_40gb_gpumemnet_2024", "2024", 5262),
+        ("a100_40gb", "2025", 3934),
+        ("rtx_2080ti", "2026", 3560),
+    ]
+    assert {row.spec.id for row in rows} == {rows[0].spec.id}
+    assert rows[0].spec.family == "torchvision"
+
+
+def test_jobs_of_two_cards_are_left_out(tmp_path):
+    language = {"input": "seq512", "classes": ""}
+    lines = [_real("gpt2_large", **language), _real("BERT_base", **language)]
+    rows = list(read_rows(table(tmp_path / "real.csv", lines)))
+    assert {row.spec.network["architecture"] for row in rows} == {"BertForMaskedLM"}
+    assert rows[0].spec.training.loss == "own"
+    assert rows[0].spec.network["sequence"] == 512
+
+
+def test_a_journal_takes_the_rows_of_one_stack(tmp_path):
+    path = table(tmp_path / "real.csv", [_real("resnet50"), _real("vgg16")])
+    assert "2 rows added" in import_file(path, tmp_path / "first")
+    assert read_journal(tmp_path / "first").rows[0].provenance.device == "a100_40gb_gpumemnet_2024"
+    import_file(path, tmp_path / "clean", "a100_40gb")
+    assert read_journal(tmp_path / "clean").rows[0].measurement.device_used_bytes == 3934 * MIB
+    with pytest.raises(UserError, match=r"expected --device to be one of .*'rtx_2080ti'.*, found 't4'"):
+        import_file(path, tmp_path / "none", "t4")

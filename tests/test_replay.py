@@ -7,8 +7,7 @@ import pytest
 
 from dataset_builder.measure.virtual.allocator import AllocatorOptions, Block, CachingAllocator
 from dataset_builder.measure.virtual.replay import FREE, Event, replay
-
-MIB = 1 << 20
+from dataset_builder.schema import MIB
 
 STEP: list[Event] = [
     (1, 11 * MIB),  # 12 MiB allocated and reserved

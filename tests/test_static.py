@@ -12,11 +12,8 @@ from dataset_builder.analysis.layers import layer_table
 from dataset_builder.analysis.optimizers import DEMANDS, OPTIMIZERS, REFUSED, state_elements
 from dataset_builder.analysis.static import shape_inference_bytes, static_estimate
 from dataset_builder.families import make_spec
-from dataset_builder.schema import LayerTable, TrainingSetup, parse_call
+from dataset_builder.schema import MIB, LayerTable, TrainingSetup, parse_call
 from dataset_builder.training import make_optimizer
-
-MIB = 2**20
-
 
 # --- a worked example that is taught ----------------------------------------------------------------------------------
 

@@ -16,9 +16,9 @@ from dataset_builder.measure.virtual.backend import lower, simulate, trace_spec
 from dataset_builder.measure.virtual.profile import DeviceProfile, parse_profile
 from dataset_builder.measure.virtual.replay import FREE
 from dataset_builder.measure.virtual.session import trace_training
-from dataset_builder.measure.virtual.sizes import MIB
+from dataset_builder.measure.virtual.timeline import timeline_of
 from dataset_builder.measure.virtual.trace import ConvolutionCall, LibraryCall, Use
-from dataset_builder.schema import Spec, Status, TrainingSetup
+from dataset_builder.schema import MIB, Spec, Status, TrainingSetup
 
 DEVICES = sorted(path.stem for path in (CONF / "device").glob("*.yaml"))
 PLAIN = DeviceProfile(name="plain", title="Plain", total_mib=4096, compute_capability=8.0, context_mib=100)
@@ -213,3 +213,38 @@ def test_frozen_parameters_have_neither_gradient_nor_state():
     trace = trace_training(subject, lambda size: (torch.empty(size, 64, device="meta"),), TrainingSetup(batch_size=8))
     state = sum(size for block, size in alive(trace.events).items() if trace.uses[block] == Use.OPTIMIZER_STATE)
     assert state == 2 * 4 * (64 * 4 + 4)
+
+
+def test_a_timeline_ends_where_the_figures_say():
+    trace = trace_spec(cnn(filters=64))
+    found, measured = timeline_of(trace, PLAIN), simulate(trace, PLAIN, AllocatorOptions())
+    total = sum(found.requested_bytes.values())
+    assert total.max() == measured.requested_bytes
+    assert found.reserved_bytes.max() == measured.reserved_bytes
+    assert (total >= 0).all()
+    assert (found.reserved_bytes >= total).all()
+    assert found.context_bytes == measured.device_used_bytes - measured.reserved_bytes
+    assert found.requested_bytes["parameters"].max() == measured.breakdown["parameters"]
+
+
+def test_a_timeline_stops_at_the_event_that_does_not_fit():
+    trace = trace_spec(mlp(width=2048, depth=8))
+    small = replace(PLAIN, total_mib=300)
+    found = timeline_of(trace, small)
+    assert len(found.reserved_bytes) < len(trace.events)
+    assert found.reserved_bytes.max() <= small.capacity_bytes(convolutions=False)
+
+
+def test_an_uncalibrated_profile_says_so_in_every_answer():
+    assert measure(mlp()).notes == ("the device profile plain is not calibrated on measurements",)
+    assert measure(mlp(), replace(PLAIN, calibrated_on="thirty rows")).notes == ()
+
+
+def test_pointwise_kernels_can_have_a_rule_of_their_own():
+    rules = [{"pointwise": True, "copies": 1.0}, {"copies": 3.0}]
+    profile = parse_profile({**vars(PLAIN), "convolution": rules})
+    shapes = {"x": (2, 4, 8, 8), "y": (2, 4, 8, 8), "stride": (1, 1), "groups": 1, "element_bytes": 4}
+    narrow = ConvolutionCall("forward", weight=(4, 4, 1, 1), **shapes)
+    wide = ConvolutionCall("forward", weight=(4, 4, 3, 3), **shapes)
+    assert profile.workspace_bytes(narrow) == 4 * (2 * 2 * 4 * 64 + 16)
+    assert profile.workspace_bytes(wide) == 3 * 4 * (2 * 2 * 4 * 64 + 16 * 9)

@@ -1,37 +1,77 @@
 """Networks of other libraries, by name. No weights are downloaded; the library is imported when one is built."""
 
-from collections.abc import Mapping
-from importlib import import_module
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dataset_builder.errors import UserError
+from dataset_builder.families.libraries import import_library
 from dataset_builder.plan import InputTensor
 
+Network = Mapping[str, Any]
+Built = tuple[nn.Module, tuple[InputTensor, ...]]
 
-def build_external(family: str, network: Mapping[str, Any]) -> tuple[nn.Module, tuple[InputTensor, ...]]:
+
+def build_external(family: str, network: Network) -> Built:
     """The module on the meta device, and what it is fed."""
-    if family != "timm":
-        raise UserError(f"expected the family timm, found {family!r}: choose one that can be built")
-    return _build_timm(network["name"], network["num_classes"]), (InputTensor(tuple(network["input_shape"])),)
+    if family not in _BUILDERS:
+        raise UserError(f"expected a family of {sorted(_BUILDERS)}, found {family!r}: choose one that can be built")
+    subject, inputs = _BUILDERS[family](network)
+    return subject.train(), inputs
 
 
-def _build_timm(name: str, num_classes: int) -> nn.Module:
-    timm = _import_timm()
+def _without_data(make: Callable[[], nn.Module]) -> nn.Module:
     try:
         with torch.device("meta"):
-            subject: nn.Module = timm.create_model(name, pretrained=False, num_classes=num_classes)
+            return make()
     except (NotImplementedError, RuntimeError):
         # some constructors compute with values, which meta tensors do not have
-        subject = timm.create_model(name, pretrained=False, num_classes=num_classes).to("meta")
-    return subject.train()
+        return make().to("meta")
 
 
-def _import_timm() -> Any:
-    try:
-        return import_module("timm")
-    except ImportError as error:
-        mend = "pip install 'vramcast[timm]'"
-        raise UserError(f"expected the library timm for a network of its own, found none: {mend}") from error
+def _timm(network: Network) -> Built:
+    timm = import_library("timm")
+    create = timm.create_model
+    subject = _without_data(lambda: create(network["name"], pretrained=False, num_classes=network["num_classes"]))
+    return subject, (InputTensor(tuple(network["input_shape"])),)
+
+
+def _torchvision(network: Network) -> Built:
+    """Classifiers; `arguments` are those of their constructor."""
+    get = import_library("torchvision").models.get_model
+    arguments = {"weights": None, "num_classes": network["num_classes"], **network.get("arguments", {})}
+    return _without_data(lambda: get(network["name"], **arguments)), (InputTensor(tuple(network["input_shape"])),)
+
+
+def _hugging_face(network: Network) -> Built:
+    """A class of transformers with the settings of its configuration; fed tokens, a mask and labels."""
+    transformers = import_library("transformers")
+    architecture = getattr(transformers, network["architecture"])
+    config = architecture.config_class(**network.get("config", {}))
+    tokens, vocabulary = (int(network["sequence"]),), int(config.vocab_size)
+    classes = "SequenceClassification" in network["architecture"]
+    labels = InputTensor((), int(config.num_labels)) if classes else InputTensor(tokens, vocabulary)
+    inputs = {"input_ids": InputTensor(tokens, vocabulary), "attention_mask": InputTensor(tokens, 2), "labels": labels}
+    return ByKeyword(_without_data(lambda: architecture(config)), list(inputs)), tuple(inputs.values())
+
+
+class ByKeyword(nn.Module):
+    """A module whose inputs have names; its answer keeps its own loss."""
+
+    def __init__(self, subject: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.subject = subject
+        self.names = names
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """Name the inputs."""
+        return self.subject(**dict(zip(self.names, inputs, strict=True)))
+
+
+_BUILDERS: Mapping[str, Callable[[Network], Built]] = {
+    "timm": _timm,
+    "torchvision": _torchvision,
+    "hf": _hugging_face,
+}

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dataset_builder.schema import Rejection, Row, Status
+from dataset_builder.schema import MIB, Rejection, Row, Status
 
-MIB = 2**20
 _REASONS_SHOWN = 12
 _BUCKETS_SHOWN = 20
 

@@ -12,10 +12,10 @@ from dataset_builder.errors import UserError, check_count, check_probability
 from dataset_builder.measure.virtual.sizes import (
     LARGE_SEGMENT_BYTES,
     MAX_NON_SPLIT_ROUNDING_BYTES,
-    MIB,
     MIN_LARGE_BYTES,
     ROUNDUP_INTERVALS,
 )
+from dataset_builder.schema import MIB
 
 _PAIR = re.compile(r"([^\[\]:,]+):(\[[^\[\]]*\]|[^\[\]:,]+)(?:,|$)")
 

@@ -12,9 +12,8 @@ from dataset_builder.measure.virtual.allocator import AllocatorOptions, CachingA
 from dataset_builder.measure.virtual.profile import DeviceProfile
 from dataset_builder.measure.virtual.replay import FREE, Event, Replay, replay
 from dataset_builder.measure.virtual.session import trace_training
-from dataset_builder.measure.virtual.sizes import MIB
 from dataset_builder.measure.virtual.trace import ConvolutionCall, Trace, Use, call_of
-from dataset_builder.schema import Measurement, Spec, StaticEstimate, Status
+from dataset_builder.schema import MIB, Measurement, Spec, StaticEstimate, Status
 from dataset_builder.subject import build_subject
 from dataset_builder.training import DTYPES, random_inputs
 
@@ -68,7 +67,7 @@ def trace_spec(spec: Spec, compute_capability: float = 8.0) -> Trace:
 
 def simulate(trace: Trace, profile: DeviceProfile, options: AllocatorOptions) -> Measurement:
     """What a trace takes on a device."""
-    convolutions = any(isinstance(call, ConvolutionCall) for call in trace.calls)
+    convolutions = has_convolutions(trace)
     capacity_bytes = profile.capacity_bytes(convolutions)
     allocator = CachingAllocator(capacity_bytes, options, total_bytes=profile.total_mib * MIB)
     lowered = lower(trace, profile)
@@ -82,7 +81,13 @@ def simulate(trace: Trace, profile: DeviceProfile, options: AllocatorOptions) ->
         device_used_bytes=found.peak_reserved_bytes + overhead_bytes,
         breakdown={**breakdown(trace, lowered, found), "context": overhead_bytes},
         evidence=found.oom_message,
+        notes=(*sorted(trace.approximations), *profile.notes),
     )
+
+
+def has_convolutions(trace: Trace) -> bool:
+    """Whether cuDNN is loaded."""
+    return any(isinstance(call, ConvolutionCall) for call in trace.calls)
 
 
 @dataclass(frozen=True)

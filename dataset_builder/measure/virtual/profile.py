@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dataset_builder.errors import UserError
-from dataset_builder.measure.virtual.sizes import MIB
 from dataset_builder.measure.virtual.trace import Call, ConvolutionCall
-from dataset_builder.schema import from_mapping
+from dataset_builder.schema import MIB, from_mapping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +23,8 @@ class ConvolutionWorkspace:
     max_channels: int | None = None
     min_channels: int | None = None
     max_size: int | None = None
+    pointwise: bool | None = None
+    """True for kernels of one place only, which are plain matrix products."""
     grouped: bool | None = None
     """True for convolutions in groups only; depthwise ones run in torch's own kernel, without cuDNN."""
     weight_copies: float | None = None
@@ -37,6 +38,7 @@ class ConvolutionWorkspace:
             and (self.max_channels is None or channels <= self.max_channels)
             and (self.min_channels is None or channels >= self.min_channels)
             and (self.max_size is None or call.x[-1] <= self.max_size)
+            and (self.pointwise is None or (max(call.weight[2:]) == 1) == self.pointwise)
             and (self.grouped is None or (call.groups > 1) == self.grouped)
         )
 
@@ -64,6 +66,13 @@ class DeviceProfile:
     convolution: tuple[ConvolutionWorkspace, ...] = field(default=())
     calibrated_on: str | None = None
     """The measurements that the constants were fitted to, None where they come from data sheets and other cards."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What every answer with this profile has to say."""
+        if self.calibrated_on is not None:
+            return ()
+        return (f"the device profile {self.name} is not calibrated on measurements",)
 
     def overhead_bytes(self, convolutions: bool) -> int:
         """What is used before the allocator takes anything."""

@@ -48,7 +48,7 @@ def _forward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     x, _, _, _, hx, cx, mode, hidden, projected, layers, batch_first, _, train, bidirectional = args[:14]
     if not x.is_meta:
         return NotImplemented
-    tracer.trace.approximations.add("_cudnn_rnn")
+    tracer.trace.approximations.add("the reserve of cuDNN's recurrent layers is estimated")
     directions = 2 if bidirectional else 1
     batch, steps = (x.shape[0], x.shape[1]) if batch_first else (x.shape[1], x.shape[0])
     size = (projected or hidden) * directions

@@ -3,7 +3,7 @@
 Sources are those of PyTorch 2.11; constants without a file are in c10/core/AllocatorConfig.h, 16-24.
 """
 
-MIB = 1 << 20
+from dataset_builder.schema import MIB
 
 MIN_BLOCK_BYTES = 512  # kMinBlockSize: all sizes are rounded to at least this
 SMALL_SIZE_BYTES = 1 * MIB  # kSmallSize: the largest request that the small pool serves

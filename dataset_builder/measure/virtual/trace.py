@@ -62,7 +62,7 @@ class Trace:
     """What block i holds."""
     calls: list[Call] = field(default_factory=list)
     approximations: set[str] = field(default_factory=set)
-    """Operators whose CUDA temporaries are not modelled."""
+    """Where the trace had to assume something, a phrase each."""
 
 
 def call_of(size: int) -> int | None:
@@ -117,6 +117,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         rule = SHAPES.get(func)
         out = rule(*args, **kwargs) if rule is not None else NotImplemented
         if out is NotImplemented:
+            out = self._assume(func, args)
+        if out is NotImplemented:
             out = _on_meta(func, args, kwargs)
         if isinstance(out, Tensor):
             self.see(out)
@@ -125,6 +127,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(item, Tensor):
                     self.see(item)
         return out
+
+    def _assume(self, func: Any, args: tuple[Any, ...]) -> Any:
+        """Code that asks whether a number is bad, or a mask all set, is mostly told no; a number has no guess."""
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta and args[0].dtype == torch.bool:
+            self.trace.approximations.add("a truth value was read from a tensor and taken as False")
+            return False
+        return NotImplemented
 
     def see(self, tensor: Tensor) -> Tensor:
         """Note the birth of a tensor's storage, unless it is known or lives on the host."""

@@ -1,0 +1,42 @@
+"""Memory over the course of a traced training run, by what it holds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset_builder.measure.virtual.allocator import AllocatorOptions, CachingAllocator
+from dataset_builder.measure.virtual.backend import has_convolutions, lower
+from dataset_builder.measure.virtual.profile import DeviceProfile
+from dataset_builder.measure.virtual.replay import FREE, replay
+from dataset_builder.measure.virtual.trace import Trace, Use
+from dataset_builder.schema import MIB
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One point for each event, up to the one that did not fit."""
+
+    requested_bytes: Mapping[str, NDArray[np.int64]]
+    """By use."""
+    reserved_bytes: NDArray[np.int64]
+    context_bytes: int
+    """What the device holds beside: it stays the same."""
+
+
+def timeline_of(trace: Trace, profile: DeviceProfile, options: AllocatorOptions | None = None) -> Timeline:
+    """Replay a trace on a device, point by point."""
+    convolutions = has_convolutions(trace)
+    capacity_bytes = profile.capacity_bytes(convolutions)
+    allocator = CachingAllocator(capacity_bytes, options or AllocatorOptions(), total_bytes=profile.total_mib * MIB)
+    lowered = lower(trace, profile)
+    found = replay(lowered.events, allocator, optional=lowered.workspaces, timeline=True)
+    reserved = np.asarray(found.reserved_timeline, dtype=np.int64)
+    changes = np.zeros((len(Use), len(reserved)), dtype=np.int64)
+    sizes: dict[int, int] = {}
+    for point, (block, size) in enumerate(lowered.events[: len(reserved)]):
+        change = -sizes.pop(block) if size == FREE else sizes.setdefault(block, size)
+        changes[trace.uses[block], point] = change
+    totals = changes.cumsum(axis=1)
+    return Timeline({use.name.lower(): totals[use] for use in Use}, reserved, profile.overhead_bytes(convolutions))

@@ -1,0 +1,37 @@
+"""What a public table is: its columns, what a line means, and the stacks that it was measured on."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from dataset_builder.schema import MIB, Measurement, Spec, Status
+
+Record = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Label:
+    """A column of measurements, and the stack that they were made on."""
+
+    profile: str
+    year: str
+    measurement: Callable[[Record, Spec], Measurement | None]
+    """None where a line has no figure."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One shape of public table."""
+
+    name: str
+    columns: frozenset[str]
+    spec: Callable[[Record], Spec | None]
+    """None for a line that is no job of one GPU."""
+    labels: tuple[Label, ...]
+    citation: str
+
+
+def measured(
+    record: Record, status: Status, evidence: str | None = None, column: str = "Max GPU Memory (MiB)"
+) -> Measurement:
+    """The figure in a column, which was read off nvidia-smi."""
+    return Measurement(status=status, device_used_bytes=int(float(record[column])) * MIB, evidence=evidence)

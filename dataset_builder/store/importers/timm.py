@@ -1,0 +1,34 @@
+"""The table of timm networks that stands beside GPUMemNet's study of FakeTensor."""
+
+import ast
+
+from dataset_builder.schema import Measurement, Spec, Status, TrainingSetup
+from dataset_builder.store.importers.gpumemnet import CITATION
+from dataset_builder.store.importers.layout import Label, Layout, Record, measured
+
+_TIMM_CLASSES = {
+    "usable": (Status.OK, None),
+    "near_capacity": (Status.CENSORED, "the peak is within 1 GB of the card"),
+    "probable_OOM_or_crash": (Status.CRASHED, "the peak is too low for the network: out of memory or crashed"),
+    "crash_label_mismatch(num_classes<1000)": (Status.CRASHED, "fewer classes than labels: the first loss raises"),
+}
+
+
+def _spec(record: Record) -> Spec:
+    network = {
+        "name": record["model"],
+        "input_shape": ast.literal_eval(record["timm_default_input"]),
+        "num_classes": int(record["num_classes"]),
+    }
+    # timm's train script: its optimizer, and its loader, which puts the next batch on the card while one is trained on
+    training = TrainingSetup(batch_size=int(record["batch_size"]), optimizer="SGD(momentum=0.9)", prefetched_batches=1)
+    return Spec("timm", network, training)
+
+
+def _measurement(record: Record, spec: Spec) -> Measurement:
+    status, evidence = _TIMM_CLASSES[record["row_class"]]
+    return measured(record, status, evidence, "max_gpu_mem_mib")
+
+
+_COLUMNS = frozenset({"model", "batch_size", "max_gpu_mem_mib", "num_classes", "timm_default_input", "row_class"})
+LAYOUT = Layout("timm", _COLUMNS, _spec, (Label("a100_40gb_timm_2024", "2024", _measurement),), CITATION)
