@@ -6,7 +6,7 @@ from typing import Any
 
 from dataset_builder.errors import UserError
 from dataset_builder.measure.virtual.trace import Call, ConvolutionCall
-from dataset_builder.schema import MIB, from_mapping
+from dataset_builder.schema import MIB, from_mapping, without_defaults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,12 @@ class ConvolutionWorkspace:
     """True for convolutions in groups only; depthwise ones run in torch's own kernel, without cuDNN."""
     weight_copies: float | None = None
     """Of the weight, where they differ from those of input and output."""
+
+    @property
+    def label(self) -> str:
+        """The rule in a few words, without its figures."""
+        conditions = {key: value for key, value in without_defaults(self).items() if "copies" not in key}
+        return ", ".join(f"{key} {value}" for key, value in conditions.items()) or "all others"
 
     def fits(self, call: ConvolutionCall) -> bool:
         """Whether the rule speaks of this call."""
