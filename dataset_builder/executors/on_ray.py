@@ -136,10 +136,10 @@ def _connect(address: str | None, runtime_env: dict[str, Any]) -> None:
                 logging_level=logging.ERROR,
                 **({} if address else fresh),
             )
-    except (OSError, RuntimeError, ValueError, TypeError) as error:
+    except (OSError, RuntimeError, ValueError, TypeError, failures.RayError) as error:
         raise UserError(
             f"expected a Ray cluster at executor.address={address or 'null'}, found {describe(error)}: "
-            "start one with ray start --head, or leave the address out"
+            "start one with ray start --head, set its RAY_AUTH_TOKEN here too, or leave the address out"
         ) from error
 
 
