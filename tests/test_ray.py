@@ -210,10 +210,10 @@ class TestDriver:
         driver = self.start(out, *arguments)
         before = ids_in(out)
         try:
-            assert wait_until(lambda: len(ids_in(out)) > len(before) + 20, 60)
+            assert wait_until(lambda: len(ids_in(out)) > len(before) + 20, 120)
         finally:
             stop(driver)
-            driver.communicate(timeout=60)
+            driver.communicate(timeout=180)
         return set(ids_in(out))
 
     def test_the_same_command_goes_on_after_an_interrupt_and_a_kill(self, ray_cluster: Any, tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ class TestDriver:
         assert first < second
         assert len(second) < 300
         driver = self.start(tmp_path, *arguments)
-        said, errors = driver.communicate(timeout=60)
+        said, errors = driver.communicate(timeout=180)
         assert driver.returncode == 0, errors
         assert said.startswith(f"300 rows ({len(second)} from before)")
         found = ids_in(tmp_path)
