@@ -22,7 +22,7 @@ usage: vramcast build [KEY=VALUE ...]        build rows, or go on with a build
   sampler=combined|orthogonal|uniform|tbem
   backend=static    what measures a row
   n=100  seed=0  out=rows/NAME
-  executor=local|serial  executor.workers=2  executor.timeout_seconds=600
+  executor=local|serial|ray  executor.workers=2  executor.timeout_seconds=600
 
 The same command resumes a build that was stopped. Ctrl-C is safe at any time.
 """

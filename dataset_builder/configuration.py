@@ -25,6 +25,11 @@ from dataset_builder.space import parse_space
 CONF = Path(__file__).resolve().parent.parent / "conf"
 _OUTSIDE_THE_HEADER = ("executor", "out", "family")
 """What may differ when a build is resumed, since it changes no row (the family is the space's)."""
+_EXECUTOR_SETTINGS = {
+    "local": {"workers", "timeout_seconds"},
+    "ray": {"address", "cpus", "gpus", "retries", "timeout_seconds", "in_flight", "wait_seconds", "runtime_env"},
+    "serial": set[str](),
+}
 _SEEDS = 2**32
 """How many numpy's RandomState tells apart."""
 
@@ -152,15 +157,26 @@ def make_executor(config: DictConfig) -> Executor:
     """Where the build runs."""
     settings: dict[str, Any] = OmegaConf.to_container(config.executor)  # type: ignore[assignment]
     name = settings.pop("name")
-    check_choice("executor", name, ("local", "serial"))
-    known = {"workers", "timeout_seconds"} if name == "local" else set()
+    check_choice("executor", name, _EXECUTOR_SETTINGS)
+    known = _EXECUTOR_SETTINGS[name]
     if settings.keys() - known:
         raise UserError(
             f"expected only {sorted(known)} in executor={name}, found {sorted(settings)}: remove the others"
         )
     if name == "serial":
         return SerialExecutor()
+    if name == "ray":
+        return _ray_executor(settings, config.backend.name)
     if settings.get("workers") is None:
         settings["workers"] = len(os.sched_getaffinity(0))
     check_count("executor.workers", settings["workers"])
     return LocalExecutor(**settings)
+
+
+def _ray_executor(settings: dict[str, Any], backend: str) -> Executor:
+    """Ray is imported only where it is asked for: it takes a second, and is an extra."""
+    from dataset_builder.executors.on_ray import RayExecutor  # noqa: PLC0415
+
+    if settings.get("gpus") is None:
+        settings["gpus"] = int(backend == "cuda")
+    return RayExecutor(**settings)

@@ -2,8 +2,12 @@
 
 import csv
 import os
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -52,3 +56,44 @@ def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests of what is in the file, not of when it is on the disk."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     monkeypatch.setattr(os, "fdatasync", lambda fd: None)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[Any]:
+    """A Ray cluster with one CPU slot, to which this process is connected; tests may add nodes."""
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'vramcast[ray]'")
+    from ray.cluster_utils import Cluster
+
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # its sockets need a short path
+    # A dead node refuses to answer, which is to be noticed soon; a slow one is given time.
+    health = {"health_check_period_ms": 300, "health_check_failure_threshold": 3, "health_check_timeout_ms": 20_000}
+    head = {"include_dashboard": False, "temp_dir": folder, "_system_config": health}
+    cluster = Cluster()
+    try:
+        with environment_of_nodes():
+            cluster.add_node(num_cpus=1, object_store_memory=80 << 20, **head)
+        ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def second_node(ray_cluster: Any) -> Iterator[Any]:
+    """Another node, with a CPU slot and a card that is none; tests may kill it."""
+    with environment_of_nodes():
+        node = ray_cluster.add_node(num_cpus=1, num_gpus=1, object_store_memory=80 << 20)
+    yield node
+    if node in ray_cluster.worker_nodes:
+        ray_cluster.remove_node(node, allow_graceful=False)
+
+
+@contextmanager
+def environment_of_nodes() -> Iterator[None]:
+    """What the tasks on a node inherit."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "support"))
+        yield

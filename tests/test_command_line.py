@@ -142,6 +142,14 @@ def test_workers_that_cannot_work_are_a_sentence(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.strip().splitlines()[-1].startswith("vramcast build: expected workers")
 
 
+def test_an_extra_that_is_not_installed_is_a_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.delitem(sys.modules, "dataset_builder.executors.on_ray", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["executor=ray", f"out={tmp_path}"]) == 2
+    error = "expected Ray for executor=ray, found none: pip install 'vramcast[ray]'"
+    assert capsys.readouterr().err == f"vramcast build: {error}\n"
+
+
 def test_an_error_of_the_system_is_a_sentence(monkeypatch, capsys):
     def fail(*_):
         raise PermissionError(13, "Permission denied", "rows")

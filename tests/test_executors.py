@@ -108,6 +108,16 @@ class TestSerialExecutor(ExecutorContract):
         return SerialExecutor()
 
 
+@pytest.mark.usefixtures("ray_cluster")
+class TestRayExecutor(ExecutorContract):
+    most_in_flight = 2 + 2  # under way, and finished while they were waited for
+
+    def executor(self) -> Executor:
+        from dataset_builder.executors.on_ray import RayExecutor
+
+        return RayExecutor(timeout_seconds=30)
+
+
 class TestLocalExecutor(ExecutorContract):
     most_in_flight = 2 * (64 + 32)
 

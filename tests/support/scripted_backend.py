@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -34,6 +35,9 @@ class Scripted(Backend):
     def threads(self):
         return {"threads": int(os.environ["OMP_NUM_THREADS"])}
 
+    def card(self):
+        return {"card": int(os.environ["CUDA_VISIBLE_DEVICES"]), "pid": os.getpid()}
+
     def sleep(self, seconds):
         time.sleep(seconds)
 
@@ -42,6 +46,17 @@ class Scripted(Backend):
         Path(mine).touch()
         while not Path(other).exists():
             time.sleep(0.01)
+
+    def pass_gate(self, log, gate):
+        """Writes down that it is at work, and goes on when the gate is there."""
+        with Path(log).open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        while not Path(gate).exists():
+            time.sleep(0.01)
+
+    def kill_host(self):
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
 
     def fail(self, message):
         raise RuntimeError(message)

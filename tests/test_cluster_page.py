@@ -1,0 +1,49 @@
+"""What docs/cluster.md shows can be read by what it is for, and its keys are those of the executor."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import yaml
+
+from dataset_builder.configuration import CONF, compose_build
+
+PAGE = (Path(__file__).parents[1] / "docs" / "cluster.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def test_the_script_is_a_script():
+    (script,) = blocks("bash")
+    result = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_the_manifest_is_a_ray_cluster():
+    (manifest,) = blocks("yaml")
+    cluster = yaml.safe_load(manifest)
+    assert (cluster["kind"], cluster["apiVersion"]) == ("RayCluster", "ray.io/v1")
+    head = cluster["spec"]["headGroupSpec"]["template"]["spec"]
+    assert (
+        {mount["name"] for mount in head["containers"][0]["volumeMounts"]}
+        == {"rows"}
+        == {volume["name"] for volume in head["volumes"]}
+    )
+
+
+def test_the_keys_are_those_of_the_executor():
+    told = dict(re.findall(r"^\| `executor\.(\w+)` \| (\S+) \|", PAGE, re.MULTILINE))
+    settings = yaml.safe_load((CONF / "executor" / "ray.yaml").read_text())
+    assert settings.pop("name") == "ray"
+    assert told == {key: "null" if value is None else str(value) for key, value in settings.items()}
+
+
+def test_the_commands_compose():
+    commands = re.findall(r"^ *vramcast build (.*?)(?: &)?$", PAGE, re.MULTILINE)
+    assert len(commands) == 4
+    for command in commands:
+        words = [word for word in shlex.split(command) if word != "..." and not word.startswith("backend=cuda")]
+        assert compose_build([*words, "executor=ray"]).executor.address

@@ -1,0 +1,268 @@
+"""Tasks on a Ray cluster, whose nodes and workers die: no spec is lost, none has two outcomes, no process is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_backend import DiesOnLoad, Scripted, alive, index_of, plain, spec, wait_until
+
+from dataset_builder.configuration import compose_build, make_build, make_executor, settings_of
+from dataset_builder.errors import UserError
+from dataset_builder.executors import SerialExecutor, WorkerError
+from dataset_builder.pipeline import Build, run
+from dataset_builder.schema import Status
+from dataset_builder.store import iter_records, read_journal
+
+pytest.importorskip("ray", reason="needs Ray: pip install 'vramcast[ray]'")
+from dataset_builder.executors import on_ray
+from dataset_builder.executors.on_ray import RayExecutor
+
+
+@pytest.fixture
+def backend() -> Scripted:
+    return Scripted()
+
+
+def static_build(out: Path, n: int) -> Build:
+    words = ["family=mlp", f"n={n}", "backend=static"]
+    return make_build(settings_of(compose_build(words), words), out)
+
+
+class TestLostNodes:
+    def test_a_spec_on_a_node_that_dies_is_measured_on_another(
+        self, backend: Any, ray_cluster: Any, second_node: Any, tmp_path: Path
+    ) -> None:
+        log, gate = tmp_path / "log", tmp_path / "gate"
+        specs = [spec(index, "pass_gate", str(log), str(gate)) for index in range(2)]
+        before: list[str] = []
+
+        def lose_a_node() -> None:
+            assert wait_until(lambda: log.exists() and len(log.read_text().split()) == 2, 30)
+            before.extend(log.read_text().split())
+            lose(ray_cluster, second_node)
+            gate.touch()
+
+        thread = threading.Thread(target=lose_a_node)
+        thread.start()
+        outcomes = list(RayExecutor(retries=0).run(backend, specs))
+        thread.join()
+        assert sorted(index_of(item) for item, _ in outcomes) == [0, 1]
+        assert {outcome.measurement.status for _, outcome in outcomes} == {Status.OK}
+        assert len(before) == 2
+        assert len(log.read_text().split()) == 3  # two at work at the same time, and one of them once more
+
+    def test_a_build_has_every_row_once(self, ray_cluster: Any, second_node: Any, tmp_path: Path) -> None:
+        rows = count(1)
+
+        def on_row(_: object) -> None:
+            if next(rows) == 40:
+                lose(ray_cluster, second_node)
+
+        run(static_build(tmp_path / "ray", 150), RayExecutor(), on_row, lambda _: None)
+        run(static_build(tmp_path / "serial", 150), SerialExecutor(), lambda _: None, lambda _: None)
+        found = [row.spec.id for row in read_journal(tmp_path / "ray").rows]
+        assert len(found) == 150
+        assert sorted(found) == sorted(row.spec.id for row in read_journal(tmp_path / "serial").rows)
+
+    def test_room_follows_the_nodes(self, ray_cluster: Any, request: pytest.FixtureRequest) -> None:
+        executor = RayExecutor()
+        assert wait_until(lambda: executor.slots() == 1, 30)  # nodes of other tests may not be known to be gone
+        node = request.getfixturevalue("second_node")
+        assert executor.slots() == 2
+        assert [RayExecutor(gpus=1).slots(), RayExecutor(cpus=0.5).slots(), RayExecutor(cpus=2).slots()] == [1, 4, 0]
+        ray_cluster.remove_node(node)
+        assert wait_until(lambda: executor.slots() == 1, 30)
+
+    def test_a_spec_that_takes_every_node_down_is_a_crash(self) -> None:
+        task = on_ray._Task(spec(0))
+        outcomes = [task.lose_node("NodeDiedError: gone") for _ in range(10)]
+        assert outcomes[:-1] == [None] * 9
+        assert outcomes[-1]
+        assert outcomes[-1].measurement.status is Status.CRASHED
+        assert outcomes[-1].measurement.evidence == "10 attempts, at last: NodeDiedError: gone"
+
+
+@pytest.mark.usefixtures("ray_cluster")
+class TestDeathsOfWorkers:
+    @pytest.mark.parametrize(
+        ("do", "evidence"),
+        [
+            (("end", 7, "cannot go on"), "2 attempts, at last: worker ended with exit code 7: cannot go on"),
+            (("kill", signal.SIGSEGV), "2 attempts, at last: worker killed by SIGSEGV"),
+            (("kill_host",), "2 attempts, at last: WorkerCrashedError: The worker died unexpectedly"),
+        ],
+    )
+    def test_a_spec_that_dies_again_and_again_is_a_crash(self, backend: Any, do: Any, evidence: str) -> None:
+        specs = [spec(0), spec(1, *do), spec(2)]
+        outcomes = {index_of(item): outcome for item, outcome in RayExecutor(retries=1).run(backend, specs)}
+        assert [outcomes[index].measurement.status for index in range(3)] == ["ok", "crashed", "ok"]
+        assert (outcomes[1].measurement.evidence or "").startswith(evidence)
+
+    def test_a_death_that_is_not_the_spec_s_fault_costs_an_attempt(self, backend: Any, tmp_path: Path) -> None:
+        log, gate = tmp_path / "log", tmp_path / "gate"
+
+        def kill_the_worker() -> None:
+            assert wait_until(lambda: log.exists() and log.read_text().endswith("\n"), 30)
+            os.kill(int(log.read_text()), signal.SIGKILL)
+            gate.touch()
+
+        thread = threading.Thread(target=kill_the_worker)
+        thread.start()
+        ((_, outcome),) = RayExecutor(retries=1).run(backend, [spec(0, "pass_gate", str(log), str(gate))])
+        thread.join()
+        assert outcome.measurement.status is Status.OK
+        assert len(log.read_text().split()) == 2
+
+    def test_death_on_every_spec_ends_the_run(self, backend: Any) -> None:
+        with pytest.raises(WorkerError, match=r"10 specs in a row whose workers died .*exit code 4: bad card"):
+            list(RayExecutor(retries=0).run(backend, (spec(index, "end", 4, "bad card") for index in count())))
+
+    def test_a_backend_that_kills_its_process_ends_the_run(self) -> None:
+        with pytest.raises(WorkerError, match=r"died while they started .*exit code 3: no such library"):
+            list(RayExecutor().run(DiesOnLoad(), map(spec, count())))
+
+    def test_a_hanging_spec_is_ended_with_its_children(self, backend: Any, tmp_path: Path) -> None:
+        file = tmp_path / "pids"
+        specs = [spec(0), spec(1, "hang", str(file)), spec(2)]
+        outcomes = {index_of(item): outcome for item, outcome in RayExecutor(timeout_seconds=1).run(backend, specs)}
+        assert [outcomes[index].measurement.status for index in range(3)] == ["ok", "timeout", "ok"]
+        assert outcomes[1].measurement.evidence == "no result after 1 s"
+        assert wait_until(lambda: not any(alive(int(pid)) for pid in file.read_text().split()), 2)
+
+    def test_closing_ends_what_is_under_way(self, backend: Any, tmp_path: Path) -> None:
+        file = tmp_path / "pids"
+        outcomes = RayExecutor().run(backend, [spec(0), spec(1, "hang", str(file)), *plain(3)])
+        next(outcomes)
+        assert wait_until(file.exists, 30)
+        outcomes.close()
+        assert wait_until(lambda: not any(alive(int(pid)) for pid in file.read_text().split()), 10)
+
+
+class TestCards:
+    def test_a_card_has_one_spec_at_a_time_in_a_process_of_its_own(self, backend: Any, second_node: Any) -> None:
+        found = [outcome.measurement for _, outcome in RayExecutor(gpus=1).run(backend, [spec(0, "card")] * 3)]
+        assert [measured.breakdown["card"] for measured in found] == [0, 0, 0]
+        pids = {measured.breakdown["pid"] for measured in found}
+        assert len(pids) == 3  # the context of one would be in the figures of the next
+        assert not any(map(alive, pids))
+
+    def test_a_cluster_without_room_is_a_sentence(self, backend: Any, ray_cluster: Any) -> None:
+        with pytest.raises(UserError, match="expected a node with 1 CPU and 4 GPU"):
+            list(RayExecutor(gpus=4).run(backend, plain(1)))
+
+    def test_a_card_for_a_row_is_the_default_of_real_cards_alone(self) -> None:
+        config = compose_build(["executor=ray", "backend=virtual"])
+        assert make_executor(config).gpus == 0  # type: ignore[attr-defined]
+        config.backend.name = "cuda"
+        assert make_executor(config).gpus == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"address": ""},
+        {"address": 6379},
+        {"cpus": 0},
+        {"cpus": float("nan")},
+        {"gpus": 0.5},
+        {"retries": -1},
+        {"timeout_seconds": 0},
+        {"in_flight": 0},
+        {"wait_seconds": "long"},
+        {"runtime_env": "pip"},
+    ],
+)
+def test_bad_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        RayExecutor(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("address", "found"), [("127.0.0.1:1", "ConnectionRefusedError"), ("nonsense", "Invalid address format")]
+)
+def test_an_address_without_a_cluster_is_a_sentence(address: str, found: str, ray_cluster: Any) -> None:
+    with pytest.raises(UserError, match=f"expected a Ray cluster at executor.address={address}, found .*{found}"):
+        on_ray._connect(address, {})
+
+
+class TestDriver:
+    """`vramcast build` as a process of its own."""
+
+    def start(self, out: Path, n: int, *words: str) -> "subprocess.Popen[str]":
+        build = ["family=mlp", f"n={n}", "backend=static", "executor=ray", f"out={out}", *words]
+        return subprocess.Popen(
+            [sys.executable, "-m", "dataset_builder", *build],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def stopped_by(self, stop: Callable[["subprocess.Popen[str]"], None], out: Path, *arguments: Any) -> set[str]:
+        """The rows of a build that was stopped in the middle."""
+        driver = self.start(out, *arguments)
+        before = ids_in(out)
+        try:
+            assert wait_until(lambda: len(ids_in(out)) > len(before) + 20, 120)
+        finally:
+            stop(driver)
+            driver.communicate(timeout=180)
+        return set(ids_in(out))
+
+    def test_the_same_command_goes_on_after_an_interrupt_and_a_kill(self, ray_cluster: Any, tmp_path: Path) -> None:
+        arguments = (300, f"executor.address={ray_cluster.address}")
+        first = self.stopped_by(lambda driver: os.killpg(driver.pid, signal.SIGINT), tmp_path, *arguments)
+        second = self.stopped_by(lambda driver: os.killpg(driver.pid, signal.SIGKILL), tmp_path, *arguments)
+        assert first < second
+        assert len(second) < 300
+        driver = self.start(tmp_path, *arguments)
+        said, errors = driver.communicate(timeout=180)
+        assert driver.returncode == 0, errors
+        assert said.startswith(f"300 rows ({len(second)} from before)")
+        found = ids_in(tmp_path)
+        assert len(found) == len(set(found)) == 300
+        assert second < set(found)
+
+    def test_a_cluster_started_for_a_build_ends_with_it(self, tmp_path: Path) -> None:
+        members: dict[int, str] = {}
+
+        def kill(driver: "subprocess.Popen[str]") -> None:
+            members.update({pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in descendants(driver.pid)})
+            driver.kill()
+
+        self.stopped_by(kill, tmp_path, 2000)
+        agents = {pid for pid, command in members.items() if command.startswith("ray::") and "Agent" in command}
+        ours = {pid for pid, command in members.items() if "spawn_main" in command}
+        assert ours
+        try:
+            assert wait_until(lambda: not any(map(alive, members.keys() - agents)), 20)
+        finally:
+            for pid in filter(alive, members):  # Ray's agents look for their dead raylet for another minute
+                os.kill(pid, signal.SIGKILL)
+
+
+def ids_in(out: Path) -> list[str]:
+    if not (out / "journal.jsonl").exists():
+        return []
+    return [record.spec.id for record in iter_records(out, lambda _: None) if hasattr(record, "measurement")]
+
+
+def descendants(pid: int) -> set[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    children = {int(child) for task in tasks for child in task.read_text().split()}
+    return children.union(*map(descendants, children))
+
+
+def lose(cluster: Any, node: Any) -> None:
+    """Kill all processes of a node: without its raylet alone, its workers would go on for a while."""
+    raylet = node.all_processes["raylet"][0].process.pid
+    for pid in [raylet, *descendants(raylet)]:
+        os.kill(pid, signal.SIGKILL)
+    cluster.remove_node(node, allow_graceful=False)
