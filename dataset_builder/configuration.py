@@ -4,6 +4,7 @@ import difflib
 import os
 import re
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from dataset_builder.errors import UserError, check_choice, check_count
+from dataset_builder.errors import UserError, check_choice, check_count, check_flag
 from dataset_builder.executors import Executor, LocalExecutor, SerialExecutor
 from dataset_builder.measure import Backend
 from dataset_builder.measure.static import StaticBackend
 from dataset_builder.pipeline import Build
 from dataset_builder.samplers import make_sampler
-from dataset_builder.schema import canonical_json
+from dataset_builder.schema import canonical_json, from_mapping
 from dataset_builder.space import parse_space
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -95,8 +96,9 @@ def settings_of(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     if isinstance(settings["space"].get("factors"), dict):
         # as pairs: the order of the factors is the order of the draws, and a JSON object has none
         settings["space"]["factors"] = [list(pair) for pair in settings["space"]["factors"].items()]
-    if settings["backend"].get("name") == "static":
-        del settings["device"]  # shapes are the same on every card
+    backend = settings["backend"]
+    if backend["name"] == "static" or (backend["name"] == "cuda" and not backend.get("verify_cap")):
+        del settings["device"]  # shapes are the same on every card, and a card needs no profile
     return {key: value for key, value in settings.items() if key not in _OUTSIDE_THE_HEADER}
 
 
@@ -125,21 +127,34 @@ def make_build(settings: Mapping[str, Any], out: Path) -> Build:
 
 
 def make_backend(settings: Mapping[str, Any]) -> Backend:
-    """What measures the rows; the virtual GPU is imported only where it is asked for, since it needs torch."""
+    """What measures the rows; each is imported only where it is asked for, since it needs torch or a driver."""
     chosen = dict(settings["backend"])
     name = chosen.pop("name", None)
-    check_choice("backend", name, ("static", "virtual"))
+    check_choice("backend", name, ("static", "virtual", "cuda"))
+    if name == "cuda":
+        return _make_cuda(chosen, settings)
     unknown = sorted(chosen.keys() - ({"allocator"} if name == "virtual" else set()))
     if unknown:
         raise UserError(f"expected no such settings of the backend {name}, found {unknown}: remove them")
-    if name == "static":
-        return StaticBackend()
+    return StaticBackend() if name == "static" else make_virtual(settings["device"], chosen.get("allocator"))
+
+
+def make_virtual(profile: Mapping[str, Any], allocator: str | None = None) -> Backend:
+    """The virtual GPU with the settings of a device profile."""
     from dataset_builder.measure.virtual.allocator import AllocatorOptions  # noqa: PLC0415
     from dataset_builder.measure.virtual.backend import VirtualBackend  # noqa: PLC0415
     from dataset_builder.measure.virtual.profile import parse_profile  # noqa: PLC0415
 
-    options = AllocatorOptions.parse(chosen.get("allocator") or "")
-    return VirtualBackend(parse_profile(settings["device"]), options)
+    return VirtualBackend(parse_profile(profile), AllocatorOptions.parse(allocator or ""))
+
+
+def _make_cuda(chosen: dict[str, Any], settings: Mapping[str, Any]) -> Backend:
+    from dataset_builder.measure.cuda.backend import CudaBackend, CudaSettings  # noqa: PLC0415
+
+    verify_cap = chosen.pop("verify_cap", False)
+    check_flag("backend.verify_cap", verify_cap)
+    found = from_mapping(CudaSettings, chosen, "the settings of the backend cuda")
+    return CudaBackend(found, make_virtual(settings["device"], found.allocator) if verify_cap else None)
 
 
 def load_device(name: str) -> dict[str, Any]:
@@ -148,8 +163,8 @@ def load_device(name: str) -> dict[str, Any]:
     return settings
 
 
-def make_executor(config: DictConfig) -> Executor:
-    """Where the build runs."""
+def make_executor(config: DictConfig, backend: Backend) -> Executor:
+    """Where the build runs. By default there is a worker for each device of the backend, else for each core."""
     settings: dict[str, Any] = OmegaConf.to_container(config.executor)  # type: ignore[assignment]
     name = settings.pop("name")
     check_choice("executor", name, ("local", "serial"))
@@ -158,9 +173,16 @@ def make_executor(config: DictConfig) -> Executor:
         raise UserError(
             f"expected only {sorted(known)} in executor={name}, found {sorted(settings)}: remove the others"
         )
+    lanes = backend.lanes()
     if name == "serial":
         return SerialExecutor()
     if settings.get("workers") is None:
-        settings["workers"] = len(os.sched_getaffinity(0))
+        settings["workers"] = len(os.sched_getaffinity(0)) if lanes is None else len(lanes)
     check_count("executor.workers", settings["workers"])
-    return LocalExecutor(**settings)
+    executor = LocalExecutor(**settings)
+    if backend.longest_seconds is not None and (executor.timeout_seconds or inf) <= backend.longest_seconds:
+        raise UserError(
+            f"expected executor.timeout_seconds to be over the {backend.longest_seconds:g} s that the backend gives a "
+            f"spec, found {executor.timeout_seconds:g}: raise it, or lower backend.timeout_seconds"
+        )
+    return executor

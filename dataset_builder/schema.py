@@ -257,6 +257,16 @@ class Measurement:
     evidence: str | None = None
     """Why a run that is not OK ended, in a line."""
     seconds: float | None = None
+    process_bytes: int | None = None
+    """NVML's figure for the process: context, libraries and all that is reserved."""
+    others_bytes: int | None = None
+    """What other processes held on the card at the same time; not 0 marks a run that was not alone."""
+    samples: int | None = None
+    """How often the card was looked at, and below the longest time that it was not."""
+    longest_gap_ms: float | None = None
+    cap_bytes: int | None = None
+    """An estimate under which the run was repeated as the limit of its allocator, and below whether it ran."""
+    cap_held: bool | None = None
 
     @property
     def peak_bytes(self) -> int | None:
@@ -282,6 +292,8 @@ class Provenance:
     """UTC, ISO 8601."""
     source: str | None = None
     """For rows that others published: the file, and whom to cite."""
+    gpu_uuid: str | None = None
+    """Of the very card, where there was one."""
 
 
 @dataclass(frozen=True)
