@@ -6,10 +6,12 @@
  *   gpu UUID TOTAL USED RESERVED MIG CODE NAME MIG: 1 on, 0 off, -1 not supported; CODE: what queries of it return
  *   mig CARD UUID TOTAL USED NAME              an instance of the card of that index
  *   process UUID PID BYTES KIND                KIND: c computes, g draws; BYTES -1: not available
+ *   process UUID PID BYTES c OWNER             there while the process OWNER lives, and its bytes are used
  *   processes UUID CODE                        what the process queries of it return
  *
  * Numbers of codes and the layout of structures are those of nvml.h.
  */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +23,7 @@ enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSU
 
 typedef unsigned long long u64;
 typedef struct { char uuid[LENGTH], name[LENGTH]; u64 total, used, reserved; int mig, code, processes, card; } Gpu;
-typedef struct { char uuid[LENGTH]; unsigned pid; long long bytes; char kind; } Process;
+typedef struct { char uuid[LENGTH]; unsigned pid; long long bytes; char kind; int owner; } Process;
 typedef struct { unsigned pid; u64 bytes; unsigned gpu_instance, compute_instance; } ProcessInfo;
 typedef struct { u64 total, free, used; } Memory;
 typedef struct { unsigned version; u64 total, reserved, free, used; } MemoryV2;
@@ -39,7 +41,7 @@ static Gpu *named(const char *uuid)
 static void take(const char *line)
 {
     Gpu gpu = {.card = -1, .mig = -1};
-    Process process;
+    Process process = {.owner = 0};
     char uuid[LENGTH];
     int code;
     if (sscanf(line, "init %d", &now.init) == 1 || sscanf(line, "memory_v2 %d", &now.memory_v2) == 1)
@@ -50,8 +52,13 @@ static void take(const char *line)
         now.cards++;
     } else if (sscanf(line, "mig %d %95s %llu %llu %95[^\n]", &gpu.card, gpu.uuid, &gpu.total, &gpu.used, gpu.name) == 5) {
         now.gpu[now.gpus++] = gpu;
-    } else if (sscanf(line, "process %95s %u %lld %c", process.uuid, &process.pid, &process.bytes, &process.kind) == 4) {
+    } else if (sscanf(line, "process %95s %u %lld %c %d", process.uuid, &process.pid, &process.bytes, &process.kind,
+                      &process.owner) >= 4) {
+        if (process.owner && kill(process.owner, 0) != 0)
+            return;
         now.process[now.processes++] = process;
+        if (process.owner && named(process.uuid))
+            named(process.uuid)->used += process.bytes;
     } else if (sscanf(line, "processes %95s %d", uuid, &code) == 2 && named(uuid)) {
         named(uuid)->processes = code;
     }

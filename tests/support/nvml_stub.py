@@ -53,10 +53,6 @@ class Card:
         temporary.rename(self.path)
         return self
 
-    def kept(self) -> list[str]:
-        """The lines that say nothing of this process."""
-        return [line for line in self.path.read_text().splitlines() if f" {os.getpid()} " not in line]
-
 
 @dataclass(frozen=True)
 class Driver:
