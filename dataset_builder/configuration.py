@@ -4,7 +4,6 @@ import difflib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -173,16 +172,23 @@ def make_executor(config: DictConfig, backend: Backend) -> Executor:
         raise UserError(
             f"expected only {sorted(known)} in executor={name}, found {sorted(settings)}: remove the others"
         )
-    lanes = backend.lanes()
     if name == "serial":
+        backend.lanes()  # refuses a machine that cannot measure before anything is written
         return SerialExecutor()
-    if settings.get("workers") is None:
-        settings["workers"] = len(os.sched_getaffinity(0)) if lanes is None else len(lanes)
-    check_count("executor.workers", settings["workers"])
-    executor = LocalExecutor(**settings)
-    if backend.longest_seconds is not None and (executor.timeout_seconds or inf) <= backend.longest_seconds:
-        raise UserError(
-            f"expected executor.timeout_seconds to be over the {backend.longest_seconds:g} s that the backend gives a "
-            f"spec, found {executor.timeout_seconds:g}: raise it, or lower backend.timeout_seconds"
-        )
+    asked = settings.pop("workers", None)
+    if asked is not None:
+        check_count("executor.workers", asked)
+    executor = LocalExecutor(1, **settings)
+    _check_time(executor.timeout_seconds, backend.longest_seconds)
+    lanes = backend.lanes()
+    executor.workers = asked or (len(os.sched_getaffinity(0)) if lanes is None else len(lanes))
     return executor
+
+
+def _check_time(limit_seconds: float | None, needed_seconds: float | None) -> None:
+    """Leave it to the backend to end what it started: it knows what that is, and keeps the evidence."""
+    if limit_seconds is not None and needed_seconds is not None and limit_seconds <= needed_seconds:
+        raise UserError(
+            f"expected executor.timeout_seconds to be over the {needed_seconds:g} s that the backend gives a spec, "
+            f"found {limit_seconds:g}: raise it, or lower backend.timeout_seconds"
+        )

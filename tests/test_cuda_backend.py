@@ -1,12 +1,13 @@
 """The parent's side of a measurement: sampling, time limits, clean-up, with a child that plays and a stub for a card."""
 
+import json
 import re
 import time
 from dataclasses import dataclass
 
 import pytest
 from fake_child import CONTEXT, MIB, PEAK
-from nvml_stub import GIB, NOT_SUPPORTED
+from nvml_stub import GIB, NOT_SUPPORTED, without_driver
 from scripted_backend import alive, wait_until
 from stubbed_cuda import Stubbed, fake
 
@@ -15,7 +16,8 @@ from dataset_builder.families import make_spec
 from dataset_builder.measure import Backend, Outcome
 from dataset_builder.measure.cuda.backend import CudaSettings
 from dataset_builder.measure.nvml import GpuLostError, NoDriverError
-from dataset_builder.schema import Measurement, Status, TrainingSetup
+from dataset_builder.pipeline import make_row
+from dataset_builder.schema import Measurement, Row, Status, TrainingSetup
 
 MLP = {"arch": "uniform", "input_features": 64, "output_features": 10, "depth": 2}
 SPEC = make_spec("mlp", MLP, TrainingSetup(batch_size=8, last_batch_size=3))
@@ -202,6 +204,91 @@ def test_without_a_driver_the_virtual_backend_is_named(driver, tmp_path):
     driver.card.add("init 12").write()
     with pytest.raises(NoDriverError, match="use backend=virtual"):
         Stubbed(fake("ok"), driver).measure(SPEC)
+
+
+class TestSeveralCards:
+    """The local executor pins one child to each GPU."""
+
+    RUN = """
+import json
+from stubbed_cuda import fake
+from dataset_builder.executors import LocalExecutor
+from dataset_builder.families import make_spec
+from dataset_builder.schema import TrainingSetup
+if __name__ == "__main__":
+    specs = [make_spec("mlp", {network}, TrainingSetup(batch_size=size)) for size in range(1, 7)]
+    outcomes = [outcome for _, outcome in LocalExecutor(8, 60).run(fake("meet"), specs)]
+    print(json.dumps([[outcome.measurement.status, outcome.gpu_uuid] for outcome in outcomes]))
+""".replace("{network}", repr(MLP))
+
+    def outcomes(self, driver, **environment):
+        script = driver.folder / "several.py"
+        script.write_text(self.RUN)
+        result = driver.run(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')", **environment)
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout)
+
+    def test_children_run_at_the_same_time_on_all_that_are_visible_and_free(self, driver):
+        card = driver.card.gpu().gpu(uuid="GPU-b").gpu(uuid="GPU-c", used=GIB).gpu(uuid="GPU-d")
+        card.process(4711, GIB, uuid="GPU-c").write()
+        found = self.outcomes(driver, CUDA_VISIBLE_DEVICES="GPU-b,GPU-c,GPU-a")
+        assert {status for status, _ in found} == {"ok"}
+        assert {uuid for _, uuid in found} == {"GPU-a", "GPU-b"}
+
+    def test_instances_of_a_card_are_devices_too(self, driver):
+        driver.card.gpu(mig=1).instance(0, "MIG-x").instance(0, "MIG-y").write()
+        assert {uuid for _, uuid in self.outcomes(driver)} == {"MIG-x", "MIG-y"}
+
+    def test_a_lane_is_the_backend_on_one_card(self, driver):
+        driver.card.gpu().gpu(uuid="GPU-b").write()
+        lanes = Stubbed(fake("ok", epochs=3), driver).call("lanes")
+        assert [lane.settings.gpu for lane in lanes] == ["GPU-a", "GPU-b"]
+        assert {lane.settings.epochs for lane in lanes} == {3}
+        (lane,) = Stubbed(fake("ok", gpu=1), driver).call("lanes")
+        assert lane.settings.gpu == "GPU-b"
+
+
+class TestBuild:
+    """`vramcast build backend=cuda`, from the words to the rows."""
+
+    def build(self, driver, *words, **environment):
+        code = "import sys; from dataset_builder.__main__ import main; sys.exit(main(sys.argv[1:]))"
+        out = driver.folder / "rows"
+        return driver.run(code, "backend=cuda", "family=mlp", "n=2", f"out={out}", *words, **environment), out
+
+    def test_no_driver_is_a_sentence_and_leaves_nothing_behind(self, driver):
+        library = driver.folder / "empty"
+        library.mkdir()
+        for executor in ("local", "serial"):
+            found, out = self.build(driver, f"executor={executor}", LD_LIBRARY_PATH=str(without_driver(library)))
+            assert found.returncode == 2
+            assert found.stderr.startswith("vramcast build: expected an NVIDIA driver for a GPU, found no libnvidia-ml")
+            assert "backend=virtual" in found.stderr
+            assert not out.exists()
+
+    def test_a_busy_card_is_a_sentence_too(self, driver):
+        driver.card.gpu(used=GIB).process(4711, GIB).write()
+        found, out = self.build(driver)
+        assert found.returncode == 2
+        assert "found pid 4711 with 1024 MiB on GPU-a" in found.stderr
+        assert not out.exists()
+
+
+def test_a_row_keeps_what_only_a_card_tells(machine):
+    row = make_row(fake("ok"), SPEC, machine("ok"), 7, {"torch": "2"})
+    assert (row.provenance.origin, row.provenance.backend) == ("measured", "cuda")
+    assert (row.provenance.device, row.provenance.gpu_uuid) == ("NVIDIA A100-SXM4-40GB", "GPU-a")
+    assert row.provenance.versions["driver"] == "555.42.06"
+    assert row.provenance.versions["torch"] == "2"
+    assert Row.from_json(json.loads(json.dumps(row.to_json()))) == row
+
+
+def test_rows_from_before_cards_can_be_read():
+    values = make_row(fake("ok"), SPEC, Outcome(None, Measurement(status=Status.OK)), 7, {}).to_json()
+    for name in ("process_bytes", "others_bytes", "samples", "longest_gap_ms", "cap_bytes", "cap_held"):
+        del values["measurement"][name]
+    del values["provenance"]["gpu_uuid"]
+    assert Row.from_json(values).measurement == Measurement(status=Status.OK)
 
 
 @pytest.mark.parametrize(

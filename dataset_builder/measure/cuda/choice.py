@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from dataset_builder.measure.nvml import NO_GPU_NEEDED, Gpu, GpuProcess, NoDrive
 AUTO = "auto"
 IDLE_BYTES = 128 * 2**20
 """A card may hold so much without a process that NVML names, and still count as free."""
+POLL_SECONDS = 0.05
 MIB = 2**20
 
 
@@ -140,37 +142,37 @@ def claimed(nvml: Nvml, gpus: Sequence[Gpu], record: bool, wait_seconds: float) 
 
     Who is on a GPU is looked at once it is held: what another measurement has there is not someone else's.
     """
-    locks = [(gpu, FileLock(_lock_path(gpu), thread_local=False)) for gpu in gpus]
-    taken = [(gpu, lock) for gpu, lock in locks if not _acquire(lock, 0)]
+    locks = {gpu: FileLock(_lock_path(gpu), timeout=0, thread_local=False) for gpu in gpus}
     try:
-        held = [gpu for gpu, lock in locks if lock.is_locked]
-        if not held:
-            held = [_wait_for(*taken[0], wait_seconds)]
-        chosen, others = free_gpus(nvml, held, record)[0]
-        for gpu, lock in locks:
-            if gpu is not chosen:
+        chosen, others = free_gpus(nvml, _hold(locks, wait_seconds), record)[0]
+        for gpu, lock in locks.items():
+            if gpu != chosen:
                 lock.release()
         yield chosen, others
     finally:
-        for _, lock in locks:
+        for lock in locks.values():
             lock.release()
 
 
-def _acquire(lock: FileLock, wait_seconds: float) -> bool:
+def _hold(locks: Mapping[Gpu, FileLock], wait_seconds: float) -> list[Gpu]:
+    """The GPUs whose locks can be had: as many as there are, at least one."""
+    until = time.monotonic() + wait_seconds
+    while not (held := [gpu for gpu, lock in locks.items() if _acquire(lock)]):
+        if time.monotonic() > until:
+            raise UserError(
+                f"expected one measurement at a time on {_listed(list(locks))}, found others there for "
+                f"{wait_seconds:g} s: wait until they end, or name another GPU with backend.gpu=UUID"
+            )
+        time.sleep(POLL_SECONDS)
+    return held
+
+
+def _acquire(lock: FileLock) -> bool:
     try:
-        lock.acquire(timeout=wait_seconds)
+        lock.acquire()
     except Timeout:
         return False
     return True
-
-
-def _wait_for(gpu: Gpu, lock: FileLock, seconds: float) -> Gpu:
-    if not _acquire(lock, seconds):
-        raise UserError(
-            f"expected one measurement at a time on {gpu.uuid}, found another one for {seconds:g} s: wait until it "
-            "ends, or name another GPU with backend.gpu=UUID"
-        )
-    return gpu
 
 
 def _lock_path(gpu: Gpu) -> Path:
