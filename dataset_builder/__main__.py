@@ -51,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _carry_out(words: Sequence[str]) -> int:
     if words and words[0] in COMMANDS:
-        run_command(words)
-    elif {"-h", "--help"} & set(words):
+        return run_command(words)
+    if {"-h", "--help"} & set(words):
         print(_USAGE, end="")
     elif "--cfg" in words:
         _show([word for word in words if word != "--cfg"])

@@ -3,9 +3,9 @@
 import difflib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
@@ -22,9 +22,13 @@ from dataset_builder.samplers import make_sampler
 from dataset_builder.schema import canonical_json, from_mapping
 from dataset_builder.space import parse_space
 
+if TYPE_CHECKING:
+    from dataset_builder.measure.cuda.backend import CudaBackend
+
 CONF = Path(__file__).resolve().parent.parent / "conf"
 _OUTSIDE_THE_HEADER = ("executor", "out", "family")
 """What may differ when a build is resumed, since it changes no row (the family is the space's)."""
+_STAND_IN = "a100_40gb"
 _SEEDS = 2**32
 """How many numpy's RandomState tells apart."""
 
@@ -148,18 +152,45 @@ def make_virtual(profile: Mapping[str, Any], allocator: str | None = None) -> Ba
 
 
 def _make_cuda(chosen: dict[str, Any], settings: Mapping[str, Any]) -> Backend:
-    from dataset_builder.measure.cuda.backend import CudaBackend, CudaSettings  # noqa: PLC0415
-
     verify_cap = chosen.pop("verify_cap", False)
     check_flag("backend.verify_cap", verify_cap)
-    found = from_mapping(CudaSettings, chosen, "the settings of the backend cuda")
-    return CudaBackend(found, make_virtual(settings["device"], found.allocator) if verify_cap else None)
+    return make_cuda(chosen, make_virtual(settings["device"], chosen.get("allocator")) if verify_cap else None)
+
+
+def make_cuda(settings: Mapping[str, Any], estimator: Backend | None = None) -> "CudaBackend":
+    """A real GPU; the estimator's figures, if there is one, are tried as limits."""
+    from dataset_builder.measure.cuda.backend import CudaBackend, CudaSettings  # noqa: PLC0415
+
+    return CudaBackend(from_mapping(CudaSettings, settings, "the settings of the backend cuda"), estimator)
 
 
 def load_device(name: str) -> dict[str, Any]:
     """The settings of a device profile in `conf/device`."""
     settings: dict[str, Any] = settings_of(compose_build([f"device={name}", "backend=virtual"]), [])["device"]
     return settings
+
+
+def device_for(card: str | None, note: Callable[[str], None]) -> str:
+    """The profile whose title has only words of a card's name, and most of them: 'NVIDIA A100-SXM4-40GB' is a100_40gb.
+
+    Profiles of a set of measurements, which say more after a comma, are not meant. Without any, the first card of
+    which profiles were calibrated stands in.
+    """
+    titles = {path.stem: str(OmegaConf.load(path).title) for path in sorted((CONF / "device").glob("*.yaml"))}
+    words = _words(card or "")
+    fitting = {name: _words(title) for name, title in titles.items() if "," not in title and _words(title) <= words}
+    if fitting:
+        return max(fitting, key=lambda name: len(fitting[name]))
+    note(
+        f"no device profile for the card {card}: {_STAND_IN} stands in, whose context is another: "
+        "name a nearer one with --device"
+    )
+    return _STAND_IN
+
+
+def _words(text: str) -> set[str]:
+    """The words and numbers of a card's name; the maker's name tells no cards apart."""
+    return set(re.findall(r"\d*[a-z]+\d+[a-z]*|\d+|[a-z]+", text.lower())) - {"nvidia", "gb"}
 
 
 def make_executor(config: DictConfig, backend: Backend) -> Executor:

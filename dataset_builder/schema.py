@@ -259,8 +259,9 @@ class Measurement:
     seconds: float | None = None
     process_bytes: int | None = None
     """NVML's figure for the process: context, libraries and all that is reserved."""
+    alone: bool | None = None
+    """Whether no other process was on the card, as far as its driver tells; and below what others held at most."""
     others_bytes: int | None = None
-    """What other processes held on the card at the same time; not 0 marks a run that was not alone."""
     samples: int | None = None
     """How often the card was looked at, and below the longest time that it was not."""
     longest_gap_ms: float | None = None

@@ -1,4 +1,4 @@
-"""The parent's side of a measurement: sampling, time limits, clean-up, with a child that plays and a stub for a card."""
+"""The parent's side of a measurement: sampling, limits, clean-up, with a child that plays and a stub for a card."""
 
 import json
 import re
@@ -43,7 +43,7 @@ class TestFigures:
         assert (found.requested_bytes, found.allocated_bytes, found.reserved_bytes) == (1, 2, 500 * MIB)
         assert found.device_used_bytes == found.process_bytes == PEAK
         assert found.breakdown == {"context": CONTEXT, "libraries": 100 * MIB, "allocator": 500 * MIB}
-        assert found.others_bytes == 0
+        assert (found.alone, found.others_bytes) == (True, 0)
         assert outcome.static.parameter_bytes == 4 * (2 * (64 * 64 + 64) + 650)
         assert (outcome.device, outcome.gpu_uuid) == ("NVIDIA A100-SXM4-40GB", "GPU-a")
         assert outcome.versions == {"driver": "555.42.06", "driver_cuda": "12.5", "cuda": "12.4"}
@@ -154,8 +154,13 @@ class TestOthers:
         driver.card.gpu(used=2 * GIB).process(4711, 2 * GIB).write()  # which stays as it is
         found = Stubbed(fake("ok", on_busy="record"), driver).measure(SPEC).measurement
         assert found.status is Status.OK
-        assert found.others_bytes == 2 * GIB
+        assert (found.alone, found.others_bytes) == (False, 2 * GIB)
         assert found.device_used_bytes == found.process_bytes == PEAK
+
+    def test_who_holds_an_unknown_amount_is_in_the_row_too(self, driver):
+        driver.card.gpu().process(4711, -1).write()
+        found = Stubbed(fake("ok", on_busy="record"), driver).measure(SPEC).measurement
+        assert (found.alone, found.others_bytes) == (False, None)
 
     def test_memory_of_a_process_without_a_name_is_someone_s(self, driver):
         driver.card.gpu(used=2 * GIB).write()
@@ -164,7 +169,7 @@ class TestOthers:
 
     def test_who_comes_during_the_run_is_in_the_row(self, machine):
         found = machine("visited").measurement
-        assert found.others_bytes == 300 * MIB
+        assert (found.alone, found.others_bytes) == (False, 300 * MIB)
         assert found.device_used_bytes == PEAK  # the process's, for the device's is not its own
 
 
@@ -188,6 +193,20 @@ def test_an_estimate_is_tried_as_a_cap(driver, estimate, held):
     found = Stubbed(fake("capped", Estimates(estimate)), driver).measure(SPEC).measurement
     assert found.status is Status.OK  # that of the first run
     assert (found.cap_bytes, found.cap_held) == (estimate, held)
+
+
+@dataclass
+class Fails(Estimates):
+    reserved_bytes: int = 0
+
+    def measure(self, spec):
+        raise NotImplementedError("no rule for this operator")
+
+
+def test_an_estimator_that_fails_costs_no_measurement(driver):
+    driver.card.gpu().write()
+    found = Stubbed(fake("ok", Fails()), driver).measure(SPEC).measurement
+    assert (found.status, found.device_used_bytes, found.cap_bytes, found.cap_held) == (Status.OK, PEAK, None, None)
 
 
 def test_the_child_sees_one_card_and_no_setting_that_changes_figures(driver):
@@ -285,7 +304,7 @@ def test_a_row_keeps_what_only_a_card_tells(machine):
 
 def test_rows_from_before_cards_can_be_read():
     values = make_row(fake("ok"), SPEC, Outcome(None, Measurement(status=Status.OK)), 7, {}).to_json()
-    for name in ("process_bytes", "others_bytes", "samples", "longest_gap_ms", "cap_bytes", "cap_held"):
+    for name in ("process_bytes", "alone", "others_bytes", "samples", "longest_gap_ms", "cap_bytes", "cap_held"):
         del values["measurement"][name]
     del values["provenance"]["gpu_uuid"]
     assert Row.from_json(values).measurement == Measurement(status=Status.OK)

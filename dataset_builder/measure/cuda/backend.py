@@ -96,7 +96,11 @@ class CudaBackend(Backend):
         with open_nvml() as nvml:
             gpus = candidates(visible_gpus(nvml, os.environ), self.settings.gpu)
             free = free_gpus(nvml, gpus, self._record)
-        return [type(self)(replace(self.settings, gpu=gpu.uuid), self.estimator, self.command) for gpu, _ in free]
+        found = []
+        for gpu, _ in free:
+            found.append(type(self)(replace(self.settings, gpu=gpu.uuid), self.estimator, self.command))
+            found[-1].device = gpu.name
+        return found
 
     @property
     def _record(self) -> bool:
@@ -110,7 +114,7 @@ class CudaBackend(Backend):
             with claimed(nvml, gpus, self._record, self.settings.timeout_seconds) as (gpu, others):
                 run = self._run(nvml, gpu, others, Request(spec=spec, epochs=self.settings.epochs))
                 measurement = replace(run.measurement, seconds=round(time.perf_counter() - start, 4))
-                if self.estimator and measurement.status is Status.OK:
+                if measurement.status is Status.OK:
                     measurement = self._under_estimate(nvml, gpu, others, spec, measurement)
             versions = {**nvml.versions(), **run.versions}
         return Outcome(static, measurement, gpu.name, gpu.uuid, versions)
@@ -119,10 +123,10 @@ class CudaBackend(Backend):
         self, nvml: Nvml, gpu: Gpu, others: Others, spec: Spec, measurement: Measurement
     ) -> Measurement:
         """Whether the estimate is safe as a cap, as xMem tries it: the same run must live within it."""
-        estimate = self.estimator.measure(spec).measurement if self.estimator else None
-        if estimate is None or estimate.status is not Status.OK or estimate.reserved_bytes is None:
+        estimate_bytes = _estimate(self.estimator, spec)
+        if estimate_bytes is None:
             return measurement
-        request = Request(spec=spec, epochs=self.settings.epochs, cap_bytes=estimate.reserved_bytes)
+        request = Request(spec=spec, epochs=self.settings.epochs, cap_bytes=estimate_bytes)
         status = self._run(nvml, gpu, others, request).measurement.status
         # at the cap the allocator may have emptied its cache, which costs time and no more: it held
         held = {Status.OK: True, Status.CENSORED: True, Status.OOM: False}.get(status)
@@ -147,6 +151,17 @@ class CudaBackend(Backend):
             sampler.wait_until_gone(GONE_SECONDS)
         result = _verdict(ending, self.settings.timeout_seconds)
         return Run(_measurement(result, sampler, context[0] if context else None), result.versions)
+
+
+def _estimate(estimator: Backend | None, spec: Spec) -> int | None:
+    """What an estimator says that the allocator will reserve; None if there is no estimator, or no answer."""
+    try:
+        found = estimator.measure(spec).measurement if estimator else None
+    except UserError:
+        raise
+    except Exception:  # the estimator's failure is no reason to lose what was measured
+        return None
+    return found.reserved_bytes if found and found.status is Status.OK else None
 
 
 def child_environment(environment: Mapping[str, str], gpu: Gpu, allocator: str) -> dict[str, str]:
@@ -201,6 +216,7 @@ def _measurement(result: Result, sampler: Sampler, context: Share | None) -> Mea
         breakdown=_breakdown(share.most_bytes, result.reserved_bytes, context.most_bytes if context else None),
         evidence=result.evidence,
         process_bytes=share.process_bytes,
+        alone=sampler.alone,
         others_bytes=sampler.others_bytes,
         samples=sampler.samples,
         longest_gap_ms=round(1000 * sampler.longest_gap_seconds, 1),
