@@ -6,20 +6,23 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 
 import pytest
 import torch
+from fake_child import CONTEXT, MIB
 from scripted_backend import alive, wait_until
 from stubbed_cuda import FAKE_CHILD, Stubbed
 
 from dataset_builder.errors import UserError
 from dataset_builder.families import make_spec
+from dataset_builder.measure import Backend, Outcome
 from dataset_builder.measure.cuda.backend import CHILD, CudaBackend, CudaSettings
 from dataset_builder.measure.cuda.job import run_job, step_sizes
 from dataset_builder.measure.cuda.protocol import Request, Result, is_out_of_memory
 from dataset_builder.measure.virtual.backend import trace_spec
 from dataset_builder.measure.virtual.trace import Use
-from dataset_builder.schema import Status, TrainingSetup
+from dataset_builder.schema import Measurement, Status, TrainingSetup
 
 MLP = {"arch": "uniform", "input_features": 64, "output_features": 10, "depth": 2}
 NO_CARD = not torch.cuda.is_available()
@@ -44,6 +47,47 @@ def test_the_child_imports_little():
     code = f"import sys, {modules}; print({heavy!r} & {{*sys.modules}})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "set()\n"
+
+
+@dataclass
+class Estimates(Backend):
+    """An estimator that says one thing."""
+
+    reserved_bytes: int
+    name = "fixed"
+    origin = "static"
+
+    def measure(self, spec):
+        return Outcome(None, Measurement(status=Status.OK, reserved_bytes=self.reserved_bytes))
+
+
+class TestWithTheCpuForACard:
+    """Both real halves, from request to row; only what torch.cuda says is made up."""
+
+    def measure(self, driver, mode, estimate=None):
+        driver.card.gpu().write()
+        command = (sys.executable, str(FAKE_CHILD.with_name("cpu_child.py")), mode)
+        estimator = None if estimate is None else Estimates(estimate)
+        return Stubbed(CudaBackend(CudaSettings(timeout_seconds=100), estimator, command), driver).measure(
+            mlp(last_batch_size=3, accumulate=2)
+        )
+
+    @pytest.mark.parametrize(("estimate", "held"), [(500 * MIB, True), (498 * MIB, False)])
+    def test_a_run_and_its_cap(self, driver, estimate, held):
+        outcome = self.measure(driver, "ok", estimate)
+        found = outcome.measurement
+        assert (found.status, found.evidence) == (Status.OK, None)
+        assert (found.requested_bytes, found.allocated_bytes) == (100 * MIB, 101 * MIB)
+        assert found.device_used_bytes == found.process_bytes == CONTEXT + 500 * MIB
+        assert found.breakdown == {"context": CONTEXT, "libraries": 0, "allocator": 500 * MIB}
+        assert (found.cap_bytes, found.cap_held) == (estimate, held)
+        assert outcome.versions["cudnn"] == "90100"
+
+    def test_a_crash_of_a_step(self, driver):
+        found = self.measure(driver, "crash").measurement
+        assert found.status is Status.CRASHED
+        assert found.evidence == "RuntimeError: CUDA error: device-side assert triggered"
+        assert found.reserved_bytes == 500 * MIB
 
 
 class TestJob:
@@ -143,11 +187,8 @@ class TestParentGone:
 
     def test_a_parent_that_is_interrupted_ends_the_group(self, driver):
         driver.card.gpu().write()
-        code = (
-            "import sys\nfrom stubbed_cuda import fake\nfrom test_spec import SPEC\n"
-            "from dataset_builder.measure.cuda import supervision\nfake('hang').measure(SPEC)"
-        )
-        (driver.folder / "test_spec.py").write_text(
+        code = "from stubbed_cuda import fake\nfrom job_spec import SPEC\nfake('hang').measure(SPEC)"
+        (driver.folder / "job_spec.py").write_text(
             "from dataset_builder.families import make_spec\nfrom dataset_builder.schema import TrainingSetup\n"
             f"SPEC = make_spec('mlp', {MLP!r}, TrainingSetup(batch_size=8))\n"
         )
