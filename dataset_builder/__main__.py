@@ -20,7 +20,7 @@ usage: vramcast build [KEY=VALUE ...]        build rows, or go on with a build
   family=mlp|cnn|transformer|template   the default space of that family
   space=NAME        another space, such as gpumemnet_cnn_step1 (files in conf/space)
   sampler=combined|orthogonal|uniform|tbem
-  backend=static    what measures a row
+  backend=virtual|cuda|static   what measures a row: a simulated GPU, a real one, shapes alone
   n=100  seed=0  out=rows/NAME
   executor=local|serial|ray  executor.workers=2  executor.timeout_seconds=600
 
@@ -51,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _carry_out(words: Sequence[str]) -> int:
     if words and words[0] in COMMANDS:
-        run_command(words)
-    elif {"-h", "--help"} & set(words):
+        return run_command(words)
+    if {"-h", "--help"} & set(words):
         print(_USAGE, end="")
     elif "--cfg" in words:
         _show([word for word in words if word != "--cfg"])
@@ -83,7 +83,7 @@ def _build(overrides: Sequence[str]) -> int:
             )
     config = compose_build(overrides)
     build = make_build(settings_of(config, overrides), out_of(config))
-    executor = make_executor(config)
+    executor = make_executor(config, build.backend)
     print(f"{build.space.name}: {build.sampler.describe(build.space)}", file=sys.stderr)
     signal.signal(signal.SIGTERM, _interrupt)
     often = 0.1 if sys.stderr.isatty() else 5

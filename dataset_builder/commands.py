@@ -112,6 +112,45 @@ def repair_journal(arguments: argparse.Namespace) -> None:
     print(repair(arguments.directory))
 
 
+def verify_gpu(arguments: argparse.Namespace) -> int:
+    """Twenty golden specs on a card and on the virtual GPU, with a verdict: exit code 0 if they agree, 1 if not."""
+    from dataset_builder.configuration import device_for, load_device, make_virtual
+    from dataset_builder.verification import compare, measure_golden, read_recorded
+
+    if arguments.recorded and (arguments.record or arguments.cap or arguments.gpu != "auto"):
+        raise UserError("expected --recorded alone, found words for a card beside it: drop them, or --recorded")
+    measured = read_recorded(Path(arguments.recorded)) if arguments.recorded else _measure_on_card(arguments)
+    profile = arguments.device or device_for(measured[0].provenance.device, _note)
+    virtual = measure_golden(make_virtual(load_device(profile)), lambda _: None)
+    found = compare(virtual, measured, profile)
+    print(json.dumps(found.to_json()) if arguments.json else found.to_text())
+    return 0 if found.passed else 1
+
+
+def _measure_on_card(arguments: argparse.Namespace) -> list[Row]:
+    """The golden specs on one GPU; with --record also what was measured before an interruption is kept."""
+    from dataset_builder.configuration import device_for, load_device, make_cuda, make_virtual
+    from dataset_builder.verification import measure_golden, write_recorded
+
+    settings = {"gpu": arguments.gpu, "on_busy": arguments.on_busy}
+    first = make_cuda(settings).lanes()[0]
+    estimator = None
+    if arguments.cap:
+        estimator = make_virtual(load_device(arguments.device or device_for(first.device, _ignore)))
+    rows: list[Row] = []
+
+    def note(row: Row) -> None:
+        rows.append(row)
+        _note(f"{len(rows)}: {row.measurement.status} after {row.measurement.seconds or 0:.1f} s")
+
+    try:
+        measure_golden(make_cuda({**settings, "gpu": first.settings.gpu}, estimator), note)
+    finally:
+        if arguments.record and rows:
+            write_recorded(Path(arguments.record), rows)
+    return rows
+
+
 def _fractions(text: str) -> dict[str, float]:
     try:
         pairs = [(name.strip(), float(share)) for name, share in (item.split("=") for item in text.split(","))]
@@ -124,6 +163,10 @@ def _fractions(text: str) -> dict[str, float]:
 
 def _note(text: str) -> None:
     print(f"note: {text}", file=sys.stderr)
+
+
+def _ignore(text: str) -> None:
+    """For what is noted at another place."""
 
 
 def _find_spec(row: str, source: str | None) -> Spec:
@@ -155,7 +198,8 @@ def _read_spec(path: Path) -> Spec:
     return make_spec(spec.family, spec.network, spec.training)  # people write defaults down
 
 
-Command = Callable[[argparse.Namespace], None]
+Command = Callable[[argparse.Namespace], int | None]
+"""Returns the exit code, None for 0."""
 COMMANDS: dict[str, Command] = {
     "status": status,
     "emit": emit_script,
@@ -166,6 +210,7 @@ COMMANDS: dict[str, Command] = {
     "import": import_rows,
     "specification": specification,
     "repair": repair_journal,
+    "verify-gpu": verify_gpu,
 }
 
 
@@ -177,8 +222,8 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"expected the words of '{self.prog}', found: {message}; see {self.prog} --help")
 
 
-def run_command(argv: Sequence[str]) -> None:
-    """Parse and carry out one sub-command."""
+def run_command(argv: Sequence[str]) -> int:
+    """Parse and carry out one sub-command; the return value is the exit code."""
     parser = _Parser(prog="vramcast build")
     parsers = parser.add_subparsers(required=True)
     subs = {
@@ -203,5 +248,16 @@ def run_command(argv: Sequence[str]) -> None:
     subs["import"].add_argument("file", help="a CSV of GPUMemNet's sets, of timm networks or of real ones")
     subs["import"].add_argument("--out", required=True, metavar="DIR")
     subs["import"].add_argument("--device", help="of a table of several stacks, the profile whose figures to take")
+    _add_verify_gpu(subs["verify-gpu"])
     arguments = parser.parse_args(argv)
-    arguments.command(arguments)
+    return arguments.command(arguments) or 0
+
+
+def _add_verify_gpu(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpu", default="auto", help="a UUID, its beginning, or an index of nvidia-smi")
+    parser.add_argument("--on-busy", choices=("refuse", "record"), default="refuse", help="if someone else runs there")
+    parser.add_argument("--device", metavar="NAME", help="the profile of the virtual GPU; default: by the card's name")
+    parser.add_argument("--cap", action="store_true", help="run each again under its estimate as the allocator's limit")
+    parser.add_argument("--record", metavar="FILE", help="keep what was measured, to send it or to compare it again")
+    parser.add_argument("--recorded", metavar="FILE", help="take what --record kept in place of a card")
+    parser.add_argument("--json", action="store_true")

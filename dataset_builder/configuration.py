@@ -3,9 +3,9 @@
 import difflib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
@@ -13,14 +13,17 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from dataset_builder.errors import UserError, check_choice, check_count
+from dataset_builder.errors import UserError, check_choice, check_count, check_flag
 from dataset_builder.executors import Executor, LocalExecutor, SerialExecutor
 from dataset_builder.measure import Backend
 from dataset_builder.measure.static import StaticBackend
 from dataset_builder.pipeline import Build
 from dataset_builder.samplers import make_sampler
-from dataset_builder.schema import canonical_json
+from dataset_builder.schema import canonical_json, from_mapping
 from dataset_builder.space import parse_space
+
+if TYPE_CHECKING:
+    from dataset_builder.measure.cuda.backend import CudaBackend
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 _OUTSIDE_THE_HEADER = ("executor", "out", "family")
@@ -30,6 +33,7 @@ _EXECUTOR_SETTINGS = {
     "ray": {"address", "cpus", "gpus", "retries", "timeout_seconds", "in_flight", "wait_seconds", "runtime_env"},
     "serial": set[str](),
 }
+_STAND_IN = "a100_40gb"
 _SEEDS = 2**32
 """How many numpy's RandomState tells apart."""
 
@@ -100,8 +104,9 @@ def settings_of(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     if isinstance(settings["space"].get("factors"), dict):
         # as pairs: the order of the factors is the order of the draws, and a JSON object has none
         settings["space"]["factors"] = [list(pair) for pair in settings["space"]["factors"].items()]
-    if settings["backend"].get("name") == "static":
-        del settings["device"]  # shapes are the same on every card
+    backend = settings["backend"]
+    if backend["name"] == "static" or (backend["name"] == "cuda" and not backend.get("verify_cap")):
+        del settings["device"]  # shapes are the same on every card, and a card needs no profile
     return {key: value for key, value in settings.items() if key not in _OUTSIDE_THE_HEADER}
 
 
@@ -130,21 +135,38 @@ def make_build(settings: Mapping[str, Any], out: Path) -> Build:
 
 
 def make_backend(settings: Mapping[str, Any]) -> Backend:
-    """What measures the rows; the virtual GPU is imported only where it is asked for, since it needs torch."""
+    """What measures the rows; each is imported only where it is asked for, since it needs torch or a driver."""
     chosen = dict(settings["backend"])
     name = chosen.pop("name", None)
-    check_choice("backend", name, ("static", "virtual"))
+    check_choice("backend", name, ("static", "virtual", "cuda"))
+    if name == "cuda":
+        return _make_cuda(chosen, settings)
     unknown = sorted(chosen.keys() - ({"allocator"} if name == "virtual" else set()))
     if unknown:
         raise UserError(f"expected no such settings of the backend {name}, found {unknown}: remove them")
-    if name == "static":
-        return StaticBackend()
+    return StaticBackend() if name == "static" else make_virtual(settings["device"], chosen.get("allocator"))
+
+
+def make_virtual(profile: Mapping[str, Any], allocator: str | None = None) -> Backend:
+    """The virtual GPU with the settings of a device profile."""
     from dataset_builder.measure.virtual.allocator import AllocatorOptions  # noqa: PLC0415
     from dataset_builder.measure.virtual.backend import VirtualBackend  # noqa: PLC0415
     from dataset_builder.measure.virtual.profile import parse_profile  # noqa: PLC0415
 
-    options = AllocatorOptions.parse(chosen.get("allocator") or "")
-    return VirtualBackend(parse_profile(settings["device"]), options)
+    return VirtualBackend(parse_profile(profile), AllocatorOptions.parse(allocator or ""))
+
+
+def _make_cuda(chosen: dict[str, Any], settings: Mapping[str, Any]) -> Backend:
+    verify_cap = chosen.pop("verify_cap", False)
+    check_flag("backend.verify_cap", verify_cap)
+    return make_cuda(chosen, make_virtual(settings["device"], chosen.get("allocator")) if verify_cap else None)
+
+
+def make_cuda(settings: Mapping[str, Any], estimator: Backend | None = None) -> "CudaBackend":
+    """A real GPU; the estimator's figures, if there is one, are tried as limits."""
+    from dataset_builder.measure.cuda.backend import CudaBackend, CudaSettings  # noqa: PLC0415
+
+    return CudaBackend(from_mapping(CudaSettings, settings, "the settings of the backend cuda"), estimator)
 
 
 def load_device(name: str) -> dict[str, Any]:
@@ -153,8 +175,31 @@ def load_device(name: str) -> dict[str, Any]:
     return settings
 
 
-def make_executor(config: DictConfig) -> Executor:
-    """Where the build runs."""
+def device_for(card: str | None, note: Callable[[str], None]) -> str:
+    """The profile whose title has only words of a card's name, and most of them: 'NVIDIA A100-SXM4-40GB' is a100_40gb.
+
+    Profiles of a set of measurements, which say more after a comma, are not meant. Without any, the first card of
+    which profiles were calibrated stands in.
+    """
+    titles = {path.stem: str(OmegaConf.load(path).title) for path in sorted((CONF / "device").glob("*.yaml"))}
+    words = _words(card or "")
+    fitting = {name: _words(title) for name, title in titles.items() if "," not in title and _words(title) <= words}
+    if fitting:
+        return max(fitting, key=lambda name: len(fitting[name]))
+    note(
+        f"no device profile for the card {card}: {_STAND_IN} stands in, whose context is another: "
+        "name a nearer one with --device"
+    )
+    return _STAND_IN
+
+
+def _words(text: str) -> set[str]:
+    """The words and numbers of a card's name; the maker's name tells no cards apart."""
+    return set(re.findall(r"\d*[a-z]+\d+[a-z]*|\d+|[a-z]+", text.lower())) - {"nvidia", "gb"}
+
+
+def make_executor(config: DictConfig, backend: Backend) -> Executor:
+    """Where the build runs. By default there is a worker for each device of the backend, else for each core."""
     settings: dict[str, Any] = OmegaConf.to_container(config.executor)  # type: ignore[assignment]
     name = settings.pop("name")
     check_choice("executor", name, _EXECUTOR_SETTINGS)
@@ -164,13 +209,18 @@ def make_executor(config: DictConfig) -> Executor:
             f"expected only {sorted(known)} in executor={name}, found {sorted(settings)}: remove the others"
         )
     if name == "serial":
+        backend.lanes()  # refuses a machine that cannot measure before anything is written
         return SerialExecutor()
     if name == "ray":
         return _ray_executor(settings, config.backend.name)
-    if settings.get("workers") is None:
-        settings["workers"] = len(os.sched_getaffinity(0))
-    check_count("executor.workers", settings["workers"])
-    return LocalExecutor(**settings)
+    asked = settings.pop("workers", None)
+    if asked is not None:
+        check_count("executor.workers", asked)
+    executor = LocalExecutor(1, **settings)
+    _check_time(executor.timeout_seconds, backend.longest_seconds)
+    lanes = backend.lanes()
+    executor.workers = asked or (len(os.sched_getaffinity(0)) if lanes is None else len(lanes))
+    return executor
 
 
 def _ray_executor(settings: dict[str, Any], backend: str) -> Executor:
@@ -180,3 +230,12 @@ def _ray_executor(settings: dict[str, Any], backend: str) -> Executor:
     if settings.get("gpus") is None:
         settings["gpus"] = int(backend == "cuda")
     return RayExecutor(**settings)
+
+
+def _check_time(limit_seconds: float | None, needed_seconds: float | None) -> None:
+    """Leave it to the backend to end what it started: it knows what that is, and keeps the evidence."""
+    if limit_seconds is not None and needed_seconds is not None and limit_seconds <= needed_seconds:
+        raise UserError(
+            f"expected executor.timeout_seconds to be over the {needed_seconds:g} s that the backend gives a spec, "
+            f"found {limit_seconds:g}: raise it, or lower backend.timeout_seconds"
+        )

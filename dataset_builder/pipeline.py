@@ -127,7 +127,7 @@ def run(build: Build, executor: Executor, on_row: Callable[[Row], object], on_st
         outcomes = executor.run(build.backend, selection.specs())
         try:
             for spec, outcome in outcomes:
-                row = _row(build, spec, outcome, versions)
+                row = make_row(build.backend, spec, outcome, build.seed, versions)
                 journal.append(row)
                 on_row(row)
         finally:
@@ -140,14 +140,16 @@ def run(build: Build, executor: Executor, on_row: Callable[[Row], object], on_st
     return result
 
 
-def _row(build: Build, spec: Spec, outcome: Outcome, versions: Mapping[str, str]) -> Row:
+def make_row(backend: Backend, spec: Spec, outcome: Outcome, seed: int | None, versions: Mapping[str, str]) -> Row:
+    """A spec with its outcome, and where that comes from."""
     provenance = Provenance(
-        origin=build.backend.origin,
-        backend=build.backend.name,
-        device=build.backend.device,
-        versions=versions,
-        seed=build.seed,
+        origin=backend.origin,
+        backend=backend.name,
+        device=outcome.device or backend.device,
+        versions={**versions, **outcome.versions},
+        seed=seed,
         time=datetime.now(UTC).isoformat(timespec="seconds"),
+        gpu_uuid=outcome.gpu_uuid,
     )
     return Row(spec, outcome.static, outcome.measurement, provenance)
 

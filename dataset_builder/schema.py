@@ -261,6 +261,17 @@ class Measurement:
     seconds: float | None = None
     notes: tuple[str, ...] = ()
     """What a reader must know to trust the figures: what was approximated, that a profile is not calibrated."""
+    process_bytes: int | None = None
+    """NVML's figure for the process: context, libraries and all that is reserved."""
+    alone: bool | None = None
+    """Whether no other process was on the card, as far as its driver tells; and below what others held at most."""
+    others_bytes: int | None = None
+    samples: int | None = None
+    """How often the card was looked at, and below the longest time that it was not."""
+    longest_gap_ms: float | None = None
+    cap_bytes: int | None = None
+    """An estimate under which the run was repeated as the limit of its allocator, and below whether it ran."""
+    cap_held: bool | None = None
 
     @property
     def peak_bytes(self) -> int | None:
@@ -286,6 +297,8 @@ class Provenance:
     """UTC, ISO 8601."""
     source: str | None = None
     """For rows that others published: the file, and whom to cite."""
+    gpu_uuid: str | None = None
+    """Of the very card, where there was one."""
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
-"""The subject: the network of a plan as a module, and batches that it takes."""
+"""The subject: the network of a spec as a module, and batches that it takes."""
 
 import torch
 from torch import Tensor, nn
 
-from dataset_builder.families import blocks
-from dataset_builder.plan import Node, Plan
+from dataset_builder.families import FAMILIES, blocks, plan_of
+from dataset_builder.families.external import build_external
+from dataset_builder.plan import InputTensor, Node, Plan
+from dataset_builder.schema import Spec
 from dataset_builder.training import DTYPES, random_inputs
 
 
@@ -20,6 +22,15 @@ def build_subject(plan: Plan, dtype: str = "fp32", device: str = "meta") -> nn.M
     """The plan's network in training mode; on `meta` it has shapes and no memory."""
     with torch.device(device):
         return build_module(plan.root).to(DTYPES[dtype]).train()
+
+
+def subject_of(spec: Spec, device: str = "meta") -> tuple[nn.Module, tuple[InputTensor, ...]]:
+    """The network of any spec in training mode, and what it is fed."""
+    if spec.family in FAMILIES:
+        plan = plan_of(spec)
+        return build_subject(plan, spec.training.dtype, device), plan.inputs
+    subject, inputs = build_external(spec.family, spec.network, device)
+    return subject.to(DTYPES[spec.training.dtype]), inputs
 
 
 def make_inputs(plan: Plan, batch_size: int, dtype: str = "fp32", device: str = "meta") -> tuple[Tensor, ...]:

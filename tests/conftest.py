@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from nvml_stub import Driver, compile_stub
 
 # Before anything imports torch: two test processes with two threads each get in each other's way on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -97,3 +98,18 @@ def environment_of_nodes() -> Iterator[None]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PYTHONPATH", str(Path(__file__).parent / "support"))
         yield
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a stub libnvidia-ml.so.1."""
+    found = compile_stub(tmp_path_factory.mktemp("nvml"))
+    if found is None:
+        pytest.skip("needs a C compiler for the stub of NVML: install cc, or name one in CC")
+    return found
+
+
+@pytest.fixture
+def driver(nvml_library: Path, tmp_path: Path) -> Driver:
+    """A machine with a stub for a driver; its cards are what the test says."""
+    return Driver(nvml_library, tmp_path)

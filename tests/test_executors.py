@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_backend import Scripted, index_of, plain, spec
+from scripted_backend import Laned, Scripted, index_of, plain, spec
 
 from dataset_builder.errors import UserError
 from dataset_builder.executors import Executor, LocalExecutor, SerialExecutor
@@ -164,3 +164,28 @@ class TestLocalExecutor(ExecutorContract):
 
     def numbered(self, backend: Any, specs: Iterable[Spec]) -> Iterator[tuple[int, Any]]:
         return ((index_of(item), outcome) for item, outcome in self.executor().run(backend, specs))
+
+
+class TestLanes:
+    """A backend that needs devices has one worker on each, also after a worker's death."""
+
+    def run(self, workers: int, folder: Path, specs: list[Spec]) -> tuple[Counter[Status], set[int]]:
+        found = [outcome.measurement for _, outcome in LocalExecutor(workers, 30).run(Laned(), specs)]
+        lanes = {item.breakdown["lane"] for item in found if "lane" in item.breakdown}
+        return Counter(item.status for item in found), lanes
+
+    def test_no_two_workers_share_a_device(self, tmp_path: Path) -> None:
+        statuses, lanes = self.run(8, tmp_path, [spec(index, "alone", str(tmp_path)) for index in range(30)])
+        assert statuses == {Status.OK: 30}
+        assert lanes == {0, 1, 2}
+
+    def test_a_device_is_taken_over_from_a_worker_that_died(self, tmp_path: Path) -> None:
+        deaths = [spec(index, "end", 1, "gone") for index in range(3)]
+        rest = [spec(index, "alone", str(tmp_path)) for index in range(3, 33)]
+        statuses, lanes = self.run(3, tmp_path, [*deaths, *rest])
+        assert statuses == {Status.OK: 30, Status.CRASHED: 3}
+        assert lanes == {0, 1, 2}
+
+    def test_fewer_workers_leave_devices_unused(self, tmp_path: Path) -> None:
+        _, lanes = self.run(1, tmp_path, [spec(index, "alone", str(tmp_path)) for index in range(5)])
+        assert lanes == {0}

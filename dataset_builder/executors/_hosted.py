@@ -77,8 +77,8 @@ def _assigned(job: Job, spec: Spec) -> WorkerProcess:
             return worker
         _end(worker)
     with _without_main():
-        worker = WorkerProcess()
-    worker.send(job.backend)
+        worker = WorkerProcess(job.backend)
+    worker.send(worker.backend)
     worker.assign([spec])
     return worker
 

@@ -42,7 +42,9 @@ SINGLE_THREADED = dict.fromkeys(
 class WorkerProcess:
     """A process that is sent a backend, then specs, and answers in their order."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: bytes) -> None:
+        self.backend = backend
+        """What it is sent first, pickled."""
         self.assigned: deque[Spec] = deque()
         """Specs that it has not answered yet; it works on the first."""
         self.ready = False

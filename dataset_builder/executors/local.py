@@ -5,7 +5,7 @@ import os
 import pickle
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from multiprocessing.connection import wait
 from typing import Any
@@ -43,8 +43,13 @@ class LocalExecutor(Executor):
         self.timeout_seconds = timeout_seconds
 
     def run(self, backend: Backend, specs: Iterable[Spec]) -> Generator[tuple[Spec, Outcome], None, None]:
-        """Measure specs in parallel; the time limit is that of one spec, without the start of its worker."""
-        crew = _Crew(pickle.dumps(backend), specs, self.workers, self.timeout_seconds)
+        """Measure specs in parallel; the time limit is that of one spec, without the start of its worker.
+
+        A backend that needs devices is pinned: a worker to each of its lanes, and no more workers than lanes.
+        """
+        lanes = backend.lanes()
+        backends = [backend] * self.workers if lanes is None else lanes[: self.workers]
+        crew = _Crew([pickle.dumps(item) for item in backends], specs, self.timeout_seconds)
         try:
             yield from crew.outcomes()
             crew.let_go()
@@ -73,10 +78,10 @@ class _Queue:
 class _Crew:
     """The workers of one run."""
 
-    def __init__(self, backend: bytes, specs: Iterable[Spec], size: int, timeout_seconds: float | None) -> None:
-        self._backend = backend
+    def __init__(self, backends: Sequence[bytes], specs: Iterable[Spec], timeout_seconds: float | None) -> None:
+        self._unmanned = deque(backends)
+        """The backends of workers that are still to be hired, or hired again."""
         self._queue = _Queue(specs)
-        self._size = size
         self._timeout_seconds = timeout_seconds
         self._workers: list[WorkerProcess] = []
         self._failed_starts = 0
@@ -96,7 +101,7 @@ class _Crew:
 
     def _hand_out(self) -> bool:
         """Give work to whoever has little; False when there is none left and none under way."""
-        while len(self._workers) < self._size and (first := self._queue.take(1)):
+        while self._unmanned and (first := self._queue.take(1)):
             self._assign(self._hire(), first)
         for worker in self._workers:
             if (wanted := worker.wanted()) and (specs := self._queue.take(wanted)):
@@ -105,8 +110,8 @@ class _Crew:
 
     def _hire(self) -> WorkerProcess:
         with interrupts_held():
-            self._workers.append(WorkerProcess())
-        self._workers[-1].send(self._backend)
+            self._workers.append(WorkerProcess(self._unmanned.popleft()))
+        self._workers[-1].send(self._workers[-1].backend)
         return self._workers[-1]
 
     def _assign(self, worker: WorkerProcess, specs: list[Spec]) -> None:
@@ -186,6 +191,7 @@ class _Crew:
 
     def _dismiss(self, worker: WorkerProcess) -> None:
         self._queue.give_back(worker.assigned)
+        self._unmanned.append(worker.backend)
         self._workers.remove(worker)
         worker.discard()
 

@@ -14,38 +14,38 @@ Network = Mapping[str, Any]
 Built = tuple[nn.Module, tuple[InputTensor, ...]]
 
 
-def build_external(family: str, network: Network) -> Built:
-    """The module on the meta device, and what it is fed."""
+def build_external(family: str, network: Network, device: str = "meta") -> Built:
+    """The module in training mode, and what it is fed."""
     if family not in _BUILDERS:
         raise UserError(f"expected a family of {sorted(_BUILDERS)}, found {family!r}: choose one that can be built")
-    subject, inputs = _BUILDERS[family](network)
+    subject, inputs = _BUILDERS[family](network, device)
     return subject.train(), inputs
 
 
-def _without_data(make: Callable[[], nn.Module]) -> nn.Module:
+def _built_on(device: str, make: Callable[[], nn.Module]) -> nn.Module:
     try:
-        with torch.device("meta"):
+        with torch.device(device):
             return make()
     except (NotImplementedError, RuntimeError):
         # some constructors compute with values, which meta tensors do not have
-        return make().to("meta")
+        return make().to(device)
 
 
-def _timm(network: Network) -> Built:
+def _timm(network: Network, device: str) -> Built:
     timm = import_library("timm")
     create = timm.create_model
-    subject = _without_data(lambda: create(network["name"], pretrained=False, num_classes=network["num_classes"]))
+    subject = _built_on(device, lambda: create(network["name"], pretrained=False, num_classes=network["num_classes"]))
     return subject, (InputTensor(tuple(network["input_shape"])),)
 
 
-def _torchvision(network: Network) -> Built:
+def _torchvision(network: Network, device: str) -> Built:
     """Classifiers; `arguments` are those of their constructor."""
     get = import_library("torchvision").models.get_model
     arguments = {"weights": None, "num_classes": network["num_classes"], **network.get("arguments", {})}
-    return _without_data(lambda: get(network["name"], **arguments)), (InputTensor(tuple(network["input_shape"])),)
+    return _built_on(device, lambda: get(network["name"], **arguments)), (InputTensor(tuple(network["input_shape"])),)
 
 
-def _hugging_face(network: Network) -> Built:
+def _hugging_face(network: Network, device: str) -> Built:
     """A class of transformers with the settings of its configuration; fed tokens, a mask and labels."""
     transformers = import_library("transformers")
     architecture = getattr(transformers, network["architecture"])
@@ -54,7 +54,7 @@ def _hugging_face(network: Network) -> Built:
     classes = "SequenceClassification" in network["architecture"]
     labels = InputTensor((), int(config.num_labels)) if classes else InputTensor(tokens, vocabulary)
     inputs = {"input_ids": InputTensor(tokens, vocabulary), "attention_mask": InputTensor(tokens, 2), "labels": labels}
-    return ByKeyword(_without_data(lambda: architecture(config)), list(inputs)), tuple(inputs.values())
+    return ByKeyword(_built_on(device, lambda: architecture(config)), list(inputs)), tuple(inputs.values())
 
 
 class ByKeyword(nn.Module):
@@ -70,7 +70,7 @@ class ByKeyword(nn.Module):
         return self.subject(**dict(zip(self.names, inputs, strict=True)))
 
 
-_BUILDERS: Mapping[str, Callable[[Network], Built]] = {
+_BUILDERS: Mapping[str, Callable[[Network, str], Built]] = {
     "timm": _timm,
     "torchvision": _torchvision,
     "hf": _hugging_face,

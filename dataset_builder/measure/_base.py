@@ -1,8 +1,9 @@
 """What every measuring backend owes the pipeline."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Self
 
 from dataset_builder.schema import Measurement, Spec, StaticEstimate
 
@@ -13,6 +14,10 @@ class Outcome:
 
     static: StaticEstimate | None
     measurement: Measurement
+    device: str | None = None
+    """The card that it was measured on, where a backend finds it only then; and its UUID and software."""
+    gpu_uuid: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 class Backend(ABC):
@@ -25,7 +30,13 @@ class Backend(ABC):
     origin: ClassVar[str]
     """'static', 'simulated' or 'measured': what kind of figure the rows carry."""
     device: str | None = None
+    longest_seconds: float | None = None
+    """After which a backend with a time limit of its own gives a spec up; an executor's limit must be longer."""
 
     @abstractmethod
     def measure(self, spec: Spec) -> Outcome:
         """Measure a spec that the filter accepted."""
+
+    def lanes(self) -> Sequence[Self] | None:
+        """This backend once for each device that it can use at the same time; None if it needs none."""
+        return None

@@ -3,9 +3,20 @@
 from dataclasses import asdict
 
 from dataset_builder.analysis.static import static_estimate
+from dataset_builder.families import FAMILIES
 from dataset_builder.filters import Rejected, check
 from dataset_builder.measure._base import Backend, Outcome
-from dataset_builder.schema import Measurement, Spec, Status
+from dataset_builder.schema import Measurement, Spec, StaticEstimate, Status
+
+
+def static_of(spec: Spec) -> StaticEstimate | None:
+    """The static estimate of a spec that has a plan; networks of other libraries have none."""
+    if spec.family not in FAMILIES:
+        return None
+    table = check(spec)
+    if isinstance(table, Rejected):
+        raise TypeError(f"the filter rejects this spec: {table.reason}")
+    return static_estimate(spec.training, table)
 
 
 class StaticBackend(Backend):
@@ -16,10 +27,9 @@ class StaticBackend(Backend):
 
     def measure(self, spec: Spec) -> Outcome:
         """Add up the parts that the layer table shows."""
-        table = check(spec)
-        if isinstance(table, Rejected):
-            raise TypeError(f"the filter rejects this spec: {table.reason}")
-        estimate = static_estimate(spec.training, table)
+        estimate = static_of(spec)
+        if estimate is None:
+            raise TypeError(f"there is no layer table of the family {spec.family}")
         breakdown = {name.removesuffix("_bytes"): value for name, value in asdict(estimate).items()}
         measurement = Measurement(status=Status.OK, allocated_bytes=estimate.total_bytes, breakdown=breakdown)
         return Outcome(estimate, measurement)

@@ -94,6 +94,24 @@ class Scripted(Backend):
         ctypes.PyDLL(None).sleep(60)
 
 
+class Laned(Scripted):
+    """Needs one of three devices."""
+
+    def __init__(self, lane=None):
+        self.lane = lane
+
+    def lanes(self):
+        return [Laned(number) for number in range(3)]
+
+    def alone(self, folder):
+        """Fails if another worker is on the same device."""
+        file = Path(folder) / f"lane-{self.lane}"
+        file.touch(exist_ok=False)
+        time.sleep(0.03)
+        file.unlink()
+        return {"lane": self.lane}
+
+
 class DiesOnLoad(Scripted):
     def __setstate__(self, state):
         print("no such library", file=sys.stderr)

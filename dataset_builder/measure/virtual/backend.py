@@ -3,19 +3,16 @@
 import time
 from dataclasses import dataclass, replace
 
-from dataset_builder.analysis.static import static_estimate
-from dataset_builder.families import FAMILIES, plan_of
-from dataset_builder.families.external import build_external
-from dataset_builder.filters import Rejected, check
 from dataset_builder.measure._base import Backend, Outcome
+from dataset_builder.measure.static import static_of
 from dataset_builder.measure.virtual.allocator import AllocatorOptions, CachingAllocator
 from dataset_builder.measure.virtual.profile import DeviceProfile
 from dataset_builder.measure.virtual.replay import FREE, Event, Replay, replay
 from dataset_builder.measure.virtual.session import trace_training
 from dataset_builder.measure.virtual.trace import ConvolutionCall, Trace, Use, call_of
-from dataset_builder.schema import MIB, Measurement, Spec, StaticEstimate, Status
-from dataset_builder.subject import build_subject
-from dataset_builder.training import DTYPES, random_inputs
+from dataset_builder.schema import MIB, Measurement, Spec, Status
+from dataset_builder.subject import subject_of
+from dataset_builder.training import random_inputs
 
 
 class VirtualBackend(Backend):
@@ -32,30 +29,15 @@ class VirtualBackend(Backend):
     def measure(self, spec: Spec) -> Outcome:
         """Trace and replay a spec."""
         start = time.perf_counter()
-        static = _static(spec)
+        static = static_of(spec)
         measurement = simulate(trace_spec(spec, self.profile.compute_capability), self.profile, self.options)
         seconds = round(time.perf_counter() - start, 4)
         return Outcome(static, replace(measurement, seconds=seconds))
 
 
-def _static(spec: Spec) -> StaticEstimate | None:
-    """The static estimate of a spec that has a plan; networks of other libraries have none."""
-    if spec.family not in FAMILIES:
-        return None
-    table = check(spec)
-    if isinstance(table, Rejected):
-        raise TypeError(f"the filter rejects this spec: {table.reason}")
-    return static_estimate(spec.training, table)
-
-
 def trace_spec(spec: Spec, compute_capability: float = 8.0) -> Trace:
     """The trace of a spec's training on cards of that capability."""
-    if spec.family in FAMILIES:
-        plan = plan_of(spec)
-        subject, inputs = build_subject(plan, spec.training.dtype), plan.inputs
-    else:
-        subject, inputs = build_external(spec.family, spec.network)
-        subject = subject.to(DTYPES[spec.training.dtype])
+    subject, inputs = subject_of(spec)
     shapes = [(item.shape, item.vocabulary) for item in inputs]
     return trace_training(
         subject,

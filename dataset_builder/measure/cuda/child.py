@@ -1,0 +1,125 @@
+"""The inside of a measurement: `python -m dataset_builder.measure.cuda.child FD` trains one spec and reports on FD.
+
+It is a process of its own for each spec, and imports torch and what builds a network, since whatever else it held would
+be in the figures. It ends with its parent.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from dataset_builder.errors import UserError
+from dataset_builder.measure.cuda.protocol import CONTEXT, GO, PEAKS, REFUSED, Request, Result, is_out_of_memory
+from dataset_builder.schema import Status
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+EVIDENCE_LENGTH = 500
+
+
+def main(report_fd: int) -> int:
+    """Answer one request; the return value is the exit code."""
+    _die_with_parent()
+    os.set_inheritable(report_fd, False)  # a program that is started here must not hold it open
+    try:
+        result = _run(Request.from_json(json.loads(_read_line())), report_fd)
+    except UserError as error:
+        _report(report_fd, {"event": REFUSED, "reason": str(error)})
+        return 2
+    _report(report_fd, result.to_json())
+    return 0 if result.status is Status.OK else 1
+
+
+def _report(report_fd: int, event: Mapping[str, Any]) -> None:
+    rest = json.dumps(event).encode() + b"\n"
+    while rest:
+        rest = rest[os.write(report_fd, rest) :]
+
+
+def _read_line() -> bytes:
+    """A line from the parent. Not through `sys.stdin`, whose lock a waiting thread holds when the interpreter ends."""
+    line = b""
+    while not line.endswith(b"\n"):
+        data = os.read(0, 1)
+        if not data:
+            sys.exit(3)  # the parent is gone
+        line += data
+    return line
+
+
+def _die_with_parent() -> None:
+    """Have Linux end this process with its parent, even while C code holds the interpreter lock."""
+    with suppress(OSError, AttributeError):  # not Linux
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _end_with_input() -> None:
+    """End the whole group when the parent goes, which closes this process's input."""
+    os.read(0, 1)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _run(request: Request, report_fd: int) -> Result:
+    import torch  # noqa: PLC0415 - takes a second, in which a parent that goes must be noticed
+
+    if not torch.cuda.is_available():
+        raise UserError(
+            f"expected a torch that can use this GPU, found torch {torch.__version__} for CUDA {torch.version.cuda}: "
+            "install one for the driver's CUDA, or use backend=virtual, which needs no GPU"
+        )
+    try:
+        total_bytes = _meet_parent(torch, report_fd)
+        if request.cap_bytes is not None:
+            # one byte more, lest the product of fraction and total fall short of the cap
+            torch.cuda.set_per_process_memory_fraction(min(1.0, (request.cap_bytes + 1) / total_bytes))
+        _train(torch, request)
+    except Exception as error:
+        traceback.print_exc()
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        status = Status.OOM if is_out_of_memory(text) else Status.CRASHED
+        return _result(torch, status, text[:EVIDENCE_LENGTH])
+    return _result(torch, Status.OK)
+
+
+def _meet_parent(torch: Any, report_fd: int) -> int:
+    """Make the context and have the parent look at it; returns the memory that the device has."""
+    _, total_bytes = torch.cuda.mem_get_info()  # the first call that needs a context, and it allocates nothing
+    _report(report_fd, {"event": CONTEXT, "uuid": _uuid(torch)})
+    if _read_line() != GO:
+        raise RuntimeError("the parent said something else than go")
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    return int(total_bytes)
+
+
+def _train(torch: Any, request: Request) -> None:
+    from dataset_builder.measure.cuda.job import run_job  # noqa: PLC0415 - imports torch
+
+    for _ in run_job(request.spec, request.epochs, "cuda"):
+        torch.cuda.synchronize()  # an error belongs to the step that made it
+
+
+def _uuid(torch: Any) -> str | None:
+    uuid = getattr(torch.cuda.get_device_properties(0), "uuid", None)  # not before torch 2.5
+    return None if uuid is None else str(uuid).removeprefix("GPU-")
+
+
+def _result(torch: Any, status: Status, evidence: str | None = None) -> Result:
+    """The peaks that torch counted. After some errors CUDA answers nothing more, and there are none."""
+    try:
+        stats = torch.cuda.memory_stats()
+    except RuntimeError:
+        stats = {}
+    peaks = {name: stats.get(f"{name}.all.peak") for name in PEAKS}
+    versions = {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
+    retries = stats.get("num_alloc_retries", 0)
+    return Result(status=status, **peaks, retries=retries, evidence=evidence, versions=versions)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

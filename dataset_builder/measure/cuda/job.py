@@ -1,0 +1,52 @@
+"""The training run that is measured: the loop of `training`, on a device."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import torch
+
+from dataset_builder.schema import Spec, TrainingSetup, parse_call
+from dataset_builder.subject import subject_of
+from dataset_builder.training import DTYPES, make_optimizer, random_inputs, training_steps
+
+
+def step_sizes(setup: TrainingSetup, epochs: int) -> list[int]:
+    """The batch of every step: a first and a steady one, epochs of two and the odd last batch, one to end on.
+
+    That is the run that the virtual GPU composes, so that both see the allocator in the same states.
+    """
+    full, odd = setup.batch_size, [setup.last_batch_size] if setup.last_batch_size else []
+    return [full, full, *([full, full, *odd] * epochs), full]
+
+
+def run_job(spec: Spec, epochs: int, device: str) -> Iterator[int]:
+    """Train a spec's network on random data; yields each step's batch size when the step is over."""
+    setup = spec.training
+    subject, inputs = subject_of(spec, "cpu")
+    subject.to(device)  # moved, not built there: in another dtype than fp32 building would leave a first copy behind
+    shapes = [(item.shape, item.vocabulary) for item in inputs]
+    ahead = _prefetched(shapes, setup, device)
+    if setup.dry_run_batch_size:
+        for _ in range(setup.dry_run_passes):
+            batch = random_inputs(shapes, setup.dry_run_batch_size, setup.dtype, device)
+            subject(*batch)
+        del batch
+    name, arguments = parse_call(setup.optimizer)
+    parameters = [item for item in subject.parameters() if item.requires_grad]
+    optimizer = make_optimizer(name, dict(arguments), setup.implementation, parameters)
+    sizes = step_sizes(setup, epochs)
+    batches = ((random_inputs(shapes, size, setup.dtype, device) for _ in range(setup.accumulate)) for size in sizes)
+    scaler = torch.amp.GradScaler(device) if setup.autocast == "fp16" else None
+    autocast = (lambda: torch.autocast(device, DTYPES[setup.autocast or ""])) if setup.autocast else nullcontext
+    steps = training_steps(subject, optimizer, batches, setup.loss, autocast, scaler)
+    for size, _ in zip(sizes, steps, strict=False):  # asking for a step too many would make another batch
+        yield size
+    del ahead
+
+
+def _prefetched(
+    shapes: list[tuple[tuple[int, ...], int | None]], setup: TrainingSetup, device: str
+) -> list[tuple[torch.Tensor, ...]]:
+    """Batches that a loader holds ready; on CUDA it has a stream, and so a pool of memory, of its own."""
+    with torch.cuda.stream(torch.cuda.Stream()) if device == "cuda" else nullcontext():  # type: ignore[no-untyped-call]
+        return [random_inputs(shapes, setup.batch_size, setup.dtype, device) for _ in range(setup.prefetched_batches)]

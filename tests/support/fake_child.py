@@ -1,0 +1,205 @@
+"""A child that plays its side of a measurement as a test tells it: `python fake_child.py MODE FD`.
+
+What it holds on the card it writes where the stub of NVML reads it.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+MIB = 2**20
+CONTEXT, PEAK = 400 * MIB, 1000 * MIB
+OK = {"event": "result", "status": "ok", "requested_bytes": 1, "allocated_bytes": 2, "reserved_bytes": 500 * MIB}
+OOM = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+def hold(used, pid=None):
+    """Hold so much on the card while this process lives, under its own id or another."""
+    path, uuid = Path(os.environ["NVML_STUB"]), os.environ["CUDA_VISIBLE_DEVICES"]
+    mine = f"process {uuid} {pid or os.getpid()} "
+    lines = [line for line in path.read_text().splitlines() if not line.startswith(mine)]
+    lines += [f"{mine}{used} c {os.getpid()}"] if used else []
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text("\n".join(lines) + "\n")
+    temporary.rename(path)
+
+
+class Child:
+    def __init__(self, fd):
+        self.fd = fd
+        self.request = json.loads(sys.stdin.readline())
+
+    def report(self, event):
+        os.write(self.fd, json.dumps(event).encode() + b"\n")
+
+    def context(self, **more):
+        self.report({"event": "context", "uuid": os.environ["CUDA_VISIBLE_DEVICES"].removeprefix("GPU-"), **more})
+        assert sys.stdin.readline() == "go\n"
+
+    def start(self):
+        hold(CONTEXT)
+        self.context()
+
+    def ok(self):
+        """Context, a peak of 60 ms, an end; prints what is nobody's business to its standard output."""
+        print("a library that talks", flush=True)
+        self.start()
+        hold(PEAK)
+        time.sleep(0.06)
+        hold(CONTEXT)
+        self.report({**OK, "versions": {"cuda": "12.4"}})
+
+    def capped(self):
+        """Needs 500 MiB: out of memory under a lower cap."""
+        self.start()
+        cap = self.request["cap_bytes"]
+        if cap is not None and cap < OK["reserved_bytes"]:
+            self.report({"event": "result", "status": "oom", "evidence": OOM})
+        else:
+            self.report({**OK, "retries": int(cap == OK["reserved_bytes"])})
+
+    def recorded(self):
+        """Plays figures that are written down beside the card's state."""
+        found = json.loads(Path(os.environ["NVML_STUB"]).with_name("figures.json").read_text())
+        hold(found["breakdown"]["context"])
+        self.context()
+        hold(found["device_used_bytes"])
+        time.sleep(0.1)
+        names = ("status", "evidence", "requested_bytes", "allocated_bytes", "reserved_bytes")
+        self.report({"event": "result", **{name: found[name] for name in names}})
+
+    def hang(self):
+        """Hangs with a child of its own, deaf to SIGTERM both, and says who they are."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self.start()
+        hold(PEAK)
+        other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        print(f"pids {os.getpid()} {other.pid}", file=sys.stderr, flush=True)
+        time.sleep(60)
+
+    def polite_hang(self):
+        """Says when it is told to end."""
+
+        def leave(*_):
+            print("told to end", file=sys.stderr, flush=True)
+            sys.exit(1)
+
+        signal.signal(signal.SIGTERM, leave)
+        self.start()
+        time.sleep(60)
+
+    def leave_another(self):
+        """Ends well, and leaves a process behind that holds its pipes."""
+        other = subprocess.Popen(["sleep", "60"], pass_fds=(self.fd,))
+        self.start()
+        self.report({**OK, "versions": {"other": str(other.pid)}})
+
+    def killed(self):
+        self.start()
+        print("the last words", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def die_early(self):
+        print("ImportError: libcudart.so.12", file=sys.stderr)
+        sys.exit(7)
+
+    def flood(self):
+        """Ten million bytes, and then a word that matters."""
+        self.start()
+        for _ in range(10_000):
+            sys.stderr.write("x" * 999 + "\n")
+        print("the last line", file=sys.stderr, flush=True)
+        sys.exit(5)
+
+    def flood_and_finish(self):
+        self.start()
+        for _ in range(10_000):
+            sys.stderr.write("x" * 999 + "\n")
+        self.report(OK)
+
+    def garbage(self):
+        os.write(self.fd, b"\xff\x00 not json\n")
+        time.sleep(60)
+
+    def endless(self):
+        while True:
+            os.write(self.fd, b"1" * 65_536)
+
+    def not_a_result(self):
+        self.start()
+        self.report({**OK, "reserved_bytes": "much"})
+
+    def unknown_status(self):
+        self.start()
+        self.report({**OK, "status": "fine"})
+
+    def oom(self):
+        self.start()
+        hold(PEAK)
+        time.sleep(0.05)
+        self.report({"event": "result", "status": "oom", "reserved_bytes": 7, "evidence": OOM})
+        sys.exit(1)
+
+    def oom_abort(self):
+        """As a library that ends the process."""
+        self.start()
+        print(f"terminate called after throwing an instance of 'c10::{OOM}'", file=sys.stderr, flush=True)
+        os.abort()
+
+    def full(self):
+        self.start()
+        self.report({**OK, "retries": 3})
+
+    def refuse(self):
+        self.report({"event": "refused", "reason": "expected a torch for CUDA, found another: install it"})
+        sys.exit(2)
+
+    def host_pid(self):
+        """As in a container, where NVML names processes as the host does."""
+        hold(CONTEXT, pid=990_001)
+        self.context()
+        hold(PEAK, pid=990_001)
+        time.sleep(0.06)
+        self.report(OK)
+
+    def visited(self):
+        """Someone else comes while it runs, and leaves."""
+        self.start()
+        hold(PEAK)
+        hold(300 * MIB, pid=990_002)
+        time.sleep(0.06)
+        hold(0, pid=990_002)
+        self.report(OK)
+
+    def lost(self):
+        """The card is lost under it."""
+        self.start()
+        path = Path(os.environ["NVML_STUB"])
+        path.write_text(path.read_text().replace(" 0 0 NVIDIA", " 0 15 NVIDIA"))
+        time.sleep(60)
+
+    def another_card(self):
+        hold(CONTEXT)
+        self.context(uuid="ffff")
+
+    def environment(self):
+        self.start()
+        names = ("CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING")
+        self.report({**OK, "versions": {name: os.environ.get(name, "") for name in names}})
+
+    def meet(self):
+        """Ends only if children are on two GPUs at the same time."""
+        self.start()
+        path = Path(os.environ["NVML_STUB"]).parent
+        (path / f"on-{os.environ['CUDA_VISIBLE_DEVICES']}").touch()
+        while len(list(path.glob("on-*"))) < 2:
+            time.sleep(0.01)
+        self.report(OK)
+
+
+if __name__ == "__main__":
+    getattr(Child(int(sys.argv[2])), sys.argv[1])()

@@ -1,0 +1,88 @@
+"""The stub of NVML from the side of Python: writes what it says, compiles it, and runs programs that load it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("nvml_stub.c")
+GIB = 2**30
+LOST, NOT_SUPPORTED, NO_PERMISSION, DRIVER_NOT_LOADED, VERSION_MISMATCH, UNKNOWN = 15, 3, 4, 9, 18, 999
+
+
+def compile_stub(directory: Path) -> Path | None:
+    """The directory with libnvidia-ml.so.1, None where there is no compiler."""
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        return None
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", directory / "libnvidia-ml.so.1", SOURCE], check=True)
+    return directory
+
+
+def without_driver(directory: Path) -> Path:
+    """A directory in which the loader finds a library that is none, so that a driver behind it is not found either."""
+    (directory / "libnvidia-ml.so.1").write_text("no library")
+    return directory
+
+
+@dataclass
+class Card:
+    """The state of the stub. `write` shows it to all who have the stub open."""
+
+    path: Path
+    lines: list[str] = field(default_factory=list)
+
+    def gpu(self, uuid="GPU-a", name="NVIDIA A100-SXM4-40GB", total=40 * GIB, used=0, reserved=GIB // 2, mig=0, code=0):
+        return self.add(f"gpu {uuid} {total} {used} {reserved} {mig} {code} {name}")
+
+    def instance(self, card, uuid, total=5 * GIB, used=0, name="NVIDIA A100-SXM4-40GB MIG 1g.5gb"):
+        return self.add(f"mig {card} {uuid} {total} {used} {name}")
+
+    def process(self, pid, used, uuid="GPU-a", kind="c"):
+        return self.add(f"process {uuid} {pid} {used} {kind}")
+
+    def add(self, line):
+        self.lines.append(line)
+        return self
+
+    def write(self) -> "Card":
+        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+        temporary.write_text("\n".join(self.lines) + "\n")
+        temporary.rename(self.path)
+        return self
+
+
+@dataclass(frozen=True)
+class Driver:
+    """A machine with the stub as its driver."""
+
+    library: Path
+    folder: Path
+
+    @property
+    def card(self) -> Card:
+        return Card(self.folder / "card.txt")
+
+    def environment(self, **more: str) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "NVIDIA_"))}
+        return {
+            **kept,
+            "LD_LIBRARY_PATH": str(self.library),
+            "NVML_STUB": str(self.folder / "card.txt"),
+            "TMPDIR": str(self.folder),  # where the locks are
+            "PYTHONPATH": str(SOURCE.parent),
+            **more,
+        }
+
+    def run(self, code: str, *args: str, **more: str) -> "subprocess.CompletedProcess[str]":
+        """A program of Python that finds the stub as libnvidia-ml.so.1."""
+        return subprocess.run(
+            [sys.executable, "-c", code, *args],
+            env=self.environment(**more),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )

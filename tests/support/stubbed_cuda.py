@@ -1,0 +1,53 @@
+"""The CUDA backend in a process that has the stub for a driver, for tests in a process that has none."""
+
+import pickle
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvml_stub import Driver
+
+from dataset_builder.errors import UserError
+from dataset_builder.measure import Backend, Outcome
+from dataset_builder.measure.cuda.backend import CudaBackend, CudaSettings
+
+FAKE_CHILD = Path(__file__).with_name("fake_child.py")
+
+
+def fake(mode: str, estimator: Backend | None = None, **settings) -> CudaBackend:
+    """The backend with a child that plays."""
+    settings = {"timeout_seconds": 20, **settings}
+    return CudaBackend(CudaSettings(**settings), estimator, (sys.executable, str(FAKE_CHILD), mode))
+
+
+@dataclass
+class Stubbed(Backend):
+    """Hands calls over to a process with the stub."""
+
+    backend: CudaBackend
+    driver: Driver
+    name = CudaBackend.name
+    origin = CudaBackend.origin
+
+    def measure(self, spec) -> Outcome:
+        return self.call("measure", spec)
+
+    def call(self, method, *args, **environment):
+        file = self.driver.folder / "call.pickle"
+        file.write_bytes(pickle.dumps((self.backend, method, args)))
+        result = self.driver.run("import stubbed_cuda; stubbed_cuda.answer()", str(file), **environment)
+        assert result.returncode == 0, result.stderr
+        answer = pickle.loads(file.read_bytes())
+        if isinstance(answer, UserError):
+            raise answer
+        return answer
+
+
+def answer() -> None:
+    file = Path(sys.argv[1])
+    backend, method, args = pickle.loads(file.read_bytes())
+    try:
+        found = getattr(backend, method)(*args)
+    except UserError as error:
+        found = error
+    file.write_bytes(pickle.dumps(found))

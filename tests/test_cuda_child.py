@@ -1,0 +1,206 @@
+"""The child's side of a measurement, as far as it goes without a card; and the training run that it measures."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+import pytest
+import torch
+from fake_child import CONTEXT, MIB
+from scripted_backend import alive, wait_until
+from stubbed_cuda import FAKE_CHILD, Stubbed
+
+from dataset_builder.errors import UserError
+from dataset_builder.families import make_spec
+from dataset_builder.measure import Backend, Outcome
+from dataset_builder.measure.cuda.backend import CHILD, CudaBackend, CudaSettings
+from dataset_builder.measure.cuda.job import run_job, step_sizes
+from dataset_builder.measure.cuda.protocol import Request, Result, is_out_of_memory
+from dataset_builder.measure.virtual.backend import trace_spec
+from dataset_builder.measure.virtual.trace import Use
+from dataset_builder.schema import Measurement, Status, TrainingSetup
+
+MLP = {"arch": "uniform", "input_features": 64, "output_features": 10, "depth": 2}
+NO_CARD = not torch.cuda.is_available()
+
+
+def mlp(batch=8, **training):
+    return make_spec("mlp", MLP, TrainingSetup(batch_size=batch, **training))
+
+
+@pytest.mark.skipif(not NO_CARD, reason="torch can use a card here")
+def test_a_torch_without_cuda_is_refused_by_the_real_child(driver):
+    driver.card.gpu().write()
+    backend = Stubbed(CudaBackend(CudaSettings()), driver)
+    with pytest.raises(UserError, match=r"expected a torch that can use this GPU, found torch .*use backend=virtual"):
+        backend.measure(mlp())
+
+
+def test_the_child_imports_little():
+    # torch itself imports pynvml, and leaves it alone
+    heavy = {"dataset_builder.measure.nvml", "pandas", "hydra", "sklearn", "lightning", "optuna", "pyarrow", "filelock"}
+    modules = "dataset_builder.measure.cuda.child, dataset_builder.measure.cuda.job"
+    code = f"import sys, {modules}; print({heavy!r} & {{*sys.modules}})"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "set()\n"
+
+
+@dataclass
+class Estimates(Backend):
+    """An estimator that says one thing."""
+
+    reserved_bytes: int
+    name = "fixed"
+    origin = "static"
+
+    def measure(self, spec):
+        return Outcome(None, Measurement(status=Status.OK, reserved_bytes=self.reserved_bytes))
+
+
+class TestWithTheCpuForACard:
+    """Both real halves, from request to row; only what torch.cuda says is made up."""
+
+    def measure(self, driver, mode, estimate=None):
+        driver.card.gpu().write()
+        command = (sys.executable, str(FAKE_CHILD.with_name("cpu_child.py")), mode)
+        estimator = None if estimate is None else Estimates(estimate)
+        return Stubbed(CudaBackend(CudaSettings(timeout_seconds=100), estimator, command), driver).measure(
+            mlp(last_batch_size=3, accumulate=2)
+        )
+
+    @pytest.mark.parametrize(("estimate", "held"), [(500 * MIB, True), (498 * MIB, False)])
+    def test_a_run_and_its_cap(self, driver, estimate, held):
+        outcome = self.measure(driver, "ok", estimate)
+        found = outcome.measurement
+        assert (found.status, found.evidence) == (Status.OK, None)
+        assert (found.requested_bytes, found.allocated_bytes) == (100 * MIB, 101 * MIB)
+        assert found.device_used_bytes == found.process_bytes == CONTEXT + 500 * MIB
+        assert found.breakdown == {"context": CONTEXT, "libraries": 0, "allocator": 500 * MIB}
+        assert (found.cap_bytes, found.cap_held) == (estimate, held)
+        assert outcome.versions["cudnn"] == "90100"
+
+    def test_a_crash_of_a_step(self, driver):
+        found = self.measure(driver, "crash").measurement
+        assert found.status is Status.CRASHED
+        assert found.evidence == "RuntimeError: CUDA error: device-side assert triggered"
+        assert found.reserved_bytes == 500 * MIB
+
+
+class TestJob:
+    @pytest.mark.parametrize("last", [None, 3])
+    def test_the_steps_are_those_of_the_virtual_gpu(self, last):
+        spec = mlp(last_batch_size=last)
+        trace = trace_spec(spec)
+        born = [size for block, size in trace.events if size > 0 and trace.uses[block] == Use.INPUTS]
+        assert [size // (4 * 64) for size in born] == step_sizes(spec.training, epochs=2)
+
+    @pytest.mark.parametrize(
+        "training",
+        [
+            {"last_batch_size": 3},
+            {"accumulate": 2, "optimizer": "SGD(momentum=0.9)"},
+            {"autocast": "bf16", "dry_run_batch_size": 2, "dry_run_passes": 2},
+            {"dtype": "bf16", "implementation": "foreach", "prefetched_batches": 2},
+            {"checkpointing": True, "loss": "mse"},
+        ],
+    )
+    def test_it_trains(self, training):
+        spec = mlp(**training)
+        assert list(run_job(spec, epochs=1, device="cpu")) == step_sizes(spec.training, 1)
+
+    def test_a_batch_is_made_for_each_step_and_part_and_no_more(self, monkeypatch):
+        made = []
+
+        def count(shapes, size, dtype, device):
+            made.append(size)
+            return (torch.zeros(size, 64),)
+
+        monkeypatch.setattr("dataset_builder.measure.cuda.job.random_inputs", count)
+        setup = {"last_batch_size": 3, "accumulate": 2, "dry_run_batch_size": 5, "prefetched_batches": 1}
+        spec = mlp(**setup)
+        list(run_job(spec, epochs=1, device="cpu"))
+        assert made == [8, 5, *(size for size in step_sizes(spec.training, 1) for _ in range(2))]
+
+
+class TestProtocol:
+    def test_a_request_comes_back(self):
+        request = Request(spec=mlp(last_batch_size=3), epochs=2, cap_bytes=7)
+        assert Request.from_json(json.loads(json.dumps(request.to_json()))) == request
+
+    def test_a_result_comes_back(self):
+        result = Result(status=Status.OOM, reserved_bytes=7, retries=2, evidence="e", versions={"cuda": "12"})
+        assert Result.from_json(json.loads(json.dumps(result.to_json()))) == result
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {},
+            {"status": "fine"},
+            {"status": "ok", "reserved_bytes": 1.5},
+            {"status": "ok", "retries": "3"},
+            {"status": "ok", "surprise": 1},
+            {"status": "ok", "versions": 3},
+        ],
+    )
+    def test_what_is_no_result_is_a_value_error(self, values):
+        with pytest.raises(ValueError):
+            Result.from_json(values)
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB", True),
+            ("RuntimeError: CUDA error: out of memory", True),
+            ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+            ("RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
+            ("RuntimeError: [enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory", False),
+            ("RuntimeError: CUDA error: device-side assert triggered", False),
+        ],
+    )
+    def test_which_errors_are_out_of_memory(self, text, expected):
+        assert is_out_of_memory(text) is expected
+
+
+class TestParentGone:
+    """Whatever ends the parent, the child goes too."""
+
+    def test_a_parent_that_is_killed(self, driver):
+        """The real child, in the import of torch or waiting for its request, ends with its parent."""
+        code = (
+            "import os, subprocess, sys, time\n"
+            "read, write = os.pipe()\n"
+            f"child = subprocess.Popen([*{list(CHILD)!r}, str(write)], stdin=subprocess.PIPE, pass_fds=(write,),"
+            " start_new_session=True)\n"
+            "print(child.pid, flush=True); time.sleep(60)"
+        )
+        parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        pid = int(parent.stdout.readline())
+        time.sleep(0.3)
+        assert alive(pid)
+        parent.kill()
+        parent.communicate()
+        assert wait_until(lambda: not alive(pid), 5)
+
+    def test_a_parent_that_is_interrupted_ends_the_group(self, driver):
+        driver.card.gpu().write()
+        code = "from stubbed_cuda import fake\nfrom job_spec import SPEC\nfake('hang').measure(SPEC)"
+        (driver.folder / "job_spec.py").write_text(
+            "from dataset_builder.families import make_spec\nfrom dataset_builder.schema import TrainingSetup\n"
+            f"SPEC = make_spec('mlp', {MLP!r}, TrainingSetup(batch_size=8))\n"
+        )
+        path = os.pathsep.join([str(FAKE_CHILD.parent), str(driver.folder)])
+        parent = subprocess.Popen(
+            [sys.executable, "-c", code], env=driver.environment(PYTHONPATH=path), stderr=subprocess.PIPE, text=True
+        )
+        card = driver.card.path
+        assert wait_until(lambda: "1048576000" in card.read_text(), 10)
+        pid = int(card.read_text().split()[-1])
+        assert alive(pid)
+        parent.send_signal(signal.SIGINT)
+        _, errors = parent.communicate(timeout=10)
+        assert errors.rstrip().endswith("KeyboardInterrupt")
+        assert wait_until(lambda: not alive(pid), 5)
