@@ -127,6 +127,37 @@ def verify_gpu(arguments: argparse.Namespace) -> int:
     return 0 if found.passed else 1
 
 
+def calibrate_device(arguments: argparse.Namespace) -> None:
+    """Fit a device profile to rows measured on the card: about thirty that are measured now, or those of a file."""
+    from dataset_builder import calibrating
+    from dataset_builder.configuration import CONF, load_device
+    from dataset_builder.measure.virtual.calibration import calibrate
+    from dataset_builder.measure.virtual.profile import parse_profile
+
+    key, _, name = arguments.device.partition("=")
+    if key != "device" or not name.isidentifier():
+        raise UserError(f"expected device=NAME, found {arguments.device!r}: name the profile like that")
+    known = (CONF / "device" / f"{name}.yaml").exists()
+    start = parse_profile(load_device(arguments.start or (name if known else "a100_40gb")))
+    path = Path(arguments.output or CONF / "device" / f"{name}.yaml")
+    if path.exists() and not arguments.force:
+        raise UserError(f"expected no profile at {path}, found one: choose another with -o, or replace it with --force")
+    if arguments.from_rows:
+        rows, source = calibrating.load_rows(Path(arguments.from_rows)), Path(arguments.from_rows).name
+    else:
+        rows, source = calibrating.measure_rows(Path("rows/calibrate") / name, [f"device={start.name}"]), "its own"
+    chosen, rest = calibrating.choose(rows, arguments.rows, arguments.seed)
+    begin = calibrating.from_scratch(start) if arguments.from_scratch else start
+    found = calibrate(begin, calibrating.samples_of(chosen, start.compute_capability))
+    calibrating.write_profile(path, found, name, source)
+    print(f"{path}: fitted to {found.rows} rows, median error {found.median_error_before:.2%} -> ", end="")
+    print(f"{found.median_error_after:.2%}; {'; '.join(found.changed) or 'nothing changed'}")
+    if arguments.test and rest:
+        samples = calibrating.samples_of(rest[: arguments.test], start.compute_capability)
+        for label, profile in (("before", begin), ("fitted", found.profile), (f"profile {start.name}", start)):
+            print(f"on {len(samples)} other rows, {label}: median error {calibrating.error_on(profile, samples):.2%}")
+
+
 def _measure_on_card(arguments: argparse.Namespace) -> list[Row]:
     """The golden specs on one GPU; with --record also what was measured before an interruption is kept."""
     from dataset_builder.configuration import device_for, load_device, make_cuda, make_virtual
@@ -210,6 +241,7 @@ COMMANDS: dict[str, Command] = {
     "import": import_rows,
     "specification": specification,
     "repair": repair_journal,
+    "calibrate": calibrate_device,
     "verify-gpu": verify_gpu,
 }
 
@@ -249,8 +281,21 @@ def run_command(argv: Sequence[str]) -> int:
     subs["import"].add_argument("--out", required=True, metavar="DIR")
     subs["import"].add_argument("--device", help="of a table of several stacks, the profile whose figures to take")
     _add_verify_gpu(subs["verify-gpu"])
+    _add_calibrate(subs["calibrate"])
     arguments = parser.parse_args(argv)
     return arguments.command(arguments) or 0
+
+
+def _add_calibrate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("device", metavar="device=NAME", help="the profile to write")
+    parser.add_argument("--from-rows", metavar="PATH", help="measured rows: a build directory or a public table")
+    parser.add_argument("--rows", type=int, default=40, help="how many of them to fit to")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start", metavar="PROFILE", help="where to start from; default: NAME, else a100_40gb")
+    parser.add_argument("--from-scratch", action="store_true", help="forget the constants of the profile to start from")
+    parser.add_argument("--test", type=int, default=0, metavar="N", help="also tell the error on so many other rows")
+    parser.add_argument("-o", "--output", metavar="FILE", help="default: conf/device/NAME.yaml")
+    parser.add_argument("--force", action="store_true", help="replace a profile of that name")
 
 
 def _add_verify_gpu(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError  # type: ignore[import-untyped]
+from yaml import YAMLError
 
 from dataset_builder.errors import UserError, check_choice, check_count, check_flag
 from dataset_builder.executors import Executor, LocalExecutor, SerialExecutor

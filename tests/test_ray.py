@@ -157,11 +157,11 @@ class TestCards:
         with pytest.raises(UserError, match="expected a node with 1 CPU and 4 GPU"):
             list(RayExecutor(gpus=4).run(backend, plain(1)))
 
-    def test_a_card_for_a_row_is_the_default_of_real_cards_alone(self) -> None:
+    def test_a_card_for_a_row_is_the_default_of_real_cards_alone(self, backend: Any) -> None:
         config = compose_build(["executor=ray", "backend=virtual"])
-        assert make_executor(config).gpus == 0  # type: ignore[attr-defined]
+        assert make_executor(config, backend).gpus == 0  # type: ignore[attr-defined]
         config.backend.name = "cuda"
-        assert make_executor(config).gpus == 1  # type: ignore[attr-defined]
+        assert make_executor(config, backend).gpus == 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

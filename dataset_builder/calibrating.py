@@ -1,0 +1,118 @@
+"""`vramcast build calibrate`: a device profile from rows that were measured on the card, or are measured for it now."""
+
+import datetime
+import os
+import random
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import yaml
+from tqdm import tqdm
+
+from dataset_builder.configuration import compose_build, make_build, make_executor, out_of, settings_of
+from dataset_builder.errors import UserError
+from dataset_builder.measure.virtual.allocator import AllocatorOptions
+from dataset_builder.measure.virtual.backend import simulate, trace_spec
+from dataset_builder.measure.virtual.calibration import Calibration, Sample
+from dataset_builder.measure.virtual.profile import DeviceProfile
+from dataset_builder.measure.virtual.trace import Trace
+from dataset_builder.pipeline import run
+from dataset_builder.schema import Row, Spec, Status, without_defaults
+from dataset_builder.store import read_journal
+from dataset_builder.store.durable import replacing
+from dataset_builder.store.importers import read_rows
+
+PLAN: Mapping[str, int] = {"mlp": 6, "cnn": 16, "template": 8}
+"""Rows that are measured of each family: the first of an orthogonal array over its space."""
+
+
+def measure_rows(out: Path, overrides: Sequence[str]) -> list[Row]:
+    """Measure the rows of the plan on this machine's card; a run that was stopped goes on where it was."""
+    rows: list[Row] = []
+    for family, count in PLAN.items():
+        words = [f"family={family}", f"n={count}", "sampler=orthogonal", "backend=cuda", f"out={out / family}"]
+        config = compose_build([*words, *overrides])
+        build = make_build(settings_of(config, words), out_of(config))
+        with tqdm(total=count, unit="row", desc=family) as bar:
+            run(build, make_executor(config, build.backend), partial(_tick, bar), lambda _: None)
+        rows += read_journal(build.out).rows
+    return rows
+
+
+def _tick(bar: "tqdm[Any]", _: object) -> None:
+    bar.update()
+
+
+def load_rows(path: Path) -> list[Row]:
+    """The measured rows of a build directory or of a public table."""
+    rows = read_journal(path).rows if path.is_dir() else list(read_rows(path))
+    measured = [row for row in rows if row.provenance.origin == "measured"]
+    if not measured:
+        raise UserError(f"expected rows in {path} that were measured on a card, found none: name another")
+    return measured
+
+
+def choose(rows: Iterable[Row], count: int, seed: int) -> tuple[list[Row], list[Row]]:
+    """So many completed rows at random, and the rest; rows of one network stay together."""
+    completed = [row for row in rows if row.measurement.status is Status.OK]
+    groups = sorted({row.spec.group for row in completed})
+    random.Random(seed).shuffle(groups)  # noqa: S311 - a sample, no secret
+    order = {group: place for place, group in enumerate(groups)}
+    completed.sort(key=lambda row: (order[row.spec.group], row.spec.id))
+    last = completed[min(count, len(completed)) - 1].spec.group if completed else None
+    chosen = [row for row in completed if last is not None and order[row.spec.group] <= order[last]]
+    return chosen, completed[len(chosen) :]
+
+
+def samples_of(rows: Sequence[Row], capability: float) -> list[Sample]:
+    """The traces of rows, made on all cores."""
+    jobs = [(row.spec, capability) for row in rows]
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn")) as pool:
+        traces = tqdm(pool.map(_trace, jobs), total=len(jobs), unit="row", desc="tracing", mininterval=_often())
+        return [Sample(trace, row.measurement.device_used_bytes or 0) for row, trace in zip(rows, traces, strict=True)]
+
+
+def _often() -> float:
+    return 0.1 if sys.stderr.isatty() else 5
+
+
+def _trace(job: tuple[Spec, float]) -> Trace:
+    return trace_spec(*job)
+
+
+def error_on(profile: DeviceProfile, samples: Sequence[Sample]) -> float:
+    """The median relative error of a profile on rows that it was not fitted to."""
+    errors = []
+    for sample in samples:
+        found = simulate(sample.trace, profile, AllocatorOptions())
+        errors.append(abs((found.device_used_bytes or 0) - sample.used_bytes) / sample.used_bytes)
+    return median(errors)
+
+
+def from_scratch(profile: DeviceProfile) -> DeviceProfile:
+    """A profile that knows a card's sizes and nothing of its software: no constants, one copy for every rule."""
+    rules = tuple(replace(rule, copies=1.0, weight_copies=None) for rule in profile.convolution)
+    return replace(profile, context_mib=0, cudnn_mib=0, other_mib=0, convolution=rules, calibrated_on=None)
+
+
+def write_profile(path: Path, found: Calibration, name: str, source: str) -> None:
+    """The profile as a file of `conf/device`, with the evidence that it rests on."""
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    evidence = (
+        f"{found.rows} rows of {source}, {today}: median error {found.median_error_before:.2%} before, "
+        f"{found.median_error_after:.2%} after, on the same rows"
+    )
+    profile = replace(found.profile, name=name, calibrated_on=evidence)
+    settings: dict[str, Any] = {**without_defaults(profile), "calibrated_on": evidence}
+    settings["convolution"] = [without_defaults(rule) for rule in profile.convolution]
+    head = [f"# {profile.title}, calibrated by `vramcast build calibrate`.", *(f"# {line}" for line in found.changed)]
+    text = yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=120)
+    with replacing(path) as temporary:
+        temporary.write_text("\n".join(head) + "\n" + text)
