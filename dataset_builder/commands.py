@@ -133,6 +133,7 @@ def calibrate_device(arguments: argparse.Namespace) -> None:
     from dataset_builder.configuration import CONF, load_device
     from dataset_builder.measure.virtual.calibration import calibrate
     from dataset_builder.measure.virtual.profile import parse_profile
+    from dataset_builder.store.splits import in_half
 
     key, _, name = arguments.device.partition("=")
     if key != "device" or not name.isidentifier():
@@ -146,6 +147,7 @@ def calibrate_device(arguments: argparse.Namespace) -> None:
         rows, source = calibrating.load_rows(Path(arguments.from_rows)), Path(arguments.from_rows).name
     else:
         rows, source = calibrating.measure_rows(Path("rows/calibrate") / name, [f"device={start.name}"]), "its own"
+    rows = [row for row in rows if in_half(row.spec, arguments.half)]
     chosen, rest = calibrating.choose(rows, arguments.rows, arguments.seed)
     begin = calibrating.from_scratch(start) if arguments.from_scratch else start
     found = calibrate(begin, calibrating.samples_of(chosen, start.compute_capability))
@@ -291,6 +293,7 @@ def _add_calibrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from-rows", metavar="PATH", help="measured rows: a build directory or a public table")
     parser.add_argument("--rows", type=int, default=40, help="how many of them to fit to")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--half", choices=("even", "odd"), help="of the networks, to test on the other half")
     parser.add_argument("--start", metavar="PROFILE", help="where to start from; default: NAME, else a100_40gb")
     parser.add_argument("--from-scratch", action="store_true", help="forget the constants of the profile to start from")
     parser.add_argument("--test", type=int, default=0, metavar="N", help="also tell the error on so many other rows")

@@ -16,9 +16,8 @@ from dataset_builder.executors import LocalExecutor
 from dataset_builder.measure import Backend
 from dataset_builder.schema import MIB, Row, Spec, Status
 from dataset_builder.store.importers import read_rows
+from dataset_builder.store.splits import HALVES, in_half
 from models.metrics import Judged, judge
-
-_HALVES = {"even": 0, "odd": 1}
 
 Rows = dict[Spec, list[Row]]
 """A job may have been measured more than once."""
@@ -58,14 +57,14 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--device", help="a device profile for all rows; default: the one that each was measured on")
     parser.add_argument("--bucket-mib", type=int, default=1024)
     parser.add_argument("--rows", type=int, help="only the first so many")
-    parser.add_argument("--half", choices=list(_HALVES), help="of the networks: profiles are calibrated on even ones")
+    parser.add_argument("--half", choices=list(HALVES), help="of the networks: profiles are calibrated on even ones")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--worst", type=int, default=0, help="show the rows that are furthest off")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(argv)
     check_count("--bucket-mib", arguments.bucket_mib)
     check_count("--workers", arguments.workers)
-    rows = [row for row in read_rows(Path(arguments.data)) if _in_half(row, arguments.half)][: arguments.rows]
+    rows = [row for row in read_rows(Path(arguments.data)) if in_half(row.spec, arguments.half)][: arguments.rows]
     if not rows:
         raise UserError(f"expected measured rows in {arguments.data}, found none: name another file")
     groups: dict[str, list[Row]] = defaultdict(list)
@@ -83,11 +82,6 @@ def main(argv: Sequence[str]) -> None:
             f"{item.relative_error:+8.1%} measured {item.actual_mib:8.0f} estimated {item.estimate_mib} "
             f"{item.stack} {item.name}"
         )
-
-
-def _in_half(row: Row, half: str | None) -> bool:
-    """Networks are split by their content, so that all rows of one are in one half, and always the same."""
-    return half is None or int(row.spec.group, 16) % 2 == _HALVES[half]
 
 
 def _figures(judged: Sequence[Judged], rows: int, bucket_mib: int) -> dict[str, object]:

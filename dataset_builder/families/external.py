@@ -25,7 +25,7 @@ def build_external(family: str, network: Network, device: str = "meta") -> Built
 def _built_on(device: str, make: Callable[[], nn.Module]) -> nn.Module:
     try:
         with torch.device(device):
-            return make()
+            return make().to(device)  # some parameters are made on the CPU whatever the default
     except (NotImplementedError, RuntimeError):
         # some constructors compute with values, which meta tensors do not have
         return make().to(device)

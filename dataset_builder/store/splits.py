@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dataset_builder.errors import UserError
+from dataset_builder.schema import Spec
 from dataset_builder.store.durable import replacing
 
 SPLIT_VERSION = 1
@@ -144,3 +145,12 @@ def _repeated(parts: Mapping[str, list[Any]]) -> str | None:
                 return f"the group {group!r} is in the part {part_by_group[group]!r} and in {name!r}"
             part_by_group[group] = name
     return None
+
+
+HALVES = {"even": 0, "odd": 1}
+"""Public rows are halved once and for all: profiles are calibrated on networks of the even half."""
+
+
+def in_half(spec: Spec, half: str | None) -> bool:
+    """Networks are told apart by their content, so that all rows of one are in one half, and always the same."""
+    return half is None or int(spec.group, 16) % 2 == HALVES[half]
