@@ -51,9 +51,11 @@ def calibrate(profile: DeviceProfile, samples: Sequence[Sample]) -> Calibration:
     before = median(fitter.errors(profile))
     best = fitter.with_constants(profile)
     loss = fitter.loss(best)
+    # the rule that explains most comes first, or another would bend to explain it
+    order = sorted(range(len(profile.convolution)), key=lambda index: fitter.improved(best, loss, index)[1])
     for _ in range(_MOST_SWEEPS):
         start = best
-        for index in range(len(profile.convolution)):
+        for index in order:
             best, loss = fitter.improved(best, loss, index)
         if best == start:
             break

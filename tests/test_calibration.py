@@ -1,0 +1,138 @@
+"""A device profile from measured rows: what is known is found again, and what rows say nothing of stays."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from dataset_builder import calibrating
+from dataset_builder.__main__ import main
+from dataset_builder.configuration import load_device
+from dataset_builder.errors import UserError
+from dataset_builder.families import make_spec
+from dataset_builder.measure.virtual.allocator import AllocatorOptions
+from dataset_builder.measure.virtual.backend import simulate, trace_spec
+from dataset_builder.measure.virtual.calibration import Calibration, Sample, calibrate
+from dataset_builder.measure.virtual.profile import parse_profile
+from dataset_builder.schema import MIB, Measurement, Provenance, Row, Status, TrainingSetup
+
+RULES = [{"pointwise": True, "copies": 1.0}, {"direction": "forward", "copies": 1.0}, {"copies": 2.0}]
+TRUTH = parse_profile(
+    {
+        "name": "truth", "title": "A card", "total_mib": 16000, "compute_capability": 8.0, "context_mib": 321,
+        "cudnn_mib": 77, "convolution": RULES, "calibrated_on": "itself",
+    }
+)  # fmt: skip
+
+
+def cnn(batch, filters=64, size=64):
+    network = {
+        "arch": "uniform", "input_channels": 3, "input_size": size, "num_classes": 10, "depth": 3,
+        "base_filters": filters, "norm": "batch",
+    }  # fmt: skip
+    return make_spec("cnn", network, TrainingSetup(batch_size=batch))
+
+
+def mlp(batch):
+    network = {"arch": "uniform", "input_features": 512, "output_features": 10, "depth": 3}
+    return make_spec("mlp", network, TrainingSetup(batch_size=batch))
+
+
+@pytest.fixture(scope="module")
+def samples():
+    specs = [cnn(8), cnn(16, 96), cnn(32, 48), cnn(24, 128), cnn(12, 80, 96), mlp(64), mlp(512)]
+    traces = [trace_spec(spec) for spec in specs]
+    return [Sample(trace, simulate(trace, TRUTH, AllocatorOptions()).device_used_bytes) for trace in traces]
+
+
+def test_what_is_known_is_found_again_from_nothing(samples):
+    start = calibrating.from_scratch(TRUTH)
+    assert start.context_mib == 0
+    found = calibrate(start, samples)
+    assert found.profile.context_mib == 321
+    assert found.profile.cudnn_mib == pytest.approx(77, abs=3)
+    assert found.profile.convolution[2].copies == 2.0
+    assert found.median_error_before > 0.2
+    assert found.median_error_after < 0.003
+    assert any(change.startswith("context_mib 0 -> 321") for change in found.changed)
+
+
+def test_a_rule_that_no_row_speaks_of_stays(samples):
+    rules = (replace(TRUTH.convolution[0], copies=1.5), *TRUTH.convolution[1:])
+    found = calibrate(replace(TRUTH, convolution=rules), samples)  # no row has a pointwise kernel
+    assert found.profile.convolution[0].copies == 1.5
+    assert found.changed == ()
+
+
+def test_one_disturbed_row_does_not_decide(samples):
+    disturbed = [*samples[:-1], replace(samples[-1], used_bytes=samples[-1].used_bytes + 8000 * MIB)]
+    found = calibrate(TRUTH, disturbed)
+    assert found.profile.convolution == TRUTH.convolution
+
+
+def test_nothing_to_calibrate_on_is_said():
+    with pytest.raises(UserError, match="expected completed rows to calibrate on, found none"):
+        calibrate(TRUTH, [])
+
+
+def row(spec, used_mib=2000, status=Status.OK, origin="measured"):
+    provenance = Provenance(origin=origin, backend="cuda", device="card", versions={}, seed=0, time="2026")
+    return Row(spec, None, Measurement(status=status, device_used_bytes=used_mib * MIB), provenance)
+
+
+def test_rows_of_one_network_are_chosen_together_and_others_are_left():
+    rows = [row(cnn(batch, filters)) for filters in (16, 32, 64, 128) for batch in (2, 4, 8)]
+    chosen, rest = calibrating.choose([*rows, row(mlp(8), status=Status.OOM)], 5, seed=1)
+    assert len(chosen) == 6
+    assert len(chosen) + len(rest) == 12
+    assert not {item.spec.group for item in chosen} & {item.spec.group for item in rest}
+    assert calibrating.choose(rows, 5, seed=1)[0] == chosen
+    assert calibrating.choose(rows, 5, seed=2)[0] != chosen
+    assert calibrating.choose(rows, 99, seed=1)[1] == []
+    assert calibrating.choose([], 5, seed=1) == ([], [])
+
+
+def test_a_written_profile_reads_back_with_its_evidence(tmp_path):
+    path = tmp_path / "mine.yaml"
+    calibrating.write_profile(path, Calibration(TRUTH, 30, 0.2, 0.01, ("context_mib 0 -> 321",)), "mine", "my rows")
+    assert path.read_text().startswith("# A card, calibrated by")
+    read = parse_profile(yaml.safe_load(path.read_text()))
+    assert read.name == "mine"
+    assert "30 rows of my rows" in read.calibrated_on
+    assert "20.00% before, 1.00% after" in read.calibrated_on
+    assert replace(read, name="truth", calibrated_on="itself") == TRUTH
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["a100_40gb"], "expected device=NAME, found 'a100_40gb'"),
+        (["device=a100_40gb"], "expected no profile at .*a100_40gb.yaml, found one"),
+        (["device=mine", "--from-rows", "nowhere.csv"], "expected a CSV table at nowhere.csv"),
+        (["device=mine", "--start", "keras"], "device"),
+    ],
+)
+def test_bad_words_are_answered_in_a_sentence(words, sentence, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["calibrate", *words]) == 2
+    assert re.search(sentence, capsys.readouterr().err)
+
+
+def test_a_machine_without_a_driver_is_told_of(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["calibrate", "device=mine", "-o", "mine.yaml"]) == 2
+    assert "backend=virtual" in capsys.readouterr().err
+
+
+def test_forty_public_rows_make_a_profile_as_good_as_the_shipped_one(public_table, tmp_path, capsys):
+    table = str(public_table("gpumemnet/cnn_data_step1.csv"))
+    out = tmp_path / "mine.yaml"
+    words = ["--from-rows", table, "--start", "a100_40gb_gpumemnet_2024", "--from-scratch", "--rows", "40"]
+    assert main(["calibrate", "device=mine", *words, "--test", "40", "-o", str(out)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("on ")]
+    before, fitted, shipped = (float(line.rpartition(" ")[2].rstrip("%")) for line in lines)
+    assert before > 20
+    assert fitted < 5
+    assert fitted < 2 * shipped
+    assert parse_profile(yaml.safe_load(out.read_text())).total_mib == load_device("a100_40gb")["total_mib"]
