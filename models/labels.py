@@ -34,4 +34,6 @@ class Buckets:
         """The class of each figure; infinity does not fit."""
         used = np.asarray(used_bytes, dtype=np.float64)
         classes = np.floor_divide(np.minimum(used, self.capacity_bytes), self.width_bytes)
-        return np.where(used >= self.capacity_bytes, self.fitting, np.minimum(classes, self.fitting - 1)).astype(np.int64)
+        return np.where(used >= self.capacity_bytes, self.fitting, np.minimum(classes, self.fitting - 1)).astype(
+            np.int64
+        )
