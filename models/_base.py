@@ -31,7 +31,8 @@ class Estimator(ABC):
 
     def predict(self, examples: Sequence[Example], buckets: Buckets) -> NDArray[np.int64]:
         """[examples]: the likeliest bucket."""
-        return self.predict_proba(examples, buckets).argmax(axis=1).astype(np.int64)
+        likeliest: NDArray[np.int64] = self.predict_proba(examples, buckets).argmax(axis=1)
+        return likeliest
 
     @abstractmethod
     def save(self, directory: Path) -> None:
