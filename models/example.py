@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from dataset_builder.errors import UserError
 from dataset_builder.schema import LayerRecord, StaticEstimate, TrainingSetup
 
 
@@ -50,3 +51,10 @@ class Example:
     """The stack that the target was measured on, a device profile's name."""
     target: Target | None = None
     """None where nothing was measured: a job to be classified."""
+
+    @property
+    def measured(self) -> Target:
+        """The target, for those who cannot do without."""
+        if self.target is None:
+            raise UserError(f"expected measured examples, found {self.id} without a measurement: leave it out")
+        return self.target

@@ -1,0 +1,58 @@
+"""A FakeTensor pass: the peak of what forward and backward create, counted by a dispatch mode."""
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+
+from dataset_builder.errors import UserError
+from dataset_builder.store.importers import read_rows
+from models.baselines._formula import Formula
+from models.baselines.virtual import simulation_of
+from models.example import Example
+from models.labels import MIB
+
+_COLUMN = "faketensor_peak_mib"
+
+
+class FakeTensor(Formula):
+    """Inputs, activations, gradients and temporaries; neither weights nor optimizer, library, cache or context.
+
+    Where a table of measurements has its own column of FakeTensor figures, `published` holds them by example, and they
+    count. Everywhere else the figure comes from the simulation: the bytes requested at its peak without the weights and
+    the optimizer's state, which the published passes did not see, and without the libraries' workspaces. Where the
+    optimizer's step is the peak, its temporaries are in the figure.
+    """
+
+    name = "fake_tensor"
+
+    def __init__(self, published: Mapping[str, int] | None = None) -> None:
+        self.published = published or {}
+
+    def used_bytes(self, example: Example) -> float:
+        """The published figure, else the simulated one."""
+        if example.id in self.published:
+            return self.published[example.id]
+        return fake_tensor_bytes(example)
+
+
+def fake_tensor_bytes(example: Example) -> int:
+    """What a FakeTensor pass would count, from the simulated peak."""
+    simulated = simulation_of(example)
+    unseen_bytes = example.static.parameter_bytes + example.static.optimizer_bytes + simulated.workspace_bytes
+    return max(simulated.requested_bytes - unseen_bytes, 0)
+
+
+def read_published(path: Path) -> dict[str, int]:
+    """The FakeTensor figures of a table that has them, in bytes by the row's id; none for a table without."""
+    with path.open(newline="") as lines:
+        records = list(csv.DictReader(lines))
+    if not records or _COLUMN not in records[0]:
+        return {}
+    try:
+        cells = [float(record[_COLUMN]) if record[_COLUMN] else None for record in records]
+    except ValueError as error:
+        raise UserError(
+            f"expected figures in the column {_COLUMN} of {path}, found: {error}; mend the table"
+        ) from error
+    rows = zip(read_rows(path), cells, strict=True)
+    return {row.spec.id: int(cell * MIB) for row, cell in rows if cell is not None}

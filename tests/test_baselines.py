@@ -1,0 +1,296 @@
+"""The baselines: the contract that all of them keep, and the figures of each by hand."""
+
+import json
+from math import inf
+
+import numpy as np
+import pytest
+from made_examples import CARD_BYTES, MIB, OVERHEAD_BYTES, example_of, measured_mlps, mlp_table, simulated
+
+from dataset_builder.errors import UserError
+from dataset_builder.schema import LayerRecord, LayerTable
+from models.baselines._state import ARRAYS, SETTINGS
+from models.baselines.catalogue import BASELINES, fit_baselines, load_baselines, save_baselines
+from models.baselines.extra_trees import ExtraTrees
+from models.baselines.fake_tensor import FakeTensor, read_published
+from models.baselines.gap import HYPERPARAMETERS, DirectPolynomial, Gap, hyperparameters
+from models.baselines.horus import Horus, horus_bytes, parsed_activations
+from models.baselines.majority import Majority
+from models.baselines.shape_inference import ShapeInference
+from models.baselines.virtual import Virtual
+from models.baselines.weights import Weights
+from models.labels import Buckets
+
+BUCKETS = Buckets(1000 * MIB, CARD_BYTES)
+TRAIN, VALIDATION, TEST = measured_mlps(120), measured_mlps(40, 120), measured_mlps(30, 160)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return fit_baselines(TRAIN, VALIDATION)
+
+
+@pytest.fixture(params=sorted(BASELINES))
+def baseline(request, fitted):
+    return fitted[request.param]
+
+
+class TestContract:
+    def test_probabilities_are_a_distribution_over_the_classes(self, baseline):
+        for buckets in (BUCKETS, Buckets(8000 * MIB, CARD_BYTES)):
+            found = baseline.predict_proba(TEST, buckets)
+            assert found.shape == (len(TEST), buckets.classes)
+            assert (found >= 0).all()
+            assert found.sum(axis=1) == pytest.approx(1)
+
+    def test_points_are_positive_and_below_the_card_or_infinity(self, baseline):
+        found = baseline.predict_bytes(TEST)
+        assert found.shape == (len(TEST),)
+        assert ((found > 0) & ((found < CARD_BYTES) | np.isinf(found))).all()
+
+    def test_the_prediction_is_the_likeliest_class(self, baseline):
+        expected = baseline.predict_proba(TEST, BUCKETS).argmax(axis=1)
+        assert baseline.predict(TEST, BUCKETS).tolist() == expected.tolist()
+
+    def test_answers_depend_on_the_example_alone(self, baseline):
+        assert baseline.predict_bytes(TEST[3:4]) == pytest.approx(baseline.predict_bytes(TEST)[3:4])
+
+    def test_no_examples_no_answers(self, baseline):
+        assert baseline.predict_bytes([]).shape == (0,)
+        assert baseline.predict_proba([], BUCKETS).shape == (0, BUCKETS.classes)
+
+    def test_it_neither_changes_by_saving_nor_by_fitting_again(self, baseline, tmp_path):
+        baseline.save(tmp_path)
+        again = type(baseline)().fit(TRAIN, VALIDATION)
+        for other in (type(baseline).load(tmp_path), again):
+            assert other.predict_bytes(TEST).tolist() == baseline.predict_bytes(TEST).tolist()
+            assert other.predict_proba(TEST, BUCKETS).tolist() == baseline.predict_proba(TEST, BUCKETS).tolist()
+
+    def test_a_foreign_or_damaged_directory_gets_a_sentence(self, baseline, tmp_path):
+        with pytest.raises(UserError, match="expected a baseline at"):
+            type(baseline).load(tmp_path)
+        baseline.save(tmp_path)
+        values = json.loads((tmp_path / SETTINGS).read_text())
+        for changed in ({"name": "other"}, {"format": 99}):
+            (tmp_path / SETTINGS).write_text(json.dumps({**values, **changed}))
+            with pytest.raises(UserError, match="expected the baseline"):
+                type(baseline).load(tmp_path)
+        for text, sentence in (("{", "no JSON"), ("[]", "other JSON")):
+            (tmp_path / SETTINGS).write_text(text)
+            with pytest.raises(UserError, match=sentence):
+                type(baseline).load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [Majority, Gap, ExtraTrees])
+def test_cut_arrays_get_a_sentence(kind, fitted, tmp_path):
+    fitted[kind.name].save(tmp_path)
+    whole = (tmp_path / ARRAYS).read_bytes()
+    (tmp_path / ARRAYS).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match="expected the arrays of a baseline"):
+        kind.load(tmp_path)
+    fitted["gv" if kind is not Gap else "majority"].save(tmp_path / "other")
+    (tmp_path / ARRAYS).write_bytes((tmp_path / "other" / ARRAYS).read_bytes())
+    with pytest.raises(UserError, match="expected the arrays"):
+        kind.load(tmp_path)
+
+
+def test_all_baselines_are_kept_together(fitted, tmp_path):
+    save_baselines(fitted, tmp_path)
+    found = load_baselines(tmp_path)
+    assert list(found) == list(fitted) == list(BASELINES)
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*.*")) < 400_000
+
+
+@pytest.mark.parametrize("kind", [Majority, Gap, DirectPolynomial, ExtraTrees])
+def test_there_is_nothing_to_learn_from_nothing(kind):
+    with pytest.raises(UserError, match="expected measured examples that fit to learn from, found none"):
+        kind().fit([], VALIDATION)
+    with pytest.raises(UserError, match="without a measurement"):
+        kind().fit([example_of(mlp_table(2, 2))], VALIDATION)
+
+
+# The formulas, by hand. An MLP 100 -> 50 -> 10: 5050 + 510 parameters; outputs of a sample 50 + 50 (ReLU) + 10.
+SMALL = mlp_table(100, 50, 10)
+
+
+def test_horus_by_hand():
+    expected = 4 * (110 * 8 + 5560 + 8 * 5560) + 800 * MIB
+    assert Horus().predict_bytes([example_of(SMALL)]).tolist() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("activations", "parameters", "batch_size", "published_mib"),
+    [
+        # GPUMemNet's table of unseen networks; activations solved from two batch sizes of it
+        (31_839_720, 25_557_032, 32, 7903.9316),  # ResNet-50
+        (31_839_720, 25_557_032, 128, 28923.25),
+        (39_768_136, 22_855_952, 64, 16176.2725),  # Xception
+    ],
+)
+def test_horus_as_published(activations, parameters, batch_size, published_mib):
+    assert horus_bytes(activations, parameters, batch_size) / MIB == pytest.approx(published_mib, rel=1e-5)
+
+
+def test_horus_counts_what_a_summary_shows():
+    layers = (
+        LayerRecord("0", "Conv2d", (8, 4, 4), 128, 80),
+        LayerRecord("1", "ReLU", (8, 4, 4), 0, 0),  # in place: no new storage, but a line of the summary
+        LayerRecord("2", "MaxPool2d", (8, 2, 2), 32, 0),
+        LayerRecord("", "add", (8, 2, 2), 32, 0, functional=True),
+        LayerRecord("3", "AdaptiveAvgPool2d", (8, 1, 1), 8, 0),
+        LayerRecord("4", "Flatten", (8,), 0, 0),
+        LayerRecord("token", "Positions", (), 0, 5),
+    )
+    assert parsed_activations(layers) == 128 + 128 + 8
+
+
+def test_horus_beyond_the_card_does_not_fit():
+    wide = example_of(mlp_table(4000, 4000, 10), batch_size=1000)
+    assert Horus().predict_bytes([wide]).tolist() == [inf]
+    assert Horus().predict([wide], BUCKETS).tolist() == [BUCKETS.fitting]
+
+
+def test_weights_by_hand():
+    assert Weights().predict_bytes([example_of(SMALL, optimizer="SGD")]).tolist() == [4 * 4 * 5560]
+    assert Weights().predict_bytes([example_of(SMALL, dtype="bf16")]).tolist() == [4 * 2 * 5560]
+
+
+def test_shape_inference_by_hand():
+    assert ShapeInference().predict_bytes([example_of(SMALL)]).tolist() == [2 * 4 * (5560 + 8 * (100 + 110))]
+
+
+def test_shape_inference_of_the_slides_network():
+    """8.48 MiB and 0.229 MiB a sample for the network of the slides, whose 29,978 outputs include the image."""
+    records = [
+        LayerRecord("conv1", "Conv2d", (32, 24, 24), 18432, 832),
+        LayerRecord("pool1", "MaxPool2d", (32, 12, 12), 4608, 0),
+        LayerRecord("conv2", "Conv2d", (64, 8, 8), 4096, 51264),
+        LayerRecord("pool2", "MaxPool2d", (64, 4, 4), 1024, 0),
+        LayerRecord("dense", "Linear", (1024,), 1024, 1_049_600),
+        LayerRecord("out", "Linear", (10,), 10, 10_250),
+    ]
+    table = LayerTable(tuple(records), ((1_111_946,),), 28 * 28)
+    found = ShapeInference().predict_bytes([example_of(table, batch_size=size) for size in (1, 101)]) / MIB
+    assert found[0] - (found[1] - found[0]) / 100 == pytest.approx(8.48, abs=0.005)
+    assert (found[1] - found[0]) / 100 == pytest.approx(0.229, abs=0.0005)
+
+
+def test_the_virtual_gpu_by_itself():
+    fits, does_not = (example_of(SMALL, simulated=simulated(700 * MIB, fits)) for fits in (True, False))
+    assert Virtual().predict_bytes([fits, does_not]).tolist() == [OVERHEAD_BYTES + 700 * MIB, inf]
+    assert Virtual().predict([fits, does_not], BUCKETS).tolist() == [1, BUCKETS.fitting]
+    with pytest.raises(UserError, match="expected a simulated estimate of made"):
+        Virtual().predict_bytes([example_of(SMALL)])
+
+
+def test_fake_tensor_sees_neither_weights_nor_optimizer_nor_workspace():
+    seen = simulated(reserved_bytes=9 * MIB, requested_bytes=5 * MIB, workspace_bytes=MIB)
+    example = example_of(SMALL, simulated=seen)
+    expected = 5 * MIB - 4 * 5560 - 2 * 4 * 5560 - MIB  # Adam keeps two states
+    assert FakeTensor().predict_bytes([example]).tolist() == [expected]
+    assert FakeTensor({"made": 7 * MIB}).predict_bytes([example]).tolist() == [7 * MIB]
+
+
+def test_fake_tensor_figures_of_a_table(tmp_path):
+    table = tmp_path / "timm.csv"
+    head = "model,batch_size,max_gpu_mem_mib,faketensor_peak_mib,num_classes,timm_default_input,row_class\n"
+    lines = 'resnet18,8,2300,512.5,1000,"[3, 224, 224]",usable\nresnet18,16,2600,,1000,"[3, 224, 224]",usable\n'
+    table.write_text(head + lines)
+    assert list(read_published(table).values()) == [int(512.5 * MIB)]
+    table.write_text(head + lines.replace("512.5", "much"))
+    with pytest.raises(UserError, match="expected figures in the column faketensor_peak_mib"):
+        read_published(table)
+    table.write_text("Filename,Max GPU Memory (MiB)\n")
+    assert read_published(table) == {}
+
+
+def test_the_majority_by_hand():
+    used = [1, 1, 2, 5]
+    train = [example_of(SMALL, used_bytes=mib * 1000 * MIB + MIB) for mib in used]
+    train.append(example_of(SMALL, used_bytes=39_000 * MIB, fits=False))
+    found = Majority().fit(train, [])
+    probabilities = found.predict_proba([example_of(SMALL)], BUCKETS)[0]
+    assert {index: share for index, share in enumerate(probabilities) if share} == {1: 0.4, 2: 0.2, 5: 0.2, 40: 0.2}
+    assert found.predict_bytes([example_of(SMALL)]).tolist() == [2001 * MIB]
+
+
+def test_the_majority_may_not_fit():
+    train = [example_of(SMALL, used_bytes=CARD_BYTES, fits=False), example_of(SMALL, used_bytes=MIB)]
+    assert Majority().fit(train, []).predict_bytes([example_of(SMALL)]).tolist() == [inf]
+
+
+# What learns.
+
+
+def test_hyperparameters_by_hand():
+    layers = (
+        LayerRecord("0", "Conv2d", (8, 4, 4), 128, 80),
+        LayerRecord("1", "BatchNorm2d", (8, 4, 4), 128, 16),
+        LayerRecord("2", "ReLU", (8, 4, 4), 0, 0),
+        LayerRecord("3", "Flatten", (128,), 0, 0),
+        LayerRecord("4", "Linear", (20,), 20, 2580),
+    )
+    found = hyperparameters([example_of(LayerTable(layers, (), 48), batch_size=6)])
+    assert dict(zip(HYPERPARAMETERS, found[0], strict=True)) == {
+        "batch_size": 6,
+        "depth": 3,
+        "convolutions": 1,
+        "norms": 1,
+        "widest": 20,
+        "mean_width": 12,
+        "input_elements": 48,
+        "outputs": 20,
+    }
+
+
+@pytest.mark.parametrize(("kind", "least_degree"), [(Gap, 1), (DirectPolynomial, 2)])
+def test_a_polynomial_need_is_found(kind, least_degree, fitted):
+    """The need is of second degree (width squared, width x batch), and a constant beyond the static estimate."""
+    found, fits = fitted[kind.name], [example for example in TEST if example.target.fits]
+    actual = np.array([example.target.used_bytes for example in fits])
+    assert found.polynomial_.degree >= least_degree
+    assert np.abs(found.predict_bytes(fits) - actual).max() / actual.max() < 1e-3
+    shares = found.predict_proba(fits, BUCKETS)[np.arange(len(fits)), BUCKETS.of(actual)]
+    assert np.median(shares) > 0.85  # one in ten of the validation examples did not fit
+
+
+def test_a_constant_gap_is_found_far_outside_of_what_was_fitted(fitted):
+    far = example_of(mlp_table(9000, 9000, 9000, 10), batch_size=2)
+    assert fitted["gap"].polynomial_.degree == 1
+    assert fitted["gap"].predict_bytes([far]) == pytest.approx([far.static.total_bytes + 900 * MIB])
+
+
+def test_a_polynomial_does_not_fall_below_what_was_ever_measured(fitted):
+    tiny = example_of(mlp_table(1, 1), batch_size=1)
+    least = min(example.target.used_bytes for example in TRAIN if example.target.fits)
+    assert fitted["gv"].predict_bytes([tiny])[0] >= least
+
+
+def test_a_polynomial_of_other_hyperparameters_gets_a_sentence(fitted, tmp_path):
+    fitted["gap"].save(tmp_path)
+    values = json.loads((tmp_path / SETTINGS).read_text())
+    values["settings"]["hyperparameters"] = ["phase of the moon"]
+    (tmp_path / SETTINGS).write_text(json.dumps(values))
+    with pytest.raises(UserError, match="found one of \\['phase of the moon'\\]"):
+        Gap.load(tmp_path)
+
+
+def test_trees_as_arrays_are_those_of_scikit_learn(fitted):
+    from sklearn.ensemble import ExtraTreesRegressor
+
+    found = fitted["extra_trees"]
+    used = [float(item.target.used_bytes if item.target.fits else CARD_BYTES) for item in TRAIN]
+    forest = ExtraTreesRegressor(found.trees, max_leaf_nodes=found.leaves, random_state=found.seed)
+    forest.fit(found._matrix(TRAIN), used)
+    expected = forest.predict(found._matrix(TEST))
+    assert found._votes(TEST).mean(axis=1) == pytest.approx(expected, rel=1e-6)
+    share = found.predict_proba(TEST, BUCKETS)[0] * found.trees
+    assert share == pytest.approx(np.round(share))  # votes
+
+
+def test_trees_of_other_features_get_a_sentence(fitted, tmp_path):
+    fitted["extra_trees"].save(tmp_path)
+    found = ExtraTrees.load(tmp_path)
+    found.feature_names_ = ["horoscope"]
+    with pytest.raises(UserError, match="expected the features"):
+        found.predict_bytes(TEST)
