@@ -18,7 +18,7 @@ from models.labels import MIB
 from train.settings import DataSettings, RunSettings, TrainerSettings, check_split
 
 GROUPS = ("data", "estimator", "executor", "family", "features", "logger", "search", "task", "trainer")
-KEYS = (*GROUPS, "bucket_mib", "run", "seed", "split")
+KEYS = (*GROUPS, "bucket_mib", "risk", "run", "seed", "split")
 COMMAND = Command("train", "python -m train", "run", KEYS, "data=gpumemnet family=cnn estimator=transformer")
 TASKS = {
     "fit": {"figures"},
@@ -40,6 +40,8 @@ class Configuration:
     members: int
     trainer: TrainerSettings
     split: Mapping[str, float]
+    risk: float
+    """Of the safe bucket: how often it may be too low."""
     run: RunSettings
     executor: Mapping[str, Any]
     logger: Mapping[str, Any]
@@ -98,6 +100,8 @@ def check_configuration(values: Mapping[str, Any]) -> Configuration:
     if values["seed"] >= _SEEDS:
         raise UserError(f"expected seed to be below {_SEEDS}, found {values['seed']}: change it")
     check_split(values["split"])
+    if not isinstance(values["risk"], float) or not 0 < values["risk"] < 1:
+        raise UserError(f"expected risk to be between 0 and 1, found {values['risk']!r}: change it")
     network, members = _network(values)
     return Configuration(
         task=_task(values["task"]),
@@ -106,6 +110,7 @@ def check_configuration(values: Mapping[str, Any]) -> Configuration:
         members=members,
         trainer=from_mapping(TrainerSettings, values["trainer"], "the trainer"),
         split=values["split"],
+        risk=values["risk"],
         run=from_mapping(RunSettings, values["run"], "run"),
         executor=values["executor"],
         logger=values["logger"] or {},

@@ -36,11 +36,13 @@ class LightningFitter:
         directory: Path,
         loggers: Callable[[Path], list[Logger]],
         callbacks: Sequence[Callback] = (),
+        bar: bool = True,
     ) -> None:
         self.settings = settings
         self.directory = directory
         self.loggers = loggers
         self.callbacks = list(callbacks)
+        self.bar = bar
         self.history: dict[str, list[dict[str, float]]] = {}
         """Losses by member and epoch."""
 
@@ -61,7 +63,7 @@ class LightningFitter:
         directory.mkdir(parents=True, exist_ok=True)
         torch.set_num_threads(self.settings.threads)
         seed, size = torch.initial_seed(), self.settings.batch_size
-        history = History(self.settings.epochs, member)
+        history = History(self.settings.epochs, member, self.bar)
         trainer = self._trainer(directory, [history, *self.callbacks])
         loaders = (_loader(train, MiniBatches(len(train), size, seed)), _loader(validation, InOrder(len(validation), size)))
         last = directory / _LAST
@@ -138,18 +140,18 @@ class Shell(LightningModule):
 class History(Callback):
     """Keeps the losses of every epoch, also across a restart, and shows them in a bar."""
 
-    def __init__(self, total: int, member: str) -> None:
+    def __init__(self, total: int, member: str, bar: bool) -> None:
         self.total = total
         self.member = member
+        self.shown = bar
         self.epochs: list[dict[str, float]] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin the bar where training begins."""
         often = 0.1 if sys.stderr.isatty() else 10
         done = len(self.epochs)
-        self.bar = tqdm(
-            total=self.total, initial=done, desc=self.member, unit="epoch", dynamic_ncols=True, mininterval=often
-        )
+        options = {"unit": "epoch", "dynamic_ncols": True, "mininterval": often, "disable": not self.shown}
+        self.bar = tqdm(total=self.total, initial=done, desc=self.member, **options)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Validation is over by now."""

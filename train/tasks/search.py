@@ -14,8 +14,9 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from dataset_builder.errors import UserError
 from dataset_builder.schema import content_hash
 from dataset_builder.store.durable import replacing
+from models.classifiers import NetworkClassifier
 from train.configuration import Configuration, check_configuration
-from train.experiment import Parts, fit_members, load_parts
+from train.experiment import Parts, load_parts
 from train.fitting import LightningFitter
 
 _DONE = (TrialState.COMPLETE, TrialState.PRUNED)
@@ -83,12 +84,12 @@ def _loss(trial: Trial, configuration: Configuration, factors: Mapping[str, Any]
     """The best validation loss of one member with the trial's settings."""
     chosen = {key: suggest(trial, key, factor) for key, factor in factors.items()}
     try:
-        tried = check_configuration(changed(configuration.values, {**chosen, "estimator.members": 1}))
+        tried = check_configuration(changed(configuration.values, chosen))
     except UserError as error:  # such as a width that the heads do not divide
         raise optuna.TrialPruned(str(error)) from error
     with tempfile.TemporaryDirectory() as directory:
         fitter = LightningFitter(tried.trainer, Path(directory), lambda _: [], [Pruning(trial)], bar=False)
-        fit_members(tried, fitter, parts)
+        NetworkClassifier(tried.network, fitter).fit(parts.train, parts.validation)
     return min(epoch["validation_loss"] for epochs in fitter.history.values() for epoch in epochs)
 
 
