@@ -107,8 +107,13 @@ def load_device(name: str) -> dict[str, Any]:
 
 def make_executor(config: DictConfig) -> Executor:
     """Where the build runs."""
-    settings: dict[str, Any] = OmegaConf.to_container(config.executor)  # type: ignore[assignment]
-    name = settings.pop("name")
+    return executor_of(OmegaConf.to_container(config.executor))  # type: ignore[arg-type]
+
+
+def executor_of(settings: Mapping[str, Any]) -> Executor:
+    """The executor of `conf/executor` that settings describe."""
+    settings = dict(settings)
+    name = settings.pop("name", None)
     check_choice("executor", name, ("local", "serial"))
     known = {"workers", "timeout_seconds"} if name == "local" else set()
     if settings.keys() - known:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset_builder.configuration import make_executor
+from dataset_builder.configuration import executor_of
 from dataset_builder.errors import UserError
 from dataset_builder.executors import LocalExecutor
 from dataset_builder.store.splits import Split, make_split
@@ -43,7 +43,7 @@ class Parts:
 
 def examples_for(configuration: Configuration) -> list[Example]:
     """The examples of a configuration's data."""
-    executor = make_executor(configuration.executor)
+    executor = executor_of(configuration.executor)
     workers = executor.workers if isinstance(executor, LocalExecutor) else len(os.sched_getaffinity(0))
     return load_examples(configuration.data, executor, workers)
 
@@ -91,6 +91,6 @@ def safe_bytes(estimator: Ensemble, examples: Sequence[Example], risk: float) ->
 
 def _baselines(configuration: Configuration, parts: Parts) -> dict[str, Estimator]:
     """Fitted to the same rows. Against rows that are simulated the simulation would be held against itself."""
-    told = {"virtual", "fake-tensor", "fake_tensor"} if configuration.data.path is None else set()
+    told = {"fake_tensor", "virtual"} if configuration.data.path is None else set()
     kinds = {name: kind for name, kind in BASELINES.items() if name not in told}
     return {name: kind().fit(parts.train, parts.validation) for name, kind in kinds.items()}

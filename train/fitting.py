@@ -64,10 +64,10 @@ class LightningFitter:
         torch.set_num_threads(self.settings.threads)
         seed, size = torch.initial_seed(), self.settings.batch_size
         history = History(self.settings.epochs, member, self.bar)
-        trainer = self._trainer(directory, [history, *self.callbacks])
         loaders = (_loader(train, MiniBatches(len(train), size, seed)), _loader(validation, InOrder(len(validation), size)))
         last = directory / _LAST
         with _quietly():
+            trainer = self._trainer(directory, [history, *self.callbacks])
             _fit(trainer, Shell(classifier, self.settings, seed), loaders, last if last.exists() else None)
         with replacing(directory / _HISTORY) as path:  # its being there says that the member is done
             path.write_text(json.dumps(history.epochs) + "\n")
@@ -227,7 +227,7 @@ class _quietly(warnings.catch_warnings):  # noqa: N801
 
     def __enter__(self) -> None:
         super().__enter__()
-        for name in ("lightning.pytorch", "lightning.fabric"):
+        for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero", "lightning.fabric"):
             logging.getLogger(name).setLevel(logging.ERROR)
-        for text in (r".*does not have many workers.*", r".*Checkpoint directory .* exists.*", r".*`LeafSpec`.*"):
+        for text in (r".*does not have many workers.*", r".*Checkpoint directory .* exists.*", r".*LeafSpec.*"):
             warnings.filterwarnings("ignore", text)

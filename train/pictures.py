@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from models.ensemble import Ensemble
+from models.example import Example
 from models.labels import Buckets
 from train.experiment import Parts
 from train.figures import (
@@ -37,7 +38,7 @@ def draw_all(
 
 
 def _draw_answers(directory: Path, estimator: Ensemble, parts: Parts, buckets: Buckets) -> None:
-    truth = buckets.of([_used_bytes(example) for example in parts.test])
+    truth = buckets.of([_needed_bytes(example) for example in parts.test])
     probabilities = estimator.predict_proba(parts.test, buckets)
     said = probabilities.argmax(axis=1).astype(np.int64)
     confusion = confusion_table(truth, said, buckets)
@@ -51,8 +52,12 @@ def _draw_answers(directory: Path, estimator: Ensemble, parts: Parts, buckets: B
 
 def _draw_features(directory: Path, estimator: Ensemble, parts: Parts, buckets: Buckets) -> None:
     first = estimator.members[0]
-    classes = buckets.of([_used_bytes(example) for example in parts.train])
+    classes = buckets.of([_needed_bytes(example) for example in parts.train])
     table = projections_table(first.encoder_.matrix(parts.train), classes, first.settings.seed)
     table.to_csv(directory / "projections.csv", index=False)
     title = f"Features '{first.settings.features}' of {len(table)} of {len(classes)} training rows"
     draw_projections(table, buckets, title, directory / "projections.png")
+
+
+def _needed_bytes(example: Example) -> float:
+    return example.measured.used_bytes if example.measured.fits else float("inf")

@@ -28,6 +28,11 @@ class Run:
         with replacing(self.directory / name) as path:
             path.write_text(json.dumps(values, indent=1, allow_nan=False) + "\n")
 
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Figures that were kept."""
+        found: dict[str, Any] = json.loads((self.directory / name).read_text())
+        return found
+
     @property
     def finished(self) -> bool:
         """The metrics are the last that a run writes."""

@@ -1,14 +1,11 @@
 """`task=fit`: train, evaluate, and leave a directory that explains itself."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from dataset_builder.store.splits import Split
 from models.checkpoint import save_checkpoint
 from models.comparison import Report, text_table
-from models.ensemble import Ensemble
 from models.example import Example
-from models.labels import Buckets
 from train.card import card_of, figures_of
 from train.data import buckets_of
 from train.experiment import Parts, evaluate, examples_for, fit_estimator, parts_of, split_of
@@ -37,7 +34,9 @@ def stored_split(run: Run, examples: Sequence[Example]) -> Split:
     return Split.load(path)
 
 
-def fit_on(run: Run, examples: Sequence[Example], split: Split, title: str | None = None) -> dict[str, Report]:
+def fit_on(
+    run: Run, examples: Sequence[Example], split: Split, title: str | None = None, command: str | None = None
+) -> dict[str, Report]:
     """Train on a part, judge on another, and write down what came of it."""
     configuration = run.configuration
     parts = parts_of(examples, split)
@@ -45,7 +44,7 @@ def fit_on(run: Run, examples: Sequence[Example], split: Split, title: str | Non
     fitter = LightningFitter(configuration.trainer, run.directory / MEMBERS, make_loggers(configuration.logger))
     estimator = fit_estimator(configuration, fitter, parts)
     reports = evaluate(configuration, estimator, parts, buckets)
-    card = card_of(configuration, parts, title)
+    card = card_of(configuration, parts, title, command)
     save_checkpoint(estimator, run.directory / CHECKPOINT, figures_of(configuration, reports), card)
     if configuration.task.get("figures"):
         draw_all(run.directory / FIGURES, estimator, parts, buckets, fitter.history)
