@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataset_builder.errors import UserError, check_count
-from models.classifiers import Fitter, NetworkClassifier, NetworkSettings
+from models.classifiers import Fitter, NetworkClassifier, NetworkSettings, Prepared, prepare
 from models.conformal import SafeMargins
 from models.example import Example
 from models.forecast import Forecast
@@ -45,8 +45,12 @@ class Ensemble(Forecaster):
 
     def fit(self, train: Sequence[Example], validation: Sequence[Example]) -> Self:
         """Fit each member, apart from the others."""
+        prepared: dict[tuple[str, bool, int], Prepared] = {}
         for member in self.members:
-            member.fit(train, validation)
+            key = member.settings.encoding
+            if key not in prepared:
+                prepared[key] = prepare(member.settings, train, validation)
+            member.fit_prepared(prepared[key])
         first = self.members[0]
         encoder = first.encoder_
         self.novelty_ = Novelty.fit(encoder.matrix(train), encoder.matrix(validation), first.settings.seed)
