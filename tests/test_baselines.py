@@ -91,7 +91,7 @@ def test_some_baselines_may_be_kept_and_others_are_unknown(fitted, tmp_path):
     save_baselines({"gap": fitted["gap"]}, tmp_path / "gap")
     assert list(load_baselines(tmp_path / "gap")) == ["gap"]
     save_baselines({"oracle": fitted["gap"]}, tmp_path / "oracle")
-    with pytest.raises(UserError, match="expected a baseline to be one of .* found 'oracle'"):
+    with pytest.raises(UserError, match=r"expected a baseline to be one of .* found 'oracle'"):
         load_baselines(tmp_path / "oracle")
 
 
