@@ -57,6 +57,44 @@ class NetworkSettings:
         if not isinstance(self.bucket_weight, int | float) or not 0 <= self.bucket_weight < float("inf"):
             raise UserError(f"expected bucket_weight to be a number from 0, found {self.bucket_weight!r}: change it")
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether the network reads the sequence of layers."""
+        return self.network == "transformer"
+
+    @property
+    def encoding(self) -> tuple[str, bool, int]:
+        """What decides how examples are encoded: settings that agree in this can share it."""
+        return self.features, self.reads_tokens, self.bucket_mib
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All of fitting that comes before the loop: scales, learned from the training examples alone, and tensors."""
+
+    encoder: Encoder
+    center: float
+    spread: float
+    train: Batch
+    validation: Batch
+
+
+def prepare(settings: NetworkSettings, train: Sequence[Example], validation: Sequence[Example]) -> Prepared:
+    """Learn the scales and encode the examples."""
+    if not train or not validation:
+        raise UserError(
+            f"expected training and validation examples, found {len(train)} and {len(validation)}: give some of both"
+        )
+    encoder = Encoder.fit(train, settings.features)
+    batches = [make_batch(settings, encoder, examples) for examples in (train, validation)]
+    return Prepared(encoder, *center_and_spread(batches[0].targets), *batches)
+
+
+def make_batch(settings: NetworkSettings, encoder: Encoder, examples: Sequence[Example]) -> Batch:
+    """Examples with targets as tensors."""
+    targets = gap_targets(examples, feature_set(settings.features), settings.bucket_mib)
+    return Batch(encoder.inputs(examples, settings.reads_tokens), targets)
+
 
 class Fitter(Protocol):
     """A training loop: changes `classifier.network_` so that `classifier.loss` falls."""
@@ -82,26 +120,17 @@ class NetworkClassifier(Forecaster):
 
     def fit(self, train: Sequence[Example], validation: Sequence[Example]) -> Self:
         """Learn scales from the training examples, and then the network; equal seeds give equal weights."""
-        if not train or not validation:
-            raise UserError(f"expected training and validation examples, found {len(train)} and {len(validation)}")
+        return self.fit_prepared(prepare(self.settings, train, validation))
+
+    def fit_prepared(self, data: "Prepared") -> Self:
+        """Fit to examples that are encoded already: by this classifier, or by one that differs in its seed alone."""
+        self.encoder_, self.center_, self.spread_ = data.encoder, data.center, data.spread
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.settings.seed)
-            self.prepare(train)
-            self.fitter(self, self.batch(train), self.batch(validation))
+            self.network_ = _make_network(self.settings, self.encoder_)
+            self.fitter(self, data.train, data.validation)
         self.network_.eval()
         return self
-
-    def prepare(self, train: Sequence[Example]) -> None:
-        """All of `fit` that comes before the loop: the encoder, the targets' scale, and a fresh network."""
-        self.encoder_ = Encoder.fit(train, self.settings.features)
-        self.center_, self.spread_ = center_and_spread(self.batch(train).targets)
-        self.network_ = _make_network(self.settings, self.encoder_)
-
-    def batch(self, examples: Sequence[Example]) -> Batch:
-        """Examples with targets as tensors."""
-        features = feature_set(self.settings.features)
-        inputs = self.encoder_.inputs(examples, with_tokens=self.settings.network == "transformer")
-        return Batch(inputs, gap_targets(examples, features, self.settings.bucket_mib))
 
     def loss(self, batch: Batch) -> Tensor:
         """Minus the likelihood of what was measured, and of its bucket. What did not fit is known from below only."""
@@ -114,7 +143,7 @@ class NetworkClassifier(Forecaster):
     def forecast(self, examples: Sequence[Example]) -> Forecast:
         """The distribution of the memory of each example."""
         features = feature_set(self.settings.features)
-        inputs = self.encoder_.inputs(examples, with_tokens=self.settings.network == "transformer")
+        inputs = self.encoder_.inputs(examples, self.settings.reads_tokens)
         self.network_.eval()
         with torch.inference_mode():
             gaps = Mixture.of_outputs(self.network_(inputs), self.center_, self.spread_)

@@ -18,7 +18,7 @@ Matrix = NDArray[np.float64]
 
 _LEAST_DEVIATION = 1e-6
 """A feature that varies less is a constant of the training set, and nothing can be learned from it."""
-_UNSEEN = 10.0
+_UNSEEN = 100.0
 """How far off, in standard deviations, a value counts that differs from a constant of the training set."""
 _CLIP = 5.0
 """Networks see no further than this: beyond it they would extrapolate."""

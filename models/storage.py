@@ -41,19 +41,28 @@ def joined(parts: Mapping[str, State]) -> State:
     return State({name: part.settings for name, part in parts.items()}, arrays)
 
 
-def write_state(directory: Path, kind: str, state: State, attached: Mapping[str, bytes] | None = None) -> None:
-    """Write an estimator, and files that belong to it, into a directory."""
+def write_state(directory: Path, kind: str, state: State) -> None:
+    """Write an estimator into a directory."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"expected a directory to write at {directory}, found: {error.strerror}; choose another"
+        ) from error
     weights = save({name: np.ascontiguousarray(value) for name, value in state.arrays.items()})
-    files = {WEIGHTS: weights, **(attached or {})}
-    record = {
-        "format": FORMAT,
-        "version": FORMAT_VERSION,
-        "kind": kind,
-        "settings": dict(state.settings),
-        "files": {name: sha256(data).hexdigest() for name, data in files.items()},
-    }
-    _make(directory)
-    for name, data in {**files, ESTIMATOR: _sealed(record)}.items():  # the record last: without it there is nothing
+    record = {"format": FORMAT, "version": FORMAT_VERSION, "kind": kind, "settings": dict(state.settings)}
+    _write(directory, record, {WEIGHTS: weights})
+
+
+def attach(directory: Path, files: Mapping[str, bytes]) -> None:
+    """Add files to a written estimator that are to be read with it unchanged or not at all."""
+    _write(directory, _read_record(directory), files)
+
+
+def _write(directory: Path, record: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+    digests = {**record.get("files", {}), **{name: sha256(data).hexdigest() for name, data in files.items()}}
+    sealed = _sealed({**record, "files": digests})
+    for name, data in {**files, ESTIMATOR: sealed}.items():  # the record last: without it there is no estimator
         with replacing(directory / name) as temporary:
             temporary.write_bytes(data)
 
@@ -78,15 +87,6 @@ def read_state(directory: Path, kind: str) -> State:
         return State(record["settings"], load(contents[WEIGHTS]))
     except (SafetensorError, KeyError) as error:
         raise _damaged(directory, f"no tensors in {WEIGHTS} ({error})") from error
-
-
-def _make(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"expected a directory to write at {directory}, found: {error.strerror}; choose another"
-        ) from error
 
 
 def _sealed(record: Mapping[str, Any]) -> bytes:

@@ -1,10 +1,12 @@
-"""A network as a sequence: one token for each layer with parameters, with what follows it folded in.
+"""A network as a sequence: a token for each layer with parameters, with what follows it folded in.
 
-Activations, dropouts and additions repeat the shape of the layer before them. As tokens of their own they would
-make the sequence three times as long, and attention nine times as dear.
+Activations, dropouts and additions repeat the shape of the layer before them, and a deep network repeats whole blocks.
+So the former have no token of their own, and layers that are alike share one, at the place of the first, that says how
+many they are: a Transformer of 40 blocks has 8 tokens where it has 500 layers.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,7 +14,17 @@ from dataset_builder.schema import LayerRecord
 from models.example import Example
 from models.features.layers import Convolution, convolutions_of, log_amount
 
-TOKEN_NUMBERS = ("output", "followers", "parameters", "width", "size", "convolution", "follower_count", "misaligned")
+TOKEN_NUMBERS = (
+    "output",
+    "followers",
+    "parameters",
+    "width",
+    "size",
+    "convolution",
+    "follower_count",
+    "misaligned",
+    "times",
+)
 
 
 @dataclass(frozen=True)
@@ -25,8 +37,11 @@ class Token:
 
 
 def tokens_of(example: Example) -> list[Token]:
-    """The tokens of an example's layers, in execution order."""
-    return [_token(owner, convolution, followers, example) for owner, convolution, followers in _folded(example)]
+    """The tokens of an example's layers, in the order in which each occurs first."""
+    times = Counter(
+        _token(owner, convolution, followers, example) for owner, convolution, followers in _folded(example)
+    )
+    return [Token(token.kind, (*token.numbers, log_amount(count))) for token, count in times.items()]
 
 
 Folded = tuple[LayerRecord, Convolution, list[LayerRecord]]
