@@ -53,6 +53,15 @@ class Example:
     """None where nothing was measured: a job to be classified."""
 
     @property
+    def simulation(self) -> Simulated:
+        """What the virtual GPU says, for those who cannot do without."""
+        if self.simulated is None:
+            raise UserError(
+                f"expected a simulated estimate of {self.id}, found a layer table alone: give the network itself"
+            )
+        return self.simulated
+
+    @property
     def measured(self) -> Target:
         """The target, for those who cannot do without."""
         if self.target is None:

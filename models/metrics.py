@@ -111,7 +111,8 @@ class Answers:
     def of_family(self, name: str) -> "Answers":
         """Those of one family."""
         chosen = self.family == name
-        return Answers(**{key: None if value is None else value[chosen] for key, value in vars(self).items()})
+        parts: dict[str, Any] = {key: None if value is None else value[chosen] for key, value in vars(self).items()}
+        return Answers(**parts)
 
 
 @dataclass(frozen=True)

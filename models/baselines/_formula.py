@@ -2,16 +2,15 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from models._base import Estimator
-from models.baselines._state import read_state, write_state
+from models.baselines._kept import Baseline
 from models.example import Example
 from models.labels import Buckets
+from models.storage import State
 
 
 def one_hot(classes: NDArray[np.int64], buckets: Buckets) -> NDArray[np.float64]:
@@ -25,7 +24,7 @@ def beyond_the_card_is_infinity(used_bytes: NDArray[np.float64], examples: Seque
     return np.where(used_bytes >= capacity_bytes, np.inf, used_bytes)
 
 
-class Formula(Estimator):
+class Formula(Baseline):
     """An estimator that computes one figure from an example, and is sure of it."""
 
     @abstractmethod
@@ -45,12 +44,11 @@ class Formula(Estimator):
         """All on the bucket of the figure."""
         return one_hot(buckets.of(self.predict_bytes(examples)), buckets)
 
-    def save(self, directory: Path) -> None:
-        """Write down which formula it is."""
-        write_state(directory, self.name)
+    def state(self) -> State:
+        """Its name says it all."""
+        return State({}, {})
 
     @classmethod
-    def load(cls, directory: Path) -> Self:
-        """The formula, if that is the one that was saved."""
-        read_state(directory, cls.name)
+    def from_state(cls, state: State) -> Self:
+        """The formula."""
         return cls()

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from models._base import Estimator
+from dataset_builder.errors import check_choice
+from models.baselines._kept import Baseline
 from models.baselines.extra_trees import ExtraTrees
 from models.baselines.fake_tensor import FakeTensor
 from models.baselines.gap import DirectPolynomial, Gap
@@ -13,26 +14,33 @@ from models.baselines.shape_inference import ShapeInference
 from models.baselines.virtual import Virtual
 from models.baselines.weights import Weights
 from models.example import Example
+from models.storage import joined, read_state, write_state
 
-BASELINES: Mapping[str, type[Estimator]] = {
+BASELINES: Mapping[str, type[Baseline]] = {
     kind.name: kind
     for kind in (
         Majority, Weights, ShapeInference, Horus, FakeTensor, DirectPolynomial, Gap, ExtraTrees, Virtual,
     )
 }  # fmt: skip
+_KIND = "baselines"
 
 
-def fit_baselines(train: Sequence[Example], validation: Sequence[Example]) -> dict[str, Estimator]:
+def fit_baselines(train: Sequence[Example], validation: Sequence[Example]) -> dict[str, Baseline]:
     """Every baseline, fitted to the same examples as the estimator that it is held against."""
     return {name: kind().fit(train, validation) for name, kind in BASELINES.items()}
 
 
-def save_baselines(baselines: Mapping[str, Estimator], directory: Path) -> None:
-    """Write each baseline into a directory of its name."""
-    for name, estimator in baselines.items():
-        estimator.save(directory / name)
+def save_baselines(baselines: Mapping[str, Baseline], directory: Path) -> None:
+    """Write baselines into one directory."""
+    write_state(directory, _KIND, joined({name: baseline.state() for name, baseline in baselines.items()}))
 
 
-def load_baselines(directory: Path) -> dict[str, Estimator]:
+def load_baselines(directory: Path) -> dict[str, Baseline]:
     """Read all that `save_baselines` wrote."""
-    return {name: kind.load(directory / name) for name, kind in BASELINES.items()}
+    state = read_state(directory, _KIND)
+    return {name: _kind(name).from_state(state.part(name)) for name in state.settings}
+
+
+def _kind(name: str) -> type[Baseline]:
+    check_choice("a baseline", name, BASELINES)
+    return BASELINES[name]

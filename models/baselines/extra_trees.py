@@ -1,7 +1,6 @@
 """The regression that GPUMemNet's talk reports before it turns to classes: extremely randomised trees."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -9,13 +8,13 @@ from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesRegressor
 
 from dataset_builder.errors import UserError
-from models._base import Estimator
 from models.baselines._formula import beyond_the_card_is_infinity
+from models.baselines._kept import Baseline
 from models.baselines._learned import capacity_bytes, measured_bytes
-from models.baselines._state import read_state, write_state
 from models.example import Example
 from models.features import feature_set
 from models.labels import Buckets
+from models.storage import State
 
 TREES = 40
 LEAVES = 256
@@ -25,7 +24,7 @@ _LEAF = 0
 """In the place of a child: the root is nobody's child."""
 
 
-class ExtraTrees(Estimator):
+class ExtraTrees(Baseline):
     """ExtraTrees on GPUMemNet's features. A job that did not fit counts as one that took the whole card.
 
     The trees are kept as plain arrays, so that loading needs no pickle. The point estimate is the trees' mean, and each
@@ -65,7 +64,7 @@ class ExtraTrees(Estimator):
         while True:
             left, right = arrays["left"][nodes], arrays["right"][nodes]
             if not left.any():
-                return arrays["bytes"][nodes].astype(np.float64)
+                return np.asarray(arrays["bytes"][nodes], dtype=np.float64)
             goes_left = matrix[rows, arrays["feature"][nodes]] <= arrays["threshold"][nodes]
             nodes = np.where(left == _LEAF, nodes, np.where(goes_left, left, right))
 
@@ -79,17 +78,16 @@ class ExtraTrees(Estimator):
         classes = buckets.of(np.where(votes >= capacity_bytes(examples)[:, None], np.inf, votes))
         return np.stack([(classes == one).mean(axis=1) for one in range(buckets.classes)], axis=1)
 
-    def save(self, directory: Path) -> None:
-        """Write the trees."""
+    def state(self) -> State:
+        """The trees."""
         settings = {"seed": self.seed, "leaves": self.leaves, "features": self.feature_names_}
-        write_state(directory, self.name, settings, self.arrays_)
+        return State(settings, self.arrays_)
 
     @classmethod
-    def load(cls, directory: Path) -> Self:
-        """Read what `save` wrote."""
-        settings, arrays = read_state(directory, cls.name)
-        estimator = cls(settings["seed"], len(arrays["roots"]), settings["leaves"])
-        estimator.feature_names_, estimator.arrays_ = settings["features"], arrays
+    def from_state(cls, state: State) -> Self:
+        """The trees again."""
+        estimator = cls(state.settings["seed"], len(state.arrays["roots"]), state.settings["leaves"])
+        estimator.feature_names_, estimator.arrays_ = state.settings["features"], dict(state.arrays)
         return estimator
 
 
@@ -97,17 +95,17 @@ def _arrays(forest: ExtraTreesRegressor) -> dict[str, NDArray[Any]]:
     """All nodes of all trees in a row; children are indices into it."""
     trees = [estimator.tree_ for estimator in forest.estimators_]
     roots = np.cumsum([0, *(tree.node_count for tree in trees[:-1])])
-    left, right = (
-        np.concatenate(
-            [np.where(side(tree) < 0, _LEAF, side(tree) + root) for tree, root in zip(trees, roots, strict=True)]
-        )
-        for side in (lambda tree: tree.children_left, lambda tree: tree.children_right)
-    )
     return {
         "roots": roots.astype(np.int32),
-        "left": left.astype(np.int32),
-        "right": right.astype(np.int32),
+        "left": _children([tree.children_left for tree in trees], roots),
+        "right": _children([tree.children_right for tree in trees], roots),
         "feature": np.concatenate([np.maximum(tree.feature, 0) for tree in trees]).astype(np.uint8),
         "threshold": np.concatenate([tree.threshold for tree in trees]).astype(np.float32),
         "bytes": np.concatenate([tree.value[:, 0, 0] for tree in trees]).astype(np.float32),
     }
+
+
+def _children(of_trees: Sequence[NDArray[Any]], roots: NDArray[np.int64]) -> NDArray[np.int32]:
+    """scikit-learn counts from each tree's root, and has -1 for a leaf's children."""
+    shifted = [np.where(found < 0, _LEAF, found + root) for found, root in zip(of_trees, roots, strict=True)]
+    return np.concatenate(shifted).astype(np.int32)

@@ -7,7 +7,6 @@ from pathlib import Path
 from dataset_builder.errors import UserError
 from dataset_builder.store.importers import read_rows
 from models.baselines._formula import Formula
-from models.baselines.virtual import simulation_of
 from models.example import Example
 from models.labels import MIB
 
@@ -37,7 +36,7 @@ class FakeTensor(Formula):
 
 def fake_tensor_bytes(example: Example) -> int:
     """What a FakeTensor pass would count, from the simulated peak."""
-    simulated = simulation_of(example)
+    simulated = example.simulation
     unseen_bytes = example.static.parameter_bytes + example.static.optimizer_bytes + simulated.workspace_bytes
     return max(simulated.requested_bytes - unseen_bytes, 0)
 

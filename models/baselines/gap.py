@@ -8,20 +8,19 @@ The hyper-parameters here are those that it can read from any layer table.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
-from pathlib import Path
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataset_builder.errors import UserError
-from models._base import Estimator
 from models.baselines._formula import beyond_the_card_is_infinity
+from models.baselines._kept import Baseline
 from models.baselines._learned import capacity_bytes, completed, measured_bytes
-from models.baselines._state import read_state, write_state
 from models.baselines.polynomial import Polynomial
 from models.example import Example
 from models.labels import Buckets
+from models.storage import State
 
 DEGREES = (1, 2, 3, 4)
 ALPHAS = (1e-2, 1e-1, 1.0, 10.0, 100.0)
@@ -57,7 +56,7 @@ def hyperparameters(examples: Sequence[Example]) -> NDArray[np.float64]:
     return np.array(rows, dtype=np.float64).reshape(len(examples), len(HYPERPARAMETERS))
 
 
-class DirectPolynomial(Estimator):
+class DirectPolynomial(Baseline):
     """GV: measured memory as a polynomial of the hyper-parameters.
 
     Jobs that did not fit have no figure to be fitted to. Degree and penalty are those with the least mean relative
@@ -112,25 +111,22 @@ class DirectPolynomial(Estimator):
         counts = np.stack([(classes == one).sum(axis=1) for one in range(buckets.classes)], axis=1)
         return counts / len(self.ratios_)
 
-    def save(self, directory: Path) -> None:
-        """Write the polynomial and its errors."""
+    def state(self) -> State:
+        """The polynomial and its errors."""
         arrays = {**self.polynomial_.to_arrays(), "ratios": self.ratios_}
         settings = {"floor_bytes": self.floor_bytes_, "hyperparameters": list(HYPERPARAMETERS)}
-        write_state(directory, self.name, settings, arrays)
+        return State(settings, arrays)
 
     @classmethod
-    def load(cls, directory: Path) -> Self:
-        """Read what `save` wrote."""
-        settings, arrays = read_state(directory, cls.name)
-        if settings["hyperparameters"] != list(HYPERPARAMETERS):
-            raise UserError(
-                f"expected a polynomial of {list(HYPERPARAMETERS)} in {directory}, "
-                f"found one of {settings['hyperparameters']}: fit it anew"
-            )
+    def from_state(cls, state: State) -> Self:
+        """The regressor, if it is one of the same hyper-parameters."""
+        found = state.settings["hyperparameters"]
+        if found != list(HYPERPARAMETERS):
+            raise UserError(f"expected a polynomial of {list(HYPERPARAMETERS)}, found one of {found}: fit it anew")
         estimator = cls()
-        estimator.floor_bytes_ = settings["floor_bytes"]
-        estimator.polynomial_ = Polynomial.from_arrays(arrays)
-        estimator.ratios_ = arrays["ratios"]
+        estimator.floor_bytes_ = state.settings["floor_bytes"]
+        estimator.polynomial_ = Polynomial.from_arrays(state.arrays)
+        estimator.ratios_ = state.arrays["ratios"]
         return estimator
 
 

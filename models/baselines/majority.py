@@ -1,20 +1,19 @@
 """The answer that asks nothing: what most jobs take."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from models._base import Estimator
+from models.baselines._kept import Baseline
 from models.baselines._learned import measured_bytes
-from models.baselines._state import read_state, write_state
 from models.example import Example
 from models.labels import Buckets
+from models.storage import State
 
 
-class Majority(Estimator):
+class Majority(Baseline):
     """The training set's own distribution over the buckets for every job, whose largest class is the answer."""
 
     name = "majority"
@@ -33,13 +32,13 @@ class Majority(Estimator):
         counts = np.bincount(buckets.of(self.used_bytes_), minlength=buckets.classes)
         return np.tile(counts / len(self.used_bytes_), (len(examples), 1))
 
-    def save(self, directory: Path) -> None:
-        """Write what was measured."""
-        write_state(directory, self.name, arrays={"used_bytes": self.used_bytes_})
+    def state(self) -> State:
+        """What was measured."""
+        return State({}, {"used_bytes": self.used_bytes_})
 
     @classmethod
-    def load(cls, directory: Path) -> Self:
-        """Read what `save` wrote."""
+    def from_state(cls, state: State) -> Self:
+        """The majority of what was measured."""
         estimator = cls()
-        estimator.used_bytes_ = read_state(directory, cls.name)[1]["used_bytes"]
+        estimator.used_bytes_ = state.arrays["used_bytes"]
         return estimator

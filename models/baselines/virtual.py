@@ -2,9 +2,8 @@
 
 from math import inf
 
-from dataset_builder.errors import UserError
 from models.baselines._formula import Formula
-from models.example import Example, Simulated
+from models.example import Example
 
 
 class Virtual(Formula):
@@ -14,14 +13,5 @@ class Virtual(Formula):
 
     def used_bytes(self, example: Example) -> float:
         """Overhead and reserved bytes; infinity where the simulation ran out of memory."""
-        simulated = simulation_of(example)
+        simulated = example.simulation
         return example.overhead_bytes + simulated.reserved_bytes if simulated.fits else inf
-
-
-def simulation_of(example: Example) -> Simulated:
-    """What the virtual GPU says of an example, which has to be there."""
-    if example.simulated is None:
-        raise UserError(
-            f"expected a simulated estimate of {example.id}, found a layer table alone: give the network itself"
-        )
-    return example.simulated
