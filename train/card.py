@@ -31,12 +31,12 @@ def figures_of(configuration: Configuration, reports: Mapping[str, Report]) -> d
     return {**figures, f"accuracy of the best baseline ({best})": others[best]}
 
 
-def card_of(configuration: Configuration, parts: Parts, title: str | None, command: str | None = None) -> Card:
+def card_of(configuration: Configuration, parts: Parts, title: str | None) -> Card:
     """The card of an estimator that was trained on these parts."""
     measured, simulated = configuration.data.path is not None, configuration.data.rows is not None
     network = configuration.network
     return Card(
-        title=title or f"A {network.network} estimator of GPU memory",
+        title=title or f"GPU memory of training jobs, estimated by networks of the kind '{network.network}'",
         summary=(
             f"An ensemble of {configuration.members} networks of the kind '{network.network}' over the features "
             f"'{network.features}'. It gives a distribution of the memory that a training job uses on its device, from "
@@ -45,7 +45,7 @@ def card_of(configuration: Configuration, parts: Parts, title: str | None, comma
         data="\n\n".join(_data_lines(parts, measured, simulated)),
         licence="CC BY 4.0" if measured else "that of vramcast",
         citation=CITATION if measured else "vramcast",
-        command=command or "python -m train",
+        command=configuration.run.command or "python -m train",
     )
 
 

@@ -1,6 +1,7 @@
 """From the words of a command line to a run: Hydra composes `conf/train.yaml`, this module checks what comes out."""
 
 import difflib
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -65,7 +66,17 @@ def configure(overrides: Sequence[str]) -> Configuration:
     for word in overrides:
         if "=" not in word and not word.startswith("~"):
             raise UserError(f"expected KEY=VALUE, found {word!r}: see python -m train --help")
-    return check_configuration(plain(compose_config(COMMAND, overrides)))
+    values = plain(compose_config(COMMAND, overrides))
+    if isinstance(values.get("run"), dict):
+        values["run"].setdefault("command", command_of(overrides))
+    return check_configuration(values)
+
+
+def command_of(overrides: Sequence[str]) -> str:
+    """What makes a run again, with nothing of this machine in it."""
+    kept = [word for word in overrides if not word.startswith(("run.", "data.cache=", "data.rows=", "executor"))]
+    words = ["data.path=DIR" if word.startswith("data.path=") else word for word in kept]
+    return " ".join(["python -m train", *map(shlex.quote, words)])
 
 
 def plain(config: DictConfig) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import math
+import pickle
 import signal
 import sys
 import warnings
@@ -64,18 +66,25 @@ class LightningFitter:
         torch.set_num_threads(self.settings.threads)
         seed, size = torch.initial_seed(), self.settings.batch_size
         history = History(self.settings.epochs, member, self.bar)
-        loaders = (_loader(train, MiniBatches(len(train), size, seed)), _loader(validation, InOrder(len(validation), size)))
-        last = directory / _LAST
+        order = MiniBatches(len(train), size, seed)
+        done = _epochs_done(directory / _LAST)
+        order.set_epoch(done)  # Lightning says it too late for the first epoch of a run that goes on
+        loaders = (_loader(train, order), _loader(validation, InOrder(len(validation), size)))
         with _quietly():
             trainer = self._trainer(directory, [history, *self.callbacks])
-            _fit(trainer, Shell(classifier, self.settings, seed), loaders, last if last.exists() else None)
+            _fit(trainer, Shell(classifier, self.settings, seed), loaders, directory / _LAST if done else None)
         with replacing(directory / _HISTORY) as path:  # its being there says that the member is done
             path.write_text(json.dumps(history.epochs) + "\n")
 
     def _trainer(self, directory: Path, callbacks: list[Callback]) -> Trainer:
         monitor = "validation_loss"
         kept = ModelCheckpoint(
-            directory, Path(_BEST).stem, monitor=monitor, save_last=True, enable_version_counter=False
+            directory,
+            Path(_BEST).stem,
+            monitor=monitor,
+            save_last=True,
+            save_on_train_epoch_end=True,
+            enable_version_counter=False,
         )
         return Trainer(
             accelerator="cpu",
@@ -91,11 +100,22 @@ class LightningFitter:
         )
 
 
+def _epochs_done(checkpoint: Path) -> int:
+    """How many epochs a checkpoint is worth: none if there is none, or if it was being written when the power went."""
+    if not checkpoint.exists():
+        return 0
+    try:
+        return int(torch.load(checkpoint, weights_only=True)["epoch"]) + 1
+    except (RuntimeError, EOFError, KeyError, pickle.UnpicklingError):
+        print(f"note: {checkpoint} cannot be read; its member is trained from the start", file=sys.stderr)
+        return 0
+
+
 def _fit(trainer: Trainer, shell: "Shell", loaders: tuple[Any, Any], resume: Path | None) -> None:
     """Lightning answers Ctrl-C by ending the process; here it stays an interrupt that the caller hears of."""
     handler = signal.getsignal(signal.SIGINT)
     try:
-        trainer.fit(shell, *loaders, ckpt_path=resume, weights_only=True if resume else None)
+        trainer.fit(shell, *loaders, ckpt_path=resume)
     except SystemExit as error:
         raise KeyboardInterrupt from error
     finally:
@@ -113,8 +133,16 @@ class Shell(LightningModule):
         self.seed = seed
 
     def on_train_epoch_start(self) -> None:
-        """So that a run that was taken up again goes on as if it had never stopped."""
+        """Dropout's seed and the learning rate, along a cosine.
+
+        Set here and not by a scheduler, whose state in a checkpoint lags an epoch behind: a run that is taken up again
+        goes on as if it had never stopped.
+        """
         torch.manual_seed(_epoch_seed(self.seed, self.current_epoch) + 1)
+        rate, share = self.settings.learning_rate, self.current_epoch / self.settings.epochs
+        low = rate / _SLOWEST
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = low + (rate - low) * (1 + math.cos(math.pi * share)) / 2
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         """The loss of a mini-batch."""
@@ -126,11 +154,11 @@ class Shell(LightningModule):
         """The loss without dropout."""
         self.log("validation_loss", self.classifier.loss(batch), batch_size=len(batch))
 
-    def configure_optimizers(self) -> Any:
-        """AdamW, and a learning rate that falls along a cosine."""
-        rate, epochs = self.settings.learning_rate, self.settings.epochs
-        optimizer = torch.optim.AdamW(self.parameters(), rate, weight_decay=self.settings.weight_decay)
-        return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs, rate / _SLOWEST)]
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """AdamW."""
+        return torch.optim.AdamW(
+            self.parameters(), self.settings.learning_rate, weight_decay=self.settings.weight_decay
+        )
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, index: int) -> Batch:
         """As it is: networks of this size are trained where their rows are."""
@@ -150,7 +178,12 @@ class History(Callback):
         """Begin the bar where training begins."""
         often = 0.1 if sys.stderr.isatty() else 10
         done = len(self.epochs)
-        options = {"unit": "epoch", "dynamic_ncols": True, "mininterval": often, "disable": not self.shown}
+        options: dict[str, Any] = {
+            "unit": "epoch",
+            "dynamic_ncols": True,
+            "mininterval": often,
+            "disable": not self.shown,
+        }
         self.bar = tqdm(total=self.total, initial=done, desc=self.member, **options)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -181,11 +214,11 @@ class MiniBatches(Sampler[Tensor]):
         self.rows, self.size, self.seed, self.epoch = rows, size, seed, 0
 
     def __len__(self) -> int:
-        return -(-self.rows // self.size)
+        return math.ceil(self.rows / self.size)
 
     def __iter__(self) -> Iterator[Tensor]:
         generator = torch.Generator().manual_seed(_epoch_seed(self.seed, self.epoch))
-        return iter(torch.randperm(self.rows, generator=generator).split(self.size))
+        return iter(torch.split(torch.randperm(self.rows, generator=generator), self.size))
 
     def set_epoch(self, epoch: int) -> None:
         """Lightning says which epoch begins."""
@@ -199,7 +232,7 @@ class InOrder(MiniBatches):
         super().__init__(rows, size, seed=0)
 
     def __iter__(self) -> Iterator[Tensor]:
-        return iter(torch.arange(self.rows).split(self.size))
+        return iter(torch.split(torch.arange(self.rows), self.size))
 
 
 class _Selection(Dataset[Batch]):

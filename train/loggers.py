@@ -19,10 +19,12 @@ def make_loggers(settings: Mapping[str, Any]) -> Callable[[Path], list[Logger]]:
     for name, options in settings.items():
         check_choice("logger", name, _LIBRARIES)
         _check_library(name)
-        unknown = sorted((options or {}).keys() - _SETTINGS[name])
+        if not isinstance(options, Mapping):
+            raise UserError(f"expected the settings of logger={name}, found {options!r}: use logger={name}")
+        unknown = sorted(options.keys() - _SETTINGS[name])
         if unknown:
             raise UserError(f"expected only {sorted(_SETTINGS[name])} in logger={name}, found {unknown}: remove them")
-    return lambda directory: [_make(name, options or {}, directory) for name, options in settings.items()]
+    return lambda directory: [_make(name, options, directory) for name, options in settings.items()]
 
 
 def _check_library(name: str) -> None:

@@ -87,6 +87,8 @@ class RunSettings:
     root: str
     name: str
     resume: str | None = None
+    command: str | None = None
+    """What makes it again."""
 
     def __post_init__(self) -> None:
         for name in ("root", "name"):

@@ -25,7 +25,7 @@ def draw_curves(table: pd.DataFrame, title: str, path: Path) -> None:
             for column, colour in _COLOURS.items():
                 label = column.replace("_", " ") if number == 0 else None
                 axes.plot(curve["epoch"], curve[column], color=colour, linewidth=1.2, alpha=0.8, label=label)
-            best = curve.loc[curve["validation_loss"].idxmin()]
+            best = curve.iloc[int(curve["validation_loss"].to_numpy().argmin())]
             label = "epoch that is kept" if number == 0 else None
             axes.plot(best["epoch"], best["validation_loss"], "o", color="black", markersize=5, label=label)
         axes.set(xlabel="epoch", ylabel="loss [nats a row]", ylim=_limits(table))

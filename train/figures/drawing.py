@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,9 @@ def unit_of(buckets: Buckets) -> tuple[str, int]:
 def bucket_names(buckets: Buckets) -> list[str]:
     """'2-3' and so on, in the unit of `unit_of`; the last is 'does not fit'."""
     _, unit_bytes = unit_of(buckets)
-    edges = [f"{edge / unit_bytes:.4g}" if unit_bytes == GIB else f"{edge / unit_bytes:.0f}" for edge in _edges(buckets)]
-    return [*(f"{low}-{high}" for low, high in zip(edges[:-1], edges[1:], strict=True)), DOES_NOT_FIT]
-
-
-def _edges(buckets: Buckets) -> list[float]:
-    return [float(edge) for edge in buckets.edges_bytes]
+    digits = ".4g" if unit_bytes == GIB else ".0f"
+    edges = [f"{edge / unit_bytes:{digits}}" for edge in buckets.edges_bytes]
+    return [*(f"{low}-{high}" for low, high in pairwise(edges)), DOES_NOT_FIT]
 
 
 def quiet(axes: Any) -> None:

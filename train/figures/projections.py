@@ -32,7 +32,9 @@ def projections_table(features: NDArray[np.float64], classes: NDArray[np.int64],
     components = min(30, *scaled.shape)
     pca = PCA(n_components=components, random_state=seed).fit(scaled)
     reduced = _two_columns(pca.transform(scaled))
-    tsne = TSNE(perplexity=min(30, (len(points) - 1) / 3), init="pca", max_iter=500, random_state=seed).fit_transform(reduced)
+    tsne = TSNE(perplexity=min(30, (len(points) - 1) / 3), init="pca", max_iter=500, random_state=seed).fit_transform(
+        reduced
+    )
     table = pd.DataFrame(
         {"pca_x": reduced[:, 0], "pca_y": reduced[:, 1], "tsne_x": tsne[:, 0], "tsne_y": tsne[:, 1]},
     ).assign(bucket=classes[np.sort(chosen)])
@@ -53,15 +55,20 @@ def draw_projections(table: pd.DataFrame, buckets: Buckets, title: str, path: Pa
     bounds = np.arange(lowest, highest + 2) - 0.5
     with picture(path, 11, 4.8) as figure:
         both = figure.subplots(1, 2)
-        points = None
         for axes, kind in zip(both, ("pca", "tsne"), strict=True):
             axes.set_xticks([])
             axes.set_yticks([])
             options = {"s": 11, "linewidths": 0, "alpha": 0.85, "cmap": "viridis"}
             norm = BoundaryNorm(bounds, 256) if len(bounds) > 2 else None
-            points = axes.scatter(fits[f"{kind}_x"], fits[f"{kind}_y"], c=fits["bucket"], norm=norm, **options)
+            axes.scatter(fits[f"{kind}_x"], fits[f"{kind}_y"], c=fits["bucket"], norm=norm, **options)
             axes.scatter(
-                died[f"{kind}_x"], died[f"{kind}_y"], marker="x", s=18, linewidths=0.9, color="#d62728", label=DOES_NOT_FIT
+                died[f"{kind}_x"],
+                died[f"{kind}_y"],
+                marker="x",
+                s=18,
+                linewidths=0.9,
+                color="#d62728",
+                label=DOES_NOT_FIT,
             )
         _name_axes(both, table)
         if len(died):
@@ -69,7 +76,9 @@ def draw_projections(table: pd.DataFrame, buckets: Buckets, title: str, path: Pa
         figure.suptitle(title, fontsize=11)
         step = -(-(highest - lowest + 1) // _MOST_TICKS)
         ticks = list(range(lowest, highest + 1, step))
-        bar = figure.colorbar(points, ax=both, shrink=0.9, ticks=ticks, label=f"bucket measured [{unit_of(buckets)[0]}]")
+        bar = figure.colorbar(
+            both[0].collections[0], ax=both, shrink=0.9, ticks=ticks, label=f"bucket measured [{unit_of(buckets)[0]}]"
+        )
         bar.ax.set_yticklabels([bucket_names(buckets)[tick] for tick in ticks], fontsize=8)
 
 

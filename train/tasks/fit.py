@@ -34,9 +34,7 @@ def stored_split(run: Run, examples: Sequence[Example]) -> Split:
     return Split.load(path)
 
 
-def fit_on(
-    run: Run, examples: Sequence[Example], split: Split, title: str | None = None, command: str | None = None
-) -> dict[str, Report]:
+def fit_on(run: Run, examples: Sequence[Example], split: Split, title: str | None = None) -> dict[str, Report]:
     """Train on a part, judge on another, and write down what came of it."""
     configuration = run.configuration
     parts = parts_of(examples, split)
@@ -44,7 +42,7 @@ def fit_on(
     fitter = LightningFitter(configuration.trainer, run.directory / MEMBERS, make_loggers(configuration.logger))
     estimator = fit_estimator(configuration, fitter, parts)
     reports = evaluate(configuration, estimator, parts, buckets)
-    card = card_of(configuration, parts, title, command)
+    card = card_of(configuration, parts, title)
     save_checkpoint(estimator, run.directory / CHECKPOINT, figures_of(configuration, reports), card)
     if configuration.task.get("figures"):
         draw_all(run.directory / FIGURES, estimator, parts, buckets, fitter.history)

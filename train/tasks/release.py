@@ -39,7 +39,7 @@ def release(configuration: Configuration, overrides: Sequence[str]) -> None:
     out = Path(configuration.task["out"])
     reports: dict[str, Report] = {}
     for item in chosen:  # all are configured by now: a word that one of them does not know ends no release half-way
-        reports[item.name] = _build(item, configured[item.name], out, " ".join(_command(item, configured[item.name])))
+        reports[item.name] = _build(item, configured[item.name], out)
     print(text_table(reports))
     print(f"{len(reports)} checkpoints in {out}")
 
@@ -65,19 +65,13 @@ def _chosen(only: Any) -> list[Release]:
     return [read_release(paths[name]) for name in names]
 
 
-def _build(item: Release, configuration: Configuration, out: Path, command: str) -> Report:
+def _build(item: Release, configuration: Configuration, out: Path) -> Report:
     run = begin(configuration)
     print(f"{item.name}: {item.title}; run directory {run.directory}", file=sys.stderr)
     examples = examples_for(configuration)
-    reports = fit_on(run, examples, stored_split(run, examples), item.title, command)
+    reports = fit_on(run, examples, stored_split(run, examples), item.title)
     replace_directory(run.directory / CHECKPOINT, out / item.name)
     return reports[ESTIMATOR]
-
-
-def _command(item: Release, configuration: Configuration) -> list[str]:
-    """What makes the checkpoint again, with nothing of this machine in it."""
-    seed = [f"seed={configuration.seed}"] if configuration.seed else []
-    return ["python -m train task=release", f"task.only=[{item.name}]", "data.path=DIR", *seed]
 
 
 def replace_directory(source: Path, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""`task=search`: an Optuna study over an estimator's configuration, kept in a file that the next command goes on with."""
+"""`task=search`: an Optuna study over an estimator's configuration, in a file that the next command goes on with."""
 
 import sys
 import tempfile
@@ -14,9 +14,9 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from dataset_builder.errors import UserError
 from dataset_builder.schema import content_hash
 from dataset_builder.store.durable import replacing
-from models.classifiers import NetworkClassifier
+from models.classifiers import NetworkClassifier, Prepared, prepare
 from train.configuration import Configuration, check_configuration
-from train.experiment import Parts, load_parts
+from train.experiment import load_parts
 from train.fitting import LightningFitter
 
 _DONE = (TrialState.COMPLETE, TrialState.PRUNED)
@@ -39,11 +39,18 @@ class Pruning(Callback):
 def search(configuration: Configuration) -> optuna.Study:
     """Run the trials that are still missing, and say which settings were the best."""
     factors = dict(factors_of(configuration.search))
+    changed(configuration.values, dict.fromkeys(factors, 0))  # before rows are built: whether there are such settings
+    fixed = sorted({"features", "bucket_mib", "seed"} & {name.split(".")[0] for name in factors})
+    if fixed:
+        raise UserError(
+            f"expected settings of estimator and trainer in search, found {fixed}: losses would not compare"
+        )
     study = _open(configuration)
     parts = load_parts(configuration)
+    data = prepare(configuration.network, parts.train, parts.validation)
     left = configuration.task["trials"] - len(study.get_trials(states=_DONE))
     if left > 0:
-        study.optimize(lambda trial: _loss(trial, configuration, factors, parts), n_trials=left, show_progress_bar=True)
+        study.optimize(lambda trial: _loss(trial, configuration, factors, data), n_trials=left, show_progress_bar=True)
     _report(study, configuration)
     return study
 
@@ -80,7 +87,7 @@ def _check_same(study: optuna.Study, configuration: Configuration) -> None:
     study.set_user_attr(_DECIDED_BY, decided)
 
 
-def _loss(trial: Trial, configuration: Configuration, factors: Mapping[str, Any], parts: Parts) -> float:
+def _loss(trial: Trial, configuration: Configuration, factors: Mapping[str, Any], data: Prepared) -> float:
     """The best validation loss of one member with the trial's settings."""
     chosen = {key: suggest(trial, key, factor) for key, factor in factors.items()}
     try:
@@ -89,7 +96,7 @@ def _loss(trial: Trial, configuration: Configuration, factors: Mapping[str, Any]
         raise optuna.TrialPruned(str(error)) from error
     with tempfile.TemporaryDirectory() as directory:
         fitter = LightningFitter(tried.trainer, Path(directory), lambda _: [], [Pruning(trial)], bar=False)
-        NetworkClassifier(tried.network, fitter).fit(parts.train, parts.validation)
+        NetworkClassifier(tried.network, fitter).fit_prepared(data)
     return min(epoch["validation_loss"] for epochs in fitter.history.values() for epoch in epochs)
 
 
