@@ -7,6 +7,7 @@ from typing import Any
 
 from dataset_builder.errors import UserError, check_choice, check_count
 from dataset_builder.families import FAMILIES
+from dataset_builder.store.splits import make_split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +104,7 @@ PARTS = ("train", "validation", "calibration", "test")
 
 
 def check_split(fractions: Mapping[str, Any]) -> None:
-    """Refuse a split without its parts; whether they sum to 1 is seen where the split is made."""
+    """Refuse a split without its parts, or with fractions that are none, before any row is built for it."""
     if set(fractions) != set(PARTS):
         raise UserError(f"expected the parts {list(PARTS)} in split, found {list(fractions)}: name them all")
+    make_split(PARTS, fractions, seed=0)
