@@ -12,7 +12,7 @@ from torch import Tensor
 from dataset_builder.errors import UserError
 from models.batch import Inputs
 from models.example import Example
-from models.features import TOKEN_NUMBERS, feature_set, tokens_of
+from models.features import TOKEN_NUMBERS, Token, feature_set, tokens_of
 
 Matrix = NDArray[np.float64]
 
@@ -99,25 +99,19 @@ class Encoder:
         """What a network reads: limited, and zero where nothing could be learned."""
         clipped = np.where(self.scale.varies, self.matrix(examples).clip(-_CLIP, _CLIP), 0)
         vector = torch.from_numpy(clipped).float()
-        sequences = [self._sequence(example) for example in examples] if with_tokens else [_NO_SEQUENCE] * len(examples)
-        length = max((len(kinds) for kinds, _ in sequences), default=0)
-        kinds = torch.zeros(len(examples), length, dtype=torch.long)
-        tokens = torch.zeros(len(examples), length, len(TOKEN_NUMBERS))
-        padding = torch.ones(len(examples), length, dtype=torch.bool)
-        for row, (indices, numbers) in enumerate(sequences):
-            kinds[row, : len(indices)], tokens[row, : len(indices)] = indices, numbers
-            padding[row, : len(indices)] = False
-        return Inputs(vector, kinds, tokens, padding)
+        return Inputs(
+            vector, *_padded([self._sequence(example) if with_tokens else _NO_TOKENS for example in examples])
+        )
 
     def _source(self, example: Example) -> list[float]:
         if example.source not in self.sources:
             return list(self.scale.mean[len(self.names) :])
         return [float(example.source == source) for source in self.sources]
 
-    def _sequence(self, example: Example) -> tuple[Tensor, Tensor]:
-        found = tokens_of(example)
+    def _sequence(self, example: Example) -> "Sequenced":
+        found = tokens_of(example) or [_NO_LAYER]
         index = {kind: position for position, kind in enumerate(self.kinds, 1)}
-        numbers = np.array([token.numbers for token in found], dtype=np.float64).reshape(-1, len(TOKEN_NUMBERS))
+        numbers = np.array([token.numbers for token in found], dtype=np.float64)
         scaled = np.where(self.token_scale.varies, self.token_scale.apply(numbers).clip(-_CLIP, _CLIP), 0)
         return torch.tensor([index.get(token.kind, 0) for token in found]), torch.from_numpy(scaled).float()
 
@@ -139,4 +133,20 @@ class Encoder:
         return found
 
 
-_NO_SEQUENCE = (torch.zeros(0, dtype=torch.long), torch.zeros(0, len(TOKEN_NUMBERS)))
+Sequenced = tuple[Tensor, Tensor]
+"""Kinds [length] and numbers [length, token numbers] of one example."""
+
+_NO_LAYER = Token("", (0.0,) * len(TOKEN_NUMBERS))
+"""For a network without layers: attention needs something to look at."""
+_NO_TOKENS: Sequenced = (torch.zeros(0, dtype=torch.long), torch.zeros(0, len(TOKEN_NUMBERS)))
+
+
+def _padded(sequences: Sequence[Sequenced]) -> tuple[Tensor, Tensor, Tensor]:
+    """Kinds, numbers and padding of all, filled up with zeros to the longest."""
+    length = max((len(kinds) for kinds, _ in sequences), default=1)
+    kinds = torch.zeros(len(sequences), length, dtype=torch.long)
+    tokens = torch.zeros(len(sequences), length, len(TOKEN_NUMBERS))
+    padding = torch.ones(len(sequences), length, dtype=torch.bool)
+    for row, (indices, numbers) in enumerate(sequences):
+        kinds[row, : len(indices)], tokens[row, : len(indices)], padding[row, : len(indices)] = indices, numbers, False
+    return kinds, tokens, padding
