@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dataset_builder.errors import check_choice
+from models.baselines._formula import Formula
 from models.baselines._kept import Baseline
 from models.baselines.extra_trees import ExtraTrees
 from models.baselines.fake_tensor import FakeTensor
@@ -22,6 +23,8 @@ BASELINES: Mapping[str, type[Baseline]] = {
         Majority, Weights, ShapeInference, Horus, FakeTensor, DirectPolynomial, Gap, ExtraTrees, Virtual,
     )
 }  # fmt: skip
+FORMULAS: Mapping[str, Baseline] = {name: kind() for name, kind in BASELINES.items() if issubclass(kind, Formula)}
+"""Those that need no fitting."""
 _KIND = "baselines"
 
 

@@ -14,12 +14,12 @@ _COLUMN = "faketensor_peak_mib"
 
 
 class FakeTensor(Formula):
-    """Inputs, activations, gradients and temporaries; neither weights nor optimizer, library, cache or context.
+    """Inputs, activations, gradients and temporaries; neither weights nor optimizer, cache or context.
 
     Where a table of measurements has its own column of FakeTensor figures, `published` holds them by example, and they
     count. Everywhere else the figure comes from the simulation: the bytes requested at its peak without the weights and
-    the optimizer's state, which the published passes did not see, and without the libraries' workspaces. Where the
-    optimizer's step is the peak, its temporaries are in the figure.
+    the optimizer's state, which the published passes did not see. It is a bound from above: a workspace that is held at
+    the peak is in it, and taking that out would not give the tensors' own peak, which lies at another moment.
     """
 
     name = "fake_tensor"
@@ -36,9 +36,8 @@ class FakeTensor(Formula):
 
 def fake_tensor_bytes(example: Example) -> int:
     """What a FakeTensor pass would count, from the simulated peak."""
-    simulated = example.simulation
-    unseen_bytes = example.static.parameter_bytes + example.static.optimizer_bytes + simulated.workspace_bytes
-    return max(simulated.requested_bytes - unseen_bytes, 0)
+    unseen_bytes = example.static.parameter_bytes + example.static.optimizer_bytes
+    return max(example.simulation.requested_bytes - unseen_bytes, 0)
 
 
 def read_published(path: Path) -> dict[str, int]:

@@ -19,7 +19,7 @@ class Polynomial:
 
     means: Matrix
     scales: Matrix
-    powers: NDArray[np.int64]
+    powers: NDArray[np.int8]
     """[terms, variables]: the exponents of each term."""
     coefficients: Matrix
     intercept: float
@@ -40,7 +40,7 @@ class Polynomial:
         return cls(
             means=variable_scaler.mean_,
             scales=variable_scaler.scale_,
-            powers=terms.powers_,
+            powers=terms.powers_.astype(np.int8),
             coefficients=coefficients,
             intercept=float(ridge.intercept_ - coefficients @ term_scaler.mean_),
         )
