@@ -36,14 +36,15 @@ def draw_confusion(table: pd.DataFrame, buckets: Buckets, title: str, path: Path
     with picture(path, side + 0.9, side) as figure:
         axes = figure.add_subplot()
         image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+        axes.plot([-0.5, classes - 0.5], [-0.5, classes - 0.5], color="0.8", linewidth=0.8, zorder=0.5)
         step = -(-classes // _MOST_TICKS)
         ticks = sorted({*range(0, classes, step), classes - 1} - set(range(classes - step, classes - 1)))
         axes.set_xticks(ticks, [table.columns[tick] for tick in ticks], rotation=90, fontsize=8)
         axes.set_yticks(ticks, [table.index[tick] for tick in ticks], fontsize=8)
-        axes.set_xlabel(f"bucket said [{unit}]")
-        axes.set_ylabel(f"bucket measured [{unit}]")
+        axes.set_xlabel(f"likeliest bucket by the estimator [{unit}]")
+        axes.set_ylabel(f"true bucket [{unit}]")
         axes.set_title(title, fontsize=10)
-        figure.colorbar(image, ax=axes, shrink=0.75, label="share of the rows measured in that bucket")
+        figure.colorbar(image, ax=axes, shrink=0.75, label="share of the true bucket's rows")
         if classes <= _MOST_WITH_NUMBERS:
             for row, column in zip(*np.nonzero(counts), strict=True):
                 colour = "white" if shares[row, column] > 0.55 else "0.15"

@@ -77,7 +77,7 @@ def draw_projections(table: pd.DataFrame, buckets: Buckets, title: str, path: Pa
         step = -(-(highest - lowest + 1) // _MOST_TICKS)
         ticks = list(range(lowest, highest + 1, step))
         bar = figure.colorbar(
-            both[0].collections[0], ax=both, shrink=0.9, ticks=ticks, label=f"bucket measured [{unit_of(buckets)[0]}]"
+            both[0].collections[0], ax=both, shrink=0.9, ticks=ticks, label=f"true bucket [{unit_of(buckets)[0]}]"
         )
         bar.ax.set_yticklabels([bucket_names(buckets)[tick] for tick in ticks], fontsize=8)
 
