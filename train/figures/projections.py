@@ -16,6 +16,7 @@ MOST_POINTS = 600
 """t-SNE takes seconds for that many; more make no clearer picture."""
 _LEAST_POINTS = 4
 _MOST_TICKS = 12
+_NOISE = 1e-9
 
 
 def projections_table(features: NDArray[np.float64], classes: NDArray[np.int64], seed: int) -> pd.DataFrame:
@@ -27,8 +28,7 @@ def projections_table(features: NDArray[np.float64], classes: NDArray[np.int64],
         raise ValueError(f"a projection takes {_LEAST_POINTS} points, found {len(features)}")
     chosen = np.random.RandomState(seed).permutation(len(features))[:MOST_POINTS]
     points = features[np.sort(chosen)]
-    spread = points[:, points.std(axis=0) > 0]
-    scaled = (spread - spread.mean(axis=0)) / spread.std(axis=0)
+    scaled = _standardised(points)
     components = min(30, *scaled.shape)
     pca = PCA(n_components=components, random_state=seed).fit(scaled)
     reduced = _two_columns(pca.transform(scaled))
@@ -40,6 +40,13 @@ def projections_table(features: NDArray[np.float64], classes: NDArray[np.int64],
     ).assign(bucket=classes[np.sort(chosen)])
     table.attrs["explained"] = [float(share) for share in pca.explained_variance_ratio_[:2]]
     return table
+
+
+def _standardised(points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Without columns that are constant but for the last digits, whose deviation would be noise."""
+    mean, deviation = points.mean(axis=0), points.std(axis=0)
+    varies = deviation > _NOISE * (1 + np.abs(mean))
+    return np.asarray((points[:, varies] - mean[varies]) / deviation[varies])
 
 
 def _two_columns(points: NDArray[np.float64]) -> NDArray[np.float64]:
