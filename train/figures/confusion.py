@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from models.labels import Buckets
@@ -36,7 +37,8 @@ def draw_confusion(table: pd.DataFrame, buckets: Buckets, title: str, path: Path
     with picture(path, side + 0.9, side) as figure:
         axes = figure.add_subplot()
         image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-        axes.plot([-0.5, classes - 0.5], [-0.5, classes - 0.5], color="0.8", linewidth=0.8, zorder=0.5)
+        for index in range(classes):  # where answers are right, also where there are none
+            axes.add_patch(Rectangle((index - 0.5, index - 0.5), 1, 1, fill=False, edgecolor="0.75", linewidth=0.7))
         step = -(-classes // _MOST_TICKS)
         ticks = sorted({*range(0, classes, step), classes - 1} - set(range(classes - step, classes - 1)))
         axes.set_xticks(ticks, [table.columns[tick] for tick in ticks], rotation=90, fontsize=8)
