@@ -84,6 +84,7 @@ def test_calibration_survives_saving(ensemble, tmp_path):
     np.testing.assert_array_equal(again.safe_bytes(test, 0.1), ensemble.safe_bytes(test, 0.1))
     np.testing.assert_array_equal(again.unfamiliar(test), ensemble.unfamiliar(test))
     assert again.temperature_ == ensemble.temperature_
+    assert again.members[0].encoder_ is again.members[1].encoder_
 
 
 def test_a_safe_answer_needs_a_calibration(ensemble):
