@@ -15,7 +15,6 @@ _COUNTED = (
     "add", "cat",
 )  # fmt: skip
 _LARGEST = 5
-_WIDE = 512
 
 Numbers = dict[str, float]
 
@@ -64,8 +63,6 @@ def _extremes(example: Example) -> Numbers:
     outputs = sorted((layer.activations for layer in layers), reverse=True)
     convolutions = [item for item in convolutions_of(example) if item.total]
     largest = max(convolutions, key=lambda item: item.total, default=NO_CONVOLUTION)
-    heaviest = max(convolutions, key=lambda item: item.weight, default=NO_CONVOLUTION)
-    count = max(len(convolutions), 1)
     return {
         "largest_output": log_amount(batch * sum(outputs[:1])),
         "largest_outputs": log_amount(batch * sum(outputs[:_LARGEST])),
@@ -76,11 +73,7 @@ def _extremes(example: Example) -> Numbers:
         "convolution_channels": log_amount(largest.channels),
         "convolution_size": log_amount(largest.size),
         "convolution_misaligned": float(largest.channels % 4 != 0),
-        "convolutions_misaligned": sum(item.channels % 4 != 0 for item in convolutions) / count,
-        "convolutions_wide": sum(item.channels >= _WIDE for item in convolutions) / count,
-        "heaviest": log_amount(heaviest.total),
-        "heaviest_size": log_amount(heaviest.size),
-        "heaviest_channels": log_amount(heaviest.channels),
+        "convolutions_misaligned": sum(item.channels % 4 != 0 for item in convolutions) / max(len(convolutions), 1),
         "least_size": log_amount(min((item.size for item in convolutions), default=0)),
         "most_channels": log_amount(max((item.channels for item in convolutions), default=0)),
     }
