@@ -15,6 +15,8 @@ _COUNTED = (
     "add", "cat",
 )  # fmt: skip
 _LARGEST = 5
+_BEYOND = 1.25
+"""Of the card, where a job does not fit: far enough above it to be the first answer, near enough to be learned away."""
 
 Numbers = dict[str, float]
 
@@ -38,6 +40,23 @@ def simulated_of(example: Example) -> Simulated:
             "give the network itself, or use an estimator with features=gpumemnet"
         )
     return example.simulated
+
+
+def simulated_need_bytes(example: Example) -> int:
+    """What the virtual GPU says that the job reserves.
+
+    Of a job that does not fit it knows no more than that it needs more than the card: what it had reserved when it died
+    would be a reference that fits, and every such job would have to be learned as an exception.
+    """
+    simulated = simulated_of(example)
+    if simulated.fits:
+        return simulated.reserved_bytes
+    return round(_BEYOND * _room_bytes(example))
+
+
+def _room_bytes(example: Example) -> int:
+    """What the device has for the job's allocator."""
+    return max(example.capacity_bytes - example.overhead_bytes, 1)
 
 
 def _layer_numbers(example: Example) -> Numbers:
@@ -113,7 +132,6 @@ def _static_numbers(example: Example) -> Numbers:
 
 def _simulated_numbers(example: Example, simulated: Simulated) -> Numbers:
     reserved = max(simulated.reserved_bytes, 1)
-    room_bytes = max(example.capacity_bytes - example.overhead_bytes, 1)
     convolution = max((item.total for item in convolutions_of(example)), default=0)
     return {
         "simulated_fits": float(simulated.fits),
@@ -126,5 +144,5 @@ def _simulated_numbers(example: Example, simulated: Simulated) -> Numbers:
         "workspace_share": simulated.workspace_bytes / reserved,
         "convolution_share": convolution * DTYPE_BYTES[example.training.dtype] / reserved,
         "static_share": math.log(max(example.static.total_bytes, 1) / reserved),
-        "position_in_card": simulated.reserved_bytes / room_bytes,
+        "position_in_card": simulated.reserved_bytes / _room_bytes(example),
     }
