@@ -20,6 +20,8 @@ from models.storage import State, joined
 from models.targets import intervals, target_of
 
 _TEMPERATURES = tuple(float(value) for value in np.geomspace(0.5, 3.0, 37))
+_ODD = 0.02
+"""The share of calibration examples, the least likely ones, without a say in the width: one odd row would set it."""
 
 
 class Ensemble(Forecaster):
@@ -61,8 +63,7 @@ class Ensemble(Forecaster):
     def calibrate(self, examples: Sequence[Example]) -> Self:
         """Set width and safe margins on examples that no member was trained on."""
         plain = self._plain_forecast(examples)
-        bounds = intervals(examples)
-        self.temperature_ = max(_TEMPERATURES, key=lambda value: plain.tempered(value).log_likelihood(*bounds).mean())
+        self.temperature_ = _best_temperature(plain, examples)
         scores = plain.tempered(self.temperature_).scores(_needed_bytes(examples))
         self.margins_ = SafeMargins.fit([example.family for example in examples], scores)
         return self
@@ -129,6 +130,16 @@ class Ensemble(Forecaster):
         if families:
             found.margins_ = SafeMargins({name: shared.arrays[f"scores.{name}"] for name in families})
         return found
+
+
+def _best_temperature(plain: Forecast, examples: Sequence[Example]) -> float:
+    """The width under which all but the oddest of the examples are likeliest."""
+    bounds, odd = intervals(examples), int(_ODD * len(examples))
+
+    def likelihood(temperature: float) -> float:
+        return float(np.sort(plain.tempered(temperature).log_likelihood(*bounds))[odd:].mean())
+
+    return max(_TEMPERATURES, key=likelihood)
 
 
 def _part(index: int) -> str:
