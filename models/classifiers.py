@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dataset_builder.errors import UserError, check_choice, check_count, check_probability
 from dataset_builder.schema import from_mapping
-from models.batch import Batch
+from models.batch import Batch, Inputs
 from models.density import Mixture
 from models.encoding import Encoder
 from models.example import Example
@@ -142,8 +142,11 @@ class NetworkClassifier(Forecaster):
 
     def forecast(self, examples: Sequence[Example]) -> Forecast:
         """The distribution of the memory of each example."""
+        return self.forecast_inputs(self.encoder_.inputs(examples, self.settings.reads_tokens), examples)
+
+    def forecast_inputs(self, inputs: Inputs, examples: Sequence[Example]) -> Forecast:
+        """The same of examples that are encoded already."""
         features = feature_set(self.settings.features)
-        inputs = self.encoder_.inputs(examples, self.settings.reads_tokens)
         self.network_.eval()
         with torch.inference_mode():
             gaps = Mixture.of_outputs(self.network_(inputs), self.center_, self.spread_)

@@ -50,6 +50,14 @@ def test_gaps_are_logarithms_over_the_reference():
     assert gaps_of(np.array([used]), [example], plain)[0] == pytest.approx(1.0)
 
 
+def test_the_reference_of_what_does_not_fit_in_the_simulation_is_more_than_the_card():
+    example = example_of(mlp_spec(width=4000, depth=6))
+    assert not example.simulated.fits
+    assert FULL.reference_bytes(example) > example.capacity_bytes - example.overhead_bytes
+    small = example_of(mlp_spec())
+    assert FULL.reference_bytes(small) == small.simulated.reserved_bytes
+
+
 def test_the_bucket_is_the_one_that_holds_the_figure():
     example = with_target(374)
     found = gap_targets([example], FULL, bucket_mib=50)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dataset_builder.errors import check_choice
 from models.example import Example
-from models.features.full import full_numbers, simulated_of
+from models.features.full import full_numbers, simulated_need_bytes
 from models.features.published import published_numbers
 from models.features.tokens import TOKEN_NUMBERS, Token, tokens_of
 
@@ -24,9 +24,7 @@ FEATURE_SETS: Mapping[str, FeatureSet] = {
     "gpumemnet": FeatureSet(
         "gpumemnet", published_numbers, lambda example: example.static.total_bytes, needs_simulation=False
     ),
-    "full": FeatureSet(
-        "full", full_numbers, lambda example: simulated_of(example).reserved_bytes, needs_simulation=True
-    ),
+    "full": FeatureSet("full", full_numbers, simulated_need_bytes, needs_simulation=True),
 }
 
 

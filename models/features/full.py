@@ -15,7 +15,8 @@ _COUNTED = (
     "add", "cat",
 )  # fmt: skip
 _LARGEST = 5
-_WIDE = 512
+_BEYOND = 1.25
+"""Of the card, where a job does not fit: far enough above it to be the first answer, near enough to be learned away."""
 
 Numbers = dict[str, float]
 
@@ -41,6 +42,23 @@ def simulated_of(example: Example) -> Simulated:
     return example.simulated
 
 
+def simulated_need_bytes(example: Example) -> int:
+    """What the virtual GPU says that the job reserves.
+
+    Of a job that does not fit it knows no more than that it needs more than the card: what it had reserved when it died
+    would be a reference that fits, and every such job would have to be learned as an exception.
+    """
+    simulated = simulated_of(example)
+    if simulated.fits:
+        return simulated.reserved_bytes
+    return round(_BEYOND * _room_bytes(example))
+
+
+def _room_bytes(example: Example) -> int:
+    """What the device has for the job's allocator."""
+    return max(example.capacity_bytes - example.overhead_bytes, 1)
+
+
 def _layer_numbers(example: Example) -> Numbers:
     layers = example.layers
     counts = Counter(layer.kind for layer in layers)
@@ -64,8 +82,6 @@ def _extremes(example: Example) -> Numbers:
     outputs = sorted((layer.activations for layer in layers), reverse=True)
     convolutions = [item for item in convolutions_of(example) if item.total]
     largest = max(convolutions, key=lambda item: item.total, default=NO_CONVOLUTION)
-    heaviest = max(convolutions, key=lambda item: item.weight, default=NO_CONVOLUTION)
-    count = max(len(convolutions), 1)
     return {
         "largest_output": log_amount(batch * sum(outputs[:1])),
         "largest_outputs": log_amount(batch * sum(outputs[:_LARGEST])),
@@ -76,11 +92,7 @@ def _extremes(example: Example) -> Numbers:
         "convolution_channels": log_amount(largest.channels),
         "convolution_size": log_amount(largest.size),
         "convolution_misaligned": float(largest.channels % 4 != 0),
-        "convolutions_misaligned": sum(item.channels % 4 != 0 for item in convolutions) / count,
-        "convolutions_wide": sum(item.channels >= _WIDE for item in convolutions) / count,
-        "heaviest": log_amount(heaviest.total),
-        "heaviest_size": log_amount(heaviest.size),
-        "heaviest_channels": log_amount(heaviest.channels),
+        "convolutions_misaligned": sum(item.channels % 4 != 0 for item in convolutions) / max(len(convolutions), 1),
         "least_size": log_amount(min((item.size for item in convolutions), default=0)),
         "most_channels": log_amount(max((item.channels for item in convolutions), default=0)),
     }
@@ -120,7 +132,6 @@ def _static_numbers(example: Example) -> Numbers:
 
 def _simulated_numbers(example: Example, simulated: Simulated) -> Numbers:
     reserved = max(simulated.reserved_bytes, 1)
-    room_bytes = max(example.capacity_bytes - example.overhead_bytes, 1)
     convolution = max((item.total for item in convolutions_of(example)), default=0)
     return {
         "simulated_fits": float(simulated.fits),
@@ -133,5 +144,5 @@ def _simulated_numbers(example: Example, simulated: Simulated) -> Numbers:
         "workspace_share": simulated.workspace_bytes / reserved,
         "convolution_share": convolution * DTYPE_BYTES[example.training.dtype] / reserved,
         "static_share": math.log(max(example.static.total_bytes, 1) / reserved),
-        "position_in_card": simulated.reserved_bytes / room_bytes,
+        "position_in_card": simulated.reserved_bytes / _room_bytes(example),
     }
