@@ -56,7 +56,7 @@ def test_jobs_that_are_said_not_to_fit_count_as_covered():
 
 def test_too_few_rows_for_a_risk_get_a_sentence():
     margins = SafeMargins.fit(["a"] * 50, range(50))
-    with pytest.raises(UserError, match="expected 99 calibration rows or more for a risk of 0.01, found 50"):
+    with pytest.raises(UserError, match=r"expected 99 calibration rows or more for a risk of 0.01, found 50"):
         margins.margins(["a"], 0.01)
 
 
