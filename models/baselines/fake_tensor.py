@@ -19,7 +19,8 @@ class FakeTensor(Formula):
     Where a table of measurements has its own column of FakeTensor figures, `published` holds them by example, and they
     count. Everywhere else the figure comes from the simulation: the bytes requested at its peak without the weights and
     the optimizer's state, which the published passes did not see. It is a bound from above: a workspace that is held at
-    the peak is in it, and taking that out would not give the tensors' own peak, which lies at another moment.
+    the peak is in it, and taking that out would not give the tensors' own peak, which lies at another moment. Only of a
+    job that does not fit it is too little: a real pass knows no card, the simulation ends where it is full.
     """
 
     name = "fake_tensor"
@@ -36,8 +37,11 @@ class FakeTensor(Formula):
 
 def fake_tensor_bytes(example: Example) -> int:
     """What a FakeTensor pass would count, from the simulated peak."""
-    unseen_bytes = example.static.parameter_bytes + example.static.optimizer_bytes
-    return max(example.simulation.requested_bytes - unseen_bytes, 0)
+    simulated, static = example.simulation, example.static
+    # a run that the card was too small for mostly ends in its first step, before there is any state
+    state_bytes = static.optimizer_bytes if simulated.fits else 0
+    seen_bytes = simulated.requested_bytes - static.parameter_bytes - state_bytes
+    return max(seen_bytes, static.gradient_bytes)  # at the end of a backward pass all gradients are there
 
 
 def read_published(path: Path) -> dict[str, int]:
