@@ -67,13 +67,15 @@ def test_a_seed_decides_every_weight(tmp_path):
     assert not _equal(_weights(_fitter(tmp_path / "third")), _weights(_fitter(tmp_path / "fourth"), other))
 
 
-@pytest.mark.parametrize("epoch", [0, 3])
-def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(tmp_path, epoch):
+@pytest.mark.parametrize(("epoch", "rate"), [(0, 0.01), (3, 0.01), (3, 0.5)], ids=["first", "better", "worse"])
+def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(tmp_path, epoch, rate):
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        _weights(_fitter(tmp_path / "stopped", [StopAt(epoch)]))
+        _weights(_fitter(tmp_path / "stopped", [StopAt(epoch)], learning_rate=rate))
     assert signal.getsignal(signal.SIGINT) is handler
-    resumed, whole = _fitter(tmp_path / "stopped"), _fitter(tmp_path / "whole")
+    if epoch:  # whether or not the last epoch was a good one, it is where training goes on
+        assert torch.load(tmp_path / "stopped" / "member0" / "last.ckpt", weights_only=True)["epoch"] == epoch - 1
+    resumed, whole = (_fitter(tmp_path / name, learning_rate=rate) for name in ("stopped", "whole"))
     assert _equal(_weights(resumed), _weights(whole))
     assert resumed.history == whole.history
 

@@ -78,19 +78,14 @@ class LightningFitter:
 
     def _trainer(self, directory: Path, callbacks: list[Callback]) -> Trainer:
         monitor = "validation_loss"
-        kept = ModelCheckpoint(
-            directory,
-            Path(_BEST).stem,
-            monitor=monitor,
-            save_last=True,
-            save_on_train_epoch_end=True,
-            enable_version_counter=False,
-        )
+        options: dict[str, Any] = {"save_on_train_epoch_end": True, "enable_version_counter": False}
+        best = ModelCheckpoint(directory, Path(_BEST).stem, monitor=monitor, **options)
+        last = ModelCheckpoint(directory, Path(_LAST).stem, **options)  # second: it keeps what the first one knows
         return Trainer(
             accelerator="cpu",
             max_epochs=self.settings.epochs,
             gradient_clip_val=self.settings.gradient_clip,
-            callbacks=[EarlyStopping(monitor, patience=self.settings.patience), *callbacks, kept],
+            callbacks=[EarlyStopping(monitor, patience=self.settings.patience), *callbacks, best, last],
             logger=self.loggers(directory),
             deterministic=True,
             num_sanity_val_steps=0,
@@ -193,8 +188,12 @@ class History(Callback):
         self.bar.set_postfix({name: f"{loss:.3f}" for name, loss in losses.items()}, refresh=False)
         self.bar.update()
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """End the bar, also after an interrupt."""
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End the bar."""
+        self.bar.close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """End it before anything is said of the interrupt."""
         if hasattr(self, "bar"):
             self.bar.close()
 
