@@ -231,6 +231,7 @@ def test_bad_input_gets_one_sentence_and_exit_code_2(words, sentence, tmp_path, 
     assert errors[-1].startswith("vramcast train: ")
     assert sentence in errors[-1]
     assert "Traceback" not in "\n".join(errors)
+    assert not Path("runs").exists()  # nor is a directory left behind
 
 
 def test_the_composed_configuration_is_printed(capsys):

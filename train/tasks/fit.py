@@ -8,7 +8,7 @@ from models.comparison import Report, text_table
 from models.example import Example
 from train.card import card_of, figures_of
 from train.data import buckets_of
-from train.experiment import Parts, evaluate, examples_for, fit_estimator, parts_of, split_of
+from train.experiment import Parts, evaluate, fit_estimator, parts_of, split_of
 from train.fitting import LightningFitter
 from train.loggers import make_loggers
 from train.pictures import draw_all
@@ -17,10 +17,8 @@ from train.run import METRICS, Run
 CHECKPOINT, FIGURES, MEMBERS, SPLIT = "checkpoint", "figures", "members", "split.json"
 
 
-def fit(run: Run) -> None:
+def fit(run: Run, examples: Sequence[Example]) -> None:
     """Carry out a run, or the rest of one."""
-    make_loggers(run.configuration.logger)  # a library that is missing is told before rows are built
-    examples = examples_for(run.configuration)
     reports = fit_on(run, examples, stored_split(run, examples))
     print(text_table(reports))
     print(f"buckets of {run.configuration.network.bucket_mib} MiB; everything is in {run.directory}")

@@ -8,16 +8,12 @@ from typing import Any
 from dataset_builder.store.splits import Split, make_folds, make_split
 from models.comparison import COLUMNS
 from models.example import Example
-from train.experiment import examples_for
-from train.loggers import make_loggers
 from train.run import METRICS, Run
 from train.tasks.fit import SPLIT, fit_on
 
 
-def kfold(run: Run) -> None:
+def kfold(run: Run, examples: Sequence[Example]) -> None:
     """Carry out all folds, or those that are missing."""
-    make_loggers(run.configuration.logger)
-    examples = examples_for(run.configuration)
     folds = _stored_folds(run, examples)
     for name in folds.parts:
         part = Run(run.configuration, run.directory / name)

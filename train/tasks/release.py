@@ -66,9 +66,9 @@ def _chosen(only: Any) -> list[Release]:
 
 
 def _build(item: Release, configuration: Configuration, out: Path) -> Report:
+    examples = examples_for(configuration)
     run = begin(configuration)
     print(f"{item.name}: {item.title}; run directory {run.directory}", file=sys.stderr)
-    examples = examples_for(configuration)
     reports = fit_on(run, examples, stored_split(run, examples), item.title)
     replace_directory(run.directory / CHECKPOINT, out / item.name)
     return reports[ESTIMATOR]
