@@ -6,6 +6,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+_POOLED = 8
+"""Mini-batches that are cut from one pool of examples in the order of their lengths."""
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -57,5 +60,12 @@ class Batch:
         return type(self)(self.inputs.select(rows), self.targets.select(rows))
 
     def shuffled(self, size: int) -> list[Tensor]:
-        """The indices of an epoch's mini-batches, in an order from torch's generator."""
-        return list(torch.split(torch.randperm(len(self)), size))
+        """The indices of an epoch's mini-batches, in an order from torch's generator.
+
+        Examples meet others of about their length: what a mini-batch costs grows with the square of its longest.
+        """
+        order = torch.randperm(len(self))
+        lengths = (~self.inputs.padding).sum(1)
+        pools = [pool[lengths[pool].argsort(stable=True)] for pool in torch.split(order, _POOLED * size)]
+        parts = [part for pool in pools for part in torch.split(pool, size)]
+        return [parts[index] for index in torch.randperm(len(parts)).tolist()]

@@ -5,7 +5,7 @@ import torch
 from synthetic_examples import cnn_spec, example_of, mlp_spec
 
 from models.batch import Inputs
-from models.classifiers import NetworkClassifier, NetworkSettings
+from models.classifiers import NetworkClassifier, NetworkSettings, make_batch
 from models.encoding import Encoder
 from models.networks.transformer import pooled, positions
 
@@ -42,8 +42,6 @@ def test_padding_has_no_influence():
         for module in classifier.network_.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
-        for layer in classifier.network_.encoder.layers:
-            layer.self_attn.dropout = 0.0
         with torch.no_grad():
             torch.testing.assert_close(classifier.network_(inputs), classifier.network_(longer), atol=1e-5, rtol=1e-4)
 
@@ -82,3 +80,15 @@ def test_a_network_without_layers_has_an_answer():
     encoder = Encoder.fit(EXAMPLES, "full")
     assert bool((~encoder.inputs([empty], with_tokens=True).padding).any())
     assert torch.tensor(fresh("transformer").predict_bytes([empty])).isnan().sum() == 0
+
+
+def test_an_epoch_meets_every_example_once_among_others_of_its_length():
+    classifier = fresh("transformer")
+    examples = [example_of(cnn_spec(8, depth)) for depth in (1, 2, 3, 10, 11, 12)] * 8
+    batch = make_batch(classifier.settings, classifier.encoder_, examples)
+    parts = batch.shuffled(6)
+    assert torch.cat(parts).sort().values.tolist() == list(range(48))
+    lengths = (~batch.inputs.padding).sum(1).float()
+    apart = torch.stack([lengths[part].std() for part in parts]).mean()
+    assert float(apart) < 0.3 * float(lengths.std())
+    assert [part.tolist() for part in parts] != [part.tolist() for part in batch.shuffled(6)]
