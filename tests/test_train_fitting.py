@@ -9,7 +9,7 @@ from lightning.pytorch import Callback
 from made_examples import measured_mlps
 
 from dataset_builder.errors import UserError
-from models.classifiers import NetworkClassifier, NetworkSettings, make_batch
+from models.classifiers import NetworkClassifier, NetworkSettings, make_batch, prepare
 from train.fitting import LightningFitter, MiniBatches
 from train.loggers import make_loggers
 from train.settings import TrainerSettings
@@ -111,7 +111,7 @@ def test_training_ends_when_validation_does_not_improve(tmp_path):
 
 
 def test_mini_batches_hold_every_row_once_in_an_order_of_seed_and_epoch():
-    order = MiniBatches(10, 4, seed=1)
+    order = MiniBatches(prepare(SETTINGS, TRAIN[:10], VALIDATION).train, 4, seed=1)
     first = torch.cat(list(order))
     assert len(list(order)) == len(order) == 3
     assert sorted(first.tolist()) == list(range(10))

@@ -66,10 +66,10 @@ class LightningFitter:
         torch.set_num_threads(self.settings.threads)
         seed, size = torch.initial_seed(), self.settings.batch_size
         history = History(self.settings.epochs, member, self.bar)
-        order = MiniBatches(len(train), size, seed)
+        order = MiniBatches(train, size, seed)
         done = _epochs_done(directory / _LAST)
         order.set_epoch(done)  # Lightning says it too late for the first epoch of a run that goes on
-        loaders = (_loader(train, order), _loader(validation, InOrder(len(validation), size)))
+        loaders = (_loader(train, order), _loader(validation, InOrder(validation, size)))
         with _quietly():
             trainer = self._trainer(directory, [history, *self.callbacks])
             _fit(trainer, Shell(classifier, self.settings, seed), loaders, directory / _LAST if done else None)
@@ -209,15 +209,16 @@ class History(Callback):
 class MiniBatches(Sampler[Tensor]):
     """Indices of an epoch's mini-batches, in an order that only seed and epoch decide."""
 
-    def __init__(self, rows: int, size: int, seed: int) -> None:
+    def __init__(self, rows: Batch, size: int, seed: int) -> None:
         self.rows, self.size, self.seed, self.epoch = rows, size, seed, 0
 
     def __len__(self) -> int:
-        return math.ceil(self.rows / self.size)
+        return math.ceil(len(self.rows) / self.size)
 
     def __iter__(self) -> Iterator[Tensor]:
-        generator = torch.Generator().manual_seed(_epoch_seed(self.seed, self.epoch))
-        return iter(torch.split(torch.randperm(self.rows, generator=generator), self.size))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_epoch_seed(self.seed, self.epoch))
+            return iter(self.rows.shuffled(self.size))
 
     def set_epoch(self, epoch: int) -> None:
         """Lightning says which epoch begins."""
@@ -227,11 +228,11 @@ class MiniBatches(Sampler[Tensor]):
 class InOrder(MiniBatches):
     """The same without shuffling."""
 
-    def __init__(self, rows: int, size: int) -> None:
+    def __init__(self, rows: Batch, size: int) -> None:
         super().__init__(rows, size, seed=0)
 
     def __iter__(self) -> Iterator[Tensor]:
-        return iter(torch.split(torch.arange(self.rows), self.size))
+        return iter(torch.split(torch.arange(len(self.rows)), self.size))
 
 
 class _Selection(Dataset[Batch]):
