@@ -130,7 +130,8 @@ def verify_gpu(arguments: argparse.Namespace) -> int:
 def calibrate_device(arguments: argparse.Namespace) -> None:
     """Fit a device profile to rows measured on the card: about thirty that are measured now, or those of a file."""
     from dataset_builder import calibrating
-    from dataset_builder.configuration import CONF, load_device
+    from dataset_builder.composition import CONF
+    from dataset_builder.configuration import load_device
     from dataset_builder.measure.virtual.calibration import calibrate
     from dataset_builder.measure.virtual.profile import parse_profile
     from dataset_builder.store.splits import in_half

@@ -1,18 +1,14 @@
 """From the words of a command line to a build: Hydra composes `conf/`, this module checks what comes out."""
 
-import difflib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
+from dataset_builder.composition import CONF, Command, compose_config
 from dataset_builder.errors import UserError, check_choice, check_count, check_flag
 from dataset_builder.executors import Executor, LocalExecutor, SerialExecutor
 from dataset_builder.measure import Backend
@@ -25,7 +21,8 @@ from dataset_builder.space import parse_space
 if TYPE_CHECKING:
     from dataset_builder.measure.cuda.backend import CudaBackend
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
+_KEYS = ("backend", "device", "executor", "family", "n", "out", "sampler", "seed", "space")
+_BUILD = Command("build", "vramcast build", "build", _KEYS, "family=cnn n=500")
 _OUTSIDE_THE_HEADER = ("executor", "out", "family")
 """What may differ when a build is resumed, since it changes no row (the family is the space's)."""
 _EXECUTOR_SETTINGS = {
@@ -40,56 +37,17 @@ _SEEDS = 2**32
 
 def compose_build(overrides: Sequence[str]) -> DictConfig:
     """The configuration of a build, `conf/build.yaml` changed by the overrides."""
-    try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = compose("build", overrides=list(overrides))
-        OmegaConf.resolve(config)
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:  # a ValueError for 'space=null'
-        if _is_interrupt(error):
-            raise KeyboardInterrupt from error
-        raise UserError(_sentence(error, overrides)) from error
-    return config
-
-
-def _is_interrupt(error: BaseException | None) -> bool:
-    """Whether a Ctrl-C is behind an error: OmegaConf wraps whatever reaches it."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None
-
-
-def _sentence(error: Exception, overrides: Sequence[str]) -> str:
-    """Hydra's paragraphs as one sentence."""
-    text = str(error)
-    group = re.search(r"Could not find '(\w+)/([^']+)'", text)
-    if group:
-        options = sorted(path.stem for path in (CONF / group[1]).glob("*.yaml"))
-        return f"expected {group[1]} to be one of {options}, found {group[2]!r}: choose one"
-    key = re.search(r"Could not override '([^']+)'", text)
-    if key:
-        if "." in key[1]:
-            mend = f"see vramcast build --cfg, or add it as +{key[1]}=VALUE (after ~{key[1]} to replace all of it)"
-            return f"expected keys that are there, found others in {key[1]!r}: {mend}"
-        near = difflib.get_close_matches(key[1], _keys(), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose from {_keys()}"
-        return f"expected a key of the build, found {key[1]!r}: {hint}"
-    first = next(iter((text or str(error.__cause__)).strip().splitlines()), type(error).__name__)
-    return f"expected overrides such as family=cnn n=500, found {list(overrides)}: {first}"
-
-
-def _keys() -> list[str]:
-    groups = [path.name for path in CONF.iterdir() if path.is_dir()]
-    return sorted([*groups, "n", "seed", "out"])
+    return compose_config(_BUILD, overrides)
 
 
 def settings_of(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     """The part of a configuration that decides rows, as plain values: what a journal's header keeps."""
     settings: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
-    unknown, missing = sorted(settings.keys() - set(_keys())), sorted(set(_keys()) - settings.keys())
+    unknown, missing = sorted(settings.keys() - set(_KEYS)), sorted(set(_KEYS) - settings.keys())
     if unknown:
-        raise UserError(f"expected only the keys {_keys()} in a build, found {unknown}: remove them")
+        raise UserError(f"expected only the keys {list(_KEYS)} in a build, found {unknown}: remove them")
     if missing:
-        raise UserError(f"expected the keys {_keys()} in a build, found no {missing}: do not delete them")
+        raise UserError(f"expected the keys {list(_KEYS)} in a build, found no {missing}: do not delete them")
     for key in ("space", "sampler", "backend", "executor"):
         if not isinstance(settings[key], dict) or "name" not in settings[key]:
             raise UserError(f"expected {key} to be settings with a name, found {settings[key]!r}: use {key}=NAME")
@@ -199,9 +157,14 @@ def _words(text: str) -> set[str]:
 
 
 def make_executor(config: DictConfig, backend: Backend) -> Executor:
-    """Where the build runs. By default there is a worker for each device of the backend, else for each core."""
-    settings: dict[str, Any] = OmegaConf.to_container(config.executor)  # type: ignore[assignment]
-    name = settings.pop("name")
+    """Where the build runs."""
+    return executor_of(OmegaConf.to_container(config.executor), backend)  # type: ignore[arg-type]
+
+
+def executor_of(settings: Mapping[str, Any], backend: Backend) -> Executor:
+    """The executor of `conf/executor`; by default with a worker for each device of the backend, else each core."""
+    settings = dict(settings)
+    name = settings.pop("name", None)
     check_choice("executor", name, _EXECUTOR_SETTINGS)
     known = _EXECUTOR_SETTINGS[name]
     if settings.keys() - known:
@@ -212,7 +175,7 @@ def make_executor(config: DictConfig, backend: Backend) -> Executor:
         backend.lanes()  # refuses a machine that cannot measure before anything is written
         return SerialExecutor()
     if name == "ray":
-        return _ray_executor(settings, config.backend.name)
+        return _ray_executor(settings, backend.name)
     asked = settings.pop("workers", None)
     if asked is not None:
         check_count("executor.workers", asked)

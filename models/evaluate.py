@@ -1,4 +1,4 @@
-"""`vramcast evaluate`: a backend's estimates against a table of measurements."""
+"""`vramcast evaluate`: the estimates of a backend or a checkpoint against a table of measurements."""
 
 import argparse
 import json
@@ -51,22 +51,41 @@ def _judge_rows(backend: Backend, rows: Rows, workers: int) -> Iterator[Judged]:
 
 def main(argv: Sequence[str]) -> None:
     """Carry out `vramcast evaluate`."""
+    arguments = _parser().parse_args(argv)
+    check_count("--bucket-mib", arguments.bucket_mib)
+    check_count("--workers", arguments.workers)
+    rows = [row for row in read_rows(Path(arguments.data)) if in_half(row.spec, arguments.half)][: arguments.rows]
+    if not rows:
+        raise UserError(f"expected measured rows in {arguments.data}, found none: name another file")
+    if arguments.checkpoint is not None:
+        if arguments.worst:
+            raise UserError("expected --worst for a backend alone, found it with --checkpoint: leave it out")
+        _checkpoint(arguments, rows)
+    else:
+        _backend(arguments, rows)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="vramcast evaluate", description=__doc__)
-    parser.add_argument("--backend", default="virtual", choices=["virtual", "static"])
+    judged = parser.add_mutually_exclusive_group()
+    judged.add_argument("--backend", default="virtual", choices=["virtual", "static"])
+    judged.add_argument("--checkpoint", metavar="NAME", help="a trained estimator, its directory or released name")
     parser.add_argument("--data", required=True, metavar="FILE", help="a public table of measurements")
     parser.add_argument("--device", help="a device profile for all rows; default: the one that each was measured on")
     parser.add_argument("--bucket-mib", type=int, default=1024)
     parser.add_argument("--rows", type=int, help="only the first so many")
     parser.add_argument("--half", choices=list(HALVES), help="of the networks: profiles are calibrated on even ones")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--worst", type=int, default=0, help="show the rows that are furthest off")
+    parser.add_argument("--worst", type=int, default=0, help="of a backend: show the rows that are furthest off")
+    parser.add_argument(
+        "--risk", type=float, default=0.05, help="of a checkpoint: how often the safe bucket may be low"
+    )
+    parser.add_argument("--cache", default="runs/simulations", metavar="DIR", help="where simulations are kept")
     parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args(argv)
-    check_count("--bucket-mib", arguments.bucket_mib)
-    check_count("--workers", arguments.workers)
-    rows = [row for row in read_rows(Path(arguments.data)) if in_half(row.spec, arguments.half)][: arguments.rows]
-    if not rows:
-        raise UserError(f"expected measured rows in {arguments.data}, found none: name another file")
+    return parser
+
+
+def _backend(arguments: argparse.Namespace, rows: Sequence[Row]) -> None:
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         groups[arguments.device or str(row.provenance.device)].append(row)
@@ -92,6 +111,23 @@ def _figures(judged: Sequence[Judged], rows: int, bucket_mib: int) -> dict[str, 
         parts = {name: [item for item in judged if item.stack == name] for name in stacks}
         figures["by_stack"] = {name: judge(part, bucket_mib).to_json() for name, part in parts.items()}
     return figures
+
+
+def _checkpoint(arguments: argparse.Namespace, rows: Sequence[Row]) -> None:
+    # imported here, since a backend is judged without scikit-learn
+    from models.evaluation import evaluate_checkpoint  # noqa: PLC0415
+    from models.simulation import SimulationCache  # noqa: PLC0415
+
+    found = evaluate_checkpoint(
+        arguments.checkpoint,
+        rows,
+        Path(arguments.data),
+        bucket_mib=arguments.bucket_mib,
+        risk=arguments.risk,
+        device=arguments.device,
+        cache=SimulationCache(arguments.cache, arguments.workers),
+    )
+    print(json.dumps(found.to_json(), allow_nan=False) if arguments.json else found.to_text())
 
 
 def _text(figures: dict[str, object]) -> str:

@@ -16,6 +16,9 @@ from nvml_stub import Driver, compile_stub
 # Before anything imports torch: two test processes with two threads each get in each other's way on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Tests to inherit live in modules of their own, whose asserts should speak as clearly as others.
+pytest.register_assert_rewrite("estimator_contract")
+
 DATA = Path(os.environ.get("VRAMCAST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 # For properties that run torch: slow examples, and the same ones every time.

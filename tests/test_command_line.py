@@ -132,7 +132,7 @@ def test_ctrl_c_while_a_command_starts_is_no_traceback(words, monkeypatch, capsy
     def plainly(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dataset_builder.configuration.compose", interrupted)
+    monkeypatch.setattr("dataset_builder.composition.compose", interrupted)
     monkeypatch.setattr("dataset_builder.commands.iter_records", plainly)
     assert main(words) == 130
     assert capsys.readouterr().err == "stopped\n"

@@ -1,0 +1,104 @@
+"""The regression that GPUMemNet's talk reports before it turns to classes: extremely randomised trees."""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.ensemble import ExtraTreesRegressor
+
+from dataset_builder.errors import UserError
+from models.baselines._formula import beyond_the_card_is_infinity
+from models.baselines._kept import Baseline
+from models.baselines._learned import capacity_bytes, measured_bytes
+from models.example import Example
+from models.features import feature_set
+from models.labels import Buckets
+from models.storage import State
+
+TREES = 40
+LEAVES = 1000
+"""Of a tree at most: with fewer it is worse on CNNs, with more it only grows beyond the megabyte that it may have."""
+_FEATURES = "gpumemnet"
+_LEAF = 0
+"""In the place of a child: the root is nobody's child."""
+
+
+class ExtraTrees(Baseline):
+    """ExtraTrees on GPUMemNet's features. A job that did not fit counts as one that took the whole card.
+
+    The trees are kept as plain arrays, so that loading needs no pickle. The point estimate is the trees' mean, and each
+    tree's own figure is a vote for its bucket.
+    """
+
+    name = "extra_trees"
+
+    def __init__(self, seed: int = 0, trees: int = TREES, leaves: int = LEAVES) -> None:
+        self.seed = seed
+        self.trees = trees
+        self.leaves = leaves
+
+    def fit(self, train: Sequence[Example], validation: Sequence[Example]) -> Self:
+        """Grow the trees; there is nothing to choose on the validation examples."""
+        used_bytes = np.minimum(measured_bytes(train), capacity_bytes(train))
+        forest = ExtraTreesRegressor(self.trees, max_leaf_nodes=self.leaves, random_state=self.seed)
+        self.feature_names_ = list(feature_set(_FEATURES).numbers(train[0]))
+        forest.fit(self._matrix(train), used_bytes)
+        self.arrays_ = _arrays(forest)
+        return self
+
+    def _matrix(self, examples: Sequence[Example]) -> NDArray[np.float32]:
+        """[examples, features], in the precision in which scikit-learn grows trees."""
+        numbers = [feature_set(_FEATURES).numbers(example) for example in examples]
+        try:
+            rows = [[found[name] for name in self.feature_names_] for found in numbers]
+        except KeyError as error:
+            raise UserError(f"expected the features {self.feature_names_}, found no {error}: fit it anew") from error
+        return np.array(rows, dtype=np.float32).reshape(len(examples), len(self.feature_names_))
+
+    def _votes(self, examples: Sequence[Example]) -> NDArray[np.float64]:
+        """[examples, trees]: the figure of each tree."""
+        matrix, arrays = self._matrix(examples), self.arrays_
+        rows = np.arange(len(examples))[:, None]
+        nodes = np.tile(arrays["roots"], (len(examples), 1))
+        while True:
+            left, right = arrays["left"][nodes], arrays["right"][nodes]
+            if not left.any():
+                return np.asarray(arrays["bytes"][nodes], dtype=np.float64)
+            goes_left = matrix[rows, arrays["feature"][nodes]] <= arrays["threshold"][nodes]
+            nodes = np.where(left == _LEAF, nodes, arrays["roots"] + np.where(goes_left, left, right))
+
+    def predict_bytes(self, examples: Sequence[Example]) -> NDArray[np.float64]:
+        """The mean of the trees, infinity where it reaches the card."""
+        return beyond_the_card_is_infinity(self._votes(examples).mean(axis=1), examples)
+
+    def predict_proba(self, examples: Sequence[Example], buckets: Buckets) -> NDArray[np.float64]:
+        """The share of trees whose figure is in each bucket."""
+        votes = self._votes(examples)
+        classes = buckets.of(np.where(votes >= capacity_bytes(examples)[:, None], np.inf, votes))
+        return np.stack([(classes == one).mean(axis=1) for one in range(buckets.classes)], axis=1)
+
+    def state(self) -> State:
+        """The trees."""
+        settings = {"seed": self.seed, "leaves": self.leaves, "features": self.feature_names_}
+        return State(settings, self.arrays_)
+
+    @classmethod
+    def from_state(cls, state: State) -> Self:
+        """The trees again."""
+        estimator = cls(state.settings["seed"], len(state.arrays["roots"]), state.settings["leaves"])
+        estimator.feature_names_, estimator.arrays_ = state.settings["features"], dict(state.arrays)
+        return estimator
+
+
+def _arrays(forest: ExtraTreesRegressor) -> dict[str, NDArray[Any]]:
+    """All nodes of all trees in a row; children count from their tree's root."""
+    trees = [estimator.tree_ for estimator in forest.estimators_]
+    return {
+        "roots": np.cumsum([0, *(tree.node_count for tree in trees[:-1])]).astype(np.int32),
+        "left": np.concatenate([np.maximum(tree.children_left, _LEAF) for tree in trees]).astype(np.uint16),
+        "right": np.concatenate([np.maximum(tree.children_right, _LEAF) for tree in trees]).astype(np.uint16),
+        "feature": np.concatenate([np.maximum(tree.feature, 0) for tree in trees]).astype(np.uint8),
+        "threshold": np.concatenate([tree.threshold for tree in trees]).astype(np.float32),
+        "bytes": np.concatenate([tree.value[:, 0, 0] for tree in trees]).astype(np.float32),
+    }

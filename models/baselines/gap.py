@@ -1,0 +1,146 @@
+"""TBEM's regressors (Liu et al., IEEE Access 2022): GV, measured memory as a polynomial of the hyper-parameters, and
+Gap, the same for what is measured beyond the static estimate SGV.
+
+TBEM names batch size, depth and the number of convolutions, and leaves the rest to the static analysis of the graph.
+The hyper-parameters here are those that it can read from any layer table.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from math import prod
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset_builder.errors import UserError
+from models.baselines._formula import beyond_the_card_is_infinity
+from models.baselines._kept import Baseline
+from models.baselines._learned import capacity_bytes, completed, measured_bytes
+from models.baselines.polynomial import Polynomial
+from models.example import Example
+from models.labels import Buckets
+from models.storage import State
+
+DEGREES = (1, 2, 3, 4)
+ALPHAS = (1e-2, 1e-1, 1.0, 10.0, 100.0)
+_QUANTILES = 200
+"""How finely the distribution of validation errors is kept."""
+
+
+def _widths(example: Example) -> list[int]:
+    """Channels of images and features of everything else, of every layer with parameters."""
+    shapes = [layer.output_shape for layer in example.layers if layer.parameters and layer.output_shape]
+    return [shape[0] if len(shape) == 3 else shape[-1] for shape in shapes] or [0]
+
+
+def _count(example: Example, *starts: str) -> int:
+    return sum(layer.kind.startswith(starts) for layer in example.layers)
+
+
+HYPERPARAMETERS: Mapping[str, Callable[[Example], float]] = {
+    "batch_size": lambda example: example.training.batch_size,
+    "depth": lambda example: sum(layer.parameters > 0 for layer in example.layers),
+    "convolutions": lambda example: _count(example, "Conv"),
+    "norms": lambda example: _count(example, "BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm"),
+    "widest": lambda example: max(_widths(example)),
+    "mean_width": lambda example: float(np.mean(_widths(example))),
+    "input_elements": lambda example: example.input_elements,
+    "outputs": lambda example: prod(example.layers[-1].output_shape) if example.layers else 0,
+}
+
+
+def hyperparameters(examples: Sequence[Example]) -> NDArray[np.float64]:
+    """[examples, hyper-parameters]."""
+    rows = [[read(example) for read in HYPERPARAMETERS.values()] for example in examples]
+    return np.array(rows, dtype=np.float64).reshape(len(examples), len(HYPERPARAMETERS))
+
+
+class DirectPolynomial(Baseline):
+    """GV: measured memory as a polynomial of the hyper-parameters.
+
+    Jobs that did not fit have no figure to be fitted to. Degree and penalty are those with the least mean relative
+    error on the validation examples. Their errors, as ratios of measured to predicted, are also the distribution around
+    a prediction; for a job that did not fit, the measured is at least the card.
+    """
+
+    name = "gv"
+
+    def known_bytes(self, example: Example) -> int:
+        """What needs no regression."""
+        return 0
+
+    def fit(self, train: Sequence[Example], validation: Sequence[Example]) -> Self:
+        """Fit a polynomial of every degree and penalty, and keep the best."""
+        fitting, checking = completed(train), completed(validation)
+        used_bytes = measured_bytes(fitting)
+        self.floor_bytes_ = float(used_bytes.min())
+        known_bytes, checked_bytes = self._known(fitting), measured_bytes(checking)
+        best = np.inf
+        for polynomial in _candidates(hyperparameters(fitting), used_bytes - known_bytes):
+            found_bytes = self._predict_with(polynomial, checking)
+            error = float(np.mean(np.abs(found_bytes - checked_bytes) / checked_bytes))
+            if error < best:
+                best, self.polynomial_ = error, polynomial
+        self.ratios_ = np.quantile(self._ratios(validation), (np.arange(_QUANTILES) + 0.5) / _QUANTILES)
+        return self
+
+    def _known(self, examples: Sequence[Example]) -> NDArray[np.float64]:
+        return np.array([self.known_bytes(example) for example in examples], dtype=np.float64)
+
+    def _predict_with(self, polynomial: Polynomial, examples: Sequence[Example]) -> NDArray[np.float64]:
+        """Not below the least that was ever measured: polynomials go anywhere outside of what they were fitted to."""
+        found_bytes = self._known(examples) + polynomial.predict(hyperparameters(examples))
+        return np.maximum(found_bytes, self.floor_bytes_)
+
+    def _ratios(self, examples: Sequence[Example]) -> NDArray[np.float64]:
+        predicted_bytes = self._predict_with(self.polynomial_, examples)
+        used_bytes, card_bytes = measured_bytes(examples), capacity_bytes(examples)
+        bound_bytes = np.maximum(card_bytes, predicted_bytes)
+        return np.where(np.isfinite(used_bytes), used_bytes, bound_bytes) / predicted_bytes
+
+    def predict_bytes(self, examples: Sequence[Example]) -> NDArray[np.float64]:
+        """The polynomial's figure, infinity where it reaches the card."""
+        return beyond_the_card_is_infinity(self._predict_with(self.polynomial_, examples), examples)
+
+    def predict_proba(self, examples: Sequence[Example], buckets: Buckets) -> NDArray[np.float64]:
+        """The share of the validation errors that would put the truth into each bucket."""
+        spread_bytes = self._predict_with(self.polynomial_, examples)[:, None] * self.ratios_
+        card_bytes = capacity_bytes(examples)[:, None]
+        classes = buckets.of(np.where(spread_bytes >= card_bytes, np.inf, spread_bytes))
+        counts = np.stack([(classes == one).sum(axis=1) for one in range(buckets.classes)], axis=1)
+        return counts / len(self.ratios_)
+
+    def state(self) -> State:
+        """The polynomial and its errors."""
+        arrays = {**self.polynomial_.to_arrays(), "ratios": self.ratios_}
+        settings = {"floor_bytes": self.floor_bytes_, "hyperparameters": list(HYPERPARAMETERS)}
+        return State(settings, arrays)
+
+    @classmethod
+    def from_state(cls, state: State) -> Self:
+        """The regressor, if it is one of the same hyper-parameters."""
+        found = state.settings["hyperparameters"]
+        if found != list(HYPERPARAMETERS):
+            raise UserError(f"expected a polynomial of {list(HYPERPARAMETERS)}, found one of {found}: fit it anew")
+        estimator = cls()
+        estimator.floor_bytes_ = state.settings["floor_bytes"]
+        estimator.polynomial_ = Polynomial.from_arrays(state.arrays)
+        estimator.ratios_ = state.arrays["ratios"]
+        return estimator
+
+
+class Gap(DirectPolynomial):
+    """Gap: what is measured beyond the static estimate, as a polynomial of the hyper-parameters."""
+
+    name = "gap"
+
+    def known_bytes(self, example: Example) -> int:
+        """SGV."""
+        return example.static.total_bytes
+
+
+def _candidates(variables: NDArray[np.float64], values: NDArray[np.float64]) -> Iterator[Polynomial]:
+    """The simplest first, so that a draw goes to it."""
+    for degree, alpha in product(DEGREES, sorted(ALPHAS, reverse=True)):
+        yield Polynomial.fit(variables, values, degree, alpha)

@@ -1,0 +1,44 @@
+"""Horus' closed formula (Yeung et al., TPDS 2022), as GPUMemNet evaluates it."""
+
+from collections.abc import Iterable
+from math import prod
+
+from dataset_builder.schema import MIB, LayerRecord
+from models.baselines._formula import Formula
+from models.example import Example
+
+_ELEMENT_BYTES = 4
+_CONSTANT_BYTES = 800 * MIB
+"""Not in the published code, but in every published figure: what is left of them at a batch of none."""
+_UNCOUNTED = ("MaxPool", "AvgPool", "Flatten", "Identity", "StochasticDepth", "DropPath")
+"""Layers that GPUMemNet's summary parser, where the activations come from, passes over."""
+
+
+class Horus(Formula):
+    """4 (A B + P + B P) bytes and 800 MiB: activations A of a sample, batch B, and P gradients for every sample.
+
+    That gradients are multiplied by the batch is how the formula was read, not a slip made here: it is why wide
+    networks come out many times too large. Elements have four bytes in every precision, the optimizer has no say.
+    """
+
+    name = "horus"
+
+    def used_bytes(self, example: Example) -> float:
+        """The formula's figure."""
+        parameters = sum(layer.parameters for layer in example.layers)
+        return horus_bytes(parsed_activations(example.layers), parameters, example.training.batch_size)
+
+
+def horus_bytes(activations: int, parameters: int, batch_size: int) -> int:
+    """The formula, from the activations of one sample."""
+    elements = activations * batch_size + parameters + batch_size * parameters
+    return _ELEMENT_BYTES * elements + _CONSTANT_BYTES
+
+
+def parsed_activations(layers: Iterable[LayerRecord]) -> int:
+    """Outputs of one sample as a layer summary shows them: with what works in place, without loose functions."""
+    return sum(prod(layer.output_shape) for layer in layers if _is_counted(layer))
+
+
+def _is_counted(layer: LayerRecord) -> bool:
+    return bool(layer.output_shape) and not layer.functional and not layer.kind.startswith(_UNCOUNTED)

@@ -1,0 +1,111 @@
+"""The one evaluation loop: estimators side by side on the same measured examples."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models._base import Estimator
+from models.example import Example
+from models.labels import Buckets
+from models.metrics import Answers, Score, score, score_by_family
+
+COLUMNS = {
+    "accuracy": "accuracy",
+    "macro F1": "macro_f1",
+    "too low": "too_low",
+    "safe too low": "safe_too_low",
+    "over MiB": "over_reservation_mib",
+    "median err": "median_relative_error",
+    "mean err": "mean_relative_error",
+}
+"""Of the text table: title, and the figure below it."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """How one estimator did, on all examples and family by family."""
+
+    overall: Score
+    by_family: Mapping[str, Score]
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures by name, those of the families below `by_family`."""
+        families = {name: found.to_json() for name, found in self.by_family.items()}
+        return {**self.overall.to_json(), "by_family": families}
+
+
+def compare(
+    estimators: Mapping[str, Estimator],
+    examples: Sequence[Example],
+    buckets: Buckets,
+    safe_bytes: Mapping[str, NDArray[np.float64]] | None = None,
+) -> dict[str, Report]:
+    """Ask every estimator about every example.
+
+    `safe_bytes` holds, by the estimator's name, the bound of those that state one. Of the others it is assumed that a
+    scheduler sets aside the upper edge of the predicted bucket, as CARMA does with GPUMemNet's classes.
+    """
+    bounds = safe_bytes or {}
+    return {
+        name: report(answers_of(estimator, examples, buckets, bounds.get(name)), buckets)
+        for name, estimator in estimators.items()
+    }
+
+
+def report(answers: Answers, buckets: Buckets) -> Report:
+    """The figures of one estimator's answers."""
+    return Report(score(answers, buckets.fitting), score_by_family(answers, buckets.fitting))
+
+
+def answers_of(
+    estimator: Estimator,
+    examples: Sequence[Example],
+    buckets: Buckets,
+    safe_bytes: NDArray[np.float64] | None = None,
+) -> Answers:
+    """What an estimator says of examples, beside what was measured."""
+    targets = [example.measured for example in examples]
+    used_bytes = np.array([target.used_bytes for target in targets], dtype=np.float64)
+    fits = np.array([target.fits for target in targets], dtype=np.bool_)
+    predicted = estimator.predict(examples, buckets)
+    upper_bytes = np.append(buckets.edges_bytes[1:], np.inf)
+    wanted_bytes = upper_bytes[predicted] if safe_bytes is None else safe_bytes
+    card_bytes = np.array([example.capacity_bytes for example in examples], dtype=np.float64)
+    return Answers(
+        family=np.array([example.family for example in examples], dtype=np.str_),
+        used_bytes=used_bytes,
+        fits=fits,
+        true_class=buckets.of(np.where(fits, used_bytes, np.inf)),
+        predicted_class=predicted,
+        point_bytes=estimator.predict_bytes(examples),
+        reserved_bytes=np.minimum(wanted_bytes, card_bytes),
+        safe_class=None if safe_bytes is None else buckets.of(safe_bytes),
+    )
+
+
+def text_table(reports: Mapping[str, Report], by_family: bool = False) -> str:
+    """The main figures for people, a line an estimator and, on request, a line for each of its families."""
+    lines = [_line("estimator", "rows", list(COLUMNS))]
+    for name, found in reports.items():
+        lines.append(_score_line(name, found.overall))
+        if by_family:
+            lines += [_score_line(f"  {family}", part) for family, part in found.by_family.items()]
+    return "\n".join(lines)
+
+
+def _score_line(name: str, found: Score) -> str:
+    figures = found.to_json()
+    return _line(name, str(found.rows), [_shown(key, figures[key]) for key in COLUMNS.values()])
+
+
+def _shown(key: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if key.endswith("_mib") else f"{value:.4f}"
+
+
+def _line(name: str, rows: str, cells: Sequence[str]) -> str:
+    return f"{name:22} {rows:>6} " + " ".join(f"{cell:>12}" for cell in cells)

@@ -1,0 +1,115 @@
+"""TBEM's case study: memory of a VGG against its depth, and how far polynomials of it reach.
+
+TBEM mutates VGG-16 with all layers alike, so that depth alone changes, and draws GPU memory against it. Here the
+virtual GPU measures. A polynomial is fitted to the shallower networks and asked about the deeper ones: once for the
+measured memory itself (GV), once for what is measured beyond the static estimate (Gap).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset_builder.errors import UserError
+from dataset_builder.families import make_spec
+from dataset_builder.measure import Backend
+from dataset_builder.schema import Spec, Status, TrainingSetup
+
+DEPTHS = tuple(range(8, 41))
+DEGREES = (1, 2, 3)
+_STAGES = 5
+_OUTPUT_LAYERS = 3
+"""VGG's linear layers, which count into its depth: VGG-16 has 13 convolutions."""
+
+
+@dataclass(frozen=True)
+class DepthPoint:
+    """One network of the study."""
+
+    depth: int
+    measured_bytes: int
+    static_bytes: int
+    fitted: bool
+    """True where the polynomials saw it, False where they are asked about it."""
+
+    @property
+    def gap_bytes(self) -> int:
+        """What is measured beyond the static estimate."""
+        return self.measured_bytes - self.static_bytes
+
+
+@dataclass(frozen=True)
+class DepthFit:
+    """A polynomial of the depth, and what it says of all points."""
+
+    target: str
+    """'gap', or 'gv' for the measured memory itself."""
+    degree: int
+    predicted_bytes: tuple[float, ...]
+    """Of the device's memory at each point: for 'gap', the static estimate is added."""
+    fitted_error: float
+    """Mean relative error where it was fitted."""
+    extrapolation_error: float
+    """Mean relative error beyond."""
+
+
+@dataclass(frozen=True)
+class DepthStudy:
+    """The table of the study."""
+
+    points: tuple[DepthPoint, ...]
+    fits: tuple[DepthFit, ...]
+
+
+def vgg_spec(depth: int, batch_size: int = 32, filters: int = 64, input_size: int = 224) -> Spec:
+    """A VGG with that many layers with weights, all convolutions of the same width, dealt evenly to five stages.
+
+    What is left over goes to the last stages, as from VGG-13 to VGG-16.
+    """
+    convolutions = depth - _OUTPUT_LAYERS
+    if convolutions < _STAGES:
+        least = _STAGES + _OUTPUT_LAYERS
+        raise UserError(f"expected a depth from {least}, a convolution a stage, found {depth}: raise it")
+    each, more = divmod(convolutions, _STAGES)
+    stages = [[filters, each + (index >= _STAGES - more)] for index in range(_STAGES)]
+    network = {"template": "vgg", "stages": stages, "input_size": input_size, "num_classes": 1000}
+    return make_spec("template", network, TrainingSetup(batch_size=batch_size))
+
+
+def depth_study(
+    backend: Backend, depths: Sequence[int] = DEPTHS, fitted_share: float = 0.6, batch_size: int = 32
+) -> DepthStudy:
+    """Measure VGGs of all depths, fit polynomials to the shallower share and extrapolate; out of memory is left out."""
+    found = list(_measure(backend, depths, batch_size))
+    seen = round(fitted_share * len(found))
+    if seen <= max(DEGREES) or seen == len(found):
+        raise UserError(
+            f"expected more than {max(DEGREES)} depths to fit and some to extrapolate to, "
+            f"found {len(found)} that fit the card: give more depths or a smaller batch"
+        )
+    points = tuple(DepthPoint(*figures, fitted=index < seen) for index, figures in enumerate(found))
+    fits = tuple(_fit(points, target, degree) for target in ("gap", "gv") for degree in DEGREES)
+    return DepthStudy(points, fits)
+
+
+def _measure(backend: Backend, depths: Sequence[int], batch_size: int) -> Iterable[tuple[int, int, int]]:
+    for depth in sorted(depths):
+        outcome = backend.measure(vgg_spec(depth, batch_size))
+        used_bytes = outcome.measurement.peak_bytes
+        if outcome.measurement.status is Status.OK and outcome.static and used_bytes is not None:
+            yield depth, used_bytes, outcome.static.total_bytes
+
+
+def _fit(points: Sequence[DepthPoint], target: str, degree: int) -> DepthFit:
+    depths = np.array([point.depth for point in points], dtype=np.float64)
+    measured = np.array([point.measured_bytes for point in points], dtype=np.float64)
+    static = np.array([point.static_bytes for point in points], dtype=np.float64)
+    fitted = np.array([point.fitted for point in points])
+    known = static if target == "gap" else np.zeros_like(static)
+    polynomial = np.polynomial.Polynomial.fit(depths[fitted], (measured - known)[fitted], degree)
+    predicted: NDArray[np.float64] = known + polynomial(depths)
+    errors = np.abs(predicted - measured) / measured
+    return DepthFit(
+        target, degree, tuple(predicted.tolist()), float(errors[fitted].mean()), float(errors[~fitted].mean())
+    )

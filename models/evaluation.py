@@ -1,0 +1,103 @@
+"""A checkpoint and all baselines against a table of measurements."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset_builder.configuration import load_device
+from dataset_builder.errors import UserError
+from dataset_builder.measure.virtual.profile import DeviceProfile, parse_profile
+from dataset_builder.schema import MIB, Row
+from models._base import Estimator
+from models.baselines.catalogue import FORMULAS, load_baselines
+from models.baselines.fake_tensor import FakeTensor, read_published
+from models.checkpoint import load_checkpoint
+from models.comparison import Report, compare, text_table
+from models.example import Example
+from models.examples import examples_of_rows
+from models.labels import Buckets
+from models.simulation import SimulationCache
+
+RELEASED = Path(__file__).resolve().parent.parent / "checkpoints"
+BASELINES = "baselines"
+"""The directory of a checkpoint with the baselines that were fitted to the same examples."""
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """An estimator that states a bound."""
+
+    def safe_bytes(self, examples: Sequence[Example], risk: float) -> NDArray[np.float64]:
+        """[examples]: what a job exceeds with at most that probability."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How a checkpoint did, beside the baselines on the same rows."""
+
+    checkpoint: str
+    settings: Mapping[str, Any]
+    report: Report
+    baselines: Mapping[str, Report]
+
+    def to_json(self) -> dict[str, Any]:
+        """The checkpoint's figures by name, those of the baselines below `baselines`."""
+        others = {name: report.to_json() for name, report in self.baselines.items()}
+        return {**self.report.to_json(), "checkpoint": self.checkpoint, **self.settings, "baselines": others}
+
+    def to_text(self) -> str:
+        """A table for people: the checkpoint with its families, then the baselines."""
+        own = text_table({self.checkpoint: self.report}, by_family=True)
+        others = text_table(self.baselines).splitlines()[1:]
+        settings = "  ".join(f"{name} {value}" for name, value in self.settings.items())
+        return "\n".join([settings, own, *others])
+
+
+def evaluate_checkpoint(
+    name: str,
+    rows: Sequence[Row],
+    table: Path,
+    *,
+    bucket_mib: int,
+    risk: float,
+    device: str | None,
+    cache: SimulationCache,
+) -> Evaluation:
+    """Ask a checkpoint and the baselines about rows of a table; `device` takes the place of the one they name."""
+    estimator, baselines = load_estimators(name)
+    examples = examples_of_rows(rows, _profiles(rows, device), cache)
+    if not examples:
+        raise UserError(f"expected rows in {table} that ran or ran out of memory, found none: name another file")
+    buckets = Buckets(bucket_mib * MIB, max(example.capacity_bytes for example in examples))
+    safe = {name: estimator.safe_bytes(examples, risk)} if isinstance(estimator, Bounded) else {}
+    published = {FakeTensor.name: FakeTensor(read_published(table))}
+    settings = {"excluded": len(rows) - len(examples), "bucket_mib": bucket_mib, "risk": risk}
+    own = compare({name: estimator}, examples, buckets, safe)[name]
+    return Evaluation(name, settings, own, compare({**baselines, **published}, examples, buckets))
+
+
+def load_estimators(name: str) -> tuple[Estimator, dict[str, Estimator]]:
+    """A checkpoint by its path or its released name, and the baselines that came with it, else the formulas alone."""
+    directory = checkpoint_directory(name)
+    fitted = directory / BASELINES
+    return load_checkpoint(directory), dict(load_baselines(fitted) if fitted.is_dir() else FORMULAS)
+
+
+def checkpoint_directory(name: str) -> Path:
+    """Where a checkpoint lies: the directory of that path, or else of that name among the released ones."""
+    if Path(name).is_dir():
+        return Path(name)
+    if (RELEASED / name).is_dir():
+        return RELEASED / name
+    known = sorted(path.name for path in RELEASED.iterdir() if path.is_dir()) if RELEASED.is_dir() else []
+    raise UserError(f"expected a checkpoint's directory or a released one of {known}, found {name!r}: name another")
+
+
+def _profiles(rows: Sequence[Row], device: str | None) -> dict[str, DeviceProfile]:
+    """The profile of every device that the rows name, or one in the place of all."""
+    named = sorted({str(row.provenance.device) for row in rows})
+    return {name: parse_profile(load_device(device or name)) for name in named}

@@ -1,0 +1,69 @@
+"""What an estimator may know of a job, and what it is to say: one form for rows, modules and layer tables."""
+
+from dataclasses import dataclass
+
+from dataset_builder.errors import UserError
+from dataset_builder.schema import LayerRecord, StaticEstimate, TrainingSetup
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What the virtual GPU says of the job, without what the device holds beside it."""
+
+    fits: bool
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    """Where it does not fit, what it had taken when the card was full."""
+    workspace_bytes: int
+    """cuDNN's part at the peak: the least certain one."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What was measured."""
+
+    used_bytes: int
+    """On the device; for a job that did not fit, where it died."""
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Example:
+    """One job: all that features are computed from. Estimators see nothing else."""
+
+    id: str
+    group: str
+    """Examples of one group never part when data is split."""
+    family: str
+    training: TrainingSetup
+    layers: tuple[LayerRecord, ...]
+    input_elements: int
+    """Of one sample."""
+    static: StaticEstimate
+    simulated: Simulated | None
+    """None where only a layer table is known."""
+    overhead_bytes: int
+    """What the device holds beside the job's allocator: context, libraries, other processes."""
+    capacity_bytes: int
+    """What all jobs and overheads of the device may sum up to before it is full."""
+    source: str
+    """The stack that the target was measured on, a device profile's name."""
+    target: Target | None = None
+    """None where nothing was measured: a job to be classified."""
+
+    @property
+    def simulation(self) -> Simulated:
+        """What the virtual GPU says, for those who cannot do without."""
+        if self.simulated is None:
+            raise UserError(
+                f"expected a simulated estimate of {self.id}, found a layer table alone: give the network itself"
+            )
+        return self.simulated
+
+    @property
+    def measured(self) -> Target:
+        """The target, for those who cannot do without."""
+        if self.target is None:
+            raise UserError(f"expected measured examples, found {self.id} without a measurement: leave it out")
+        return self.target

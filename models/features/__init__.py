@@ -1,0 +1,37 @@
+"""What estimators see of an example, as named numbers: the published features, or all; and a token a layer."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from dataset_builder.errors import check_choice
+from models.example import Example
+from models.features.full import full_numbers, simulated_need_bytes
+from models.features.published import published_numbers
+from models.features.tokens import TOKEN_NUMBERS, Token, tokens_of
+
+
+@dataclass(frozen=True)
+class FeatureSet:
+    """Numbers of an example, and the figure in bytes that its gap is measured from."""
+
+    name: str
+    numbers: Callable[[Example], dict[str, float]]
+    reference_bytes: Callable[[Example], int]
+    needs_simulation: bool
+
+
+FEATURE_SETS: Mapping[str, FeatureSet] = {
+    "gpumemnet": FeatureSet(
+        "gpumemnet", published_numbers, lambda example: example.static.total_bytes, needs_simulation=False
+    ),
+    "full": FeatureSet("full", full_numbers, simulated_need_bytes, needs_simulation=True),
+}
+
+
+def feature_set(name: str) -> FeatureSet:
+    """The feature set of that name."""
+    check_choice("features", name, FEATURE_SETS)
+    return FEATURE_SETS[name]
+
+
+__all__ = ["FEATURE_SETS", "TOKEN_NUMBERS", "FeatureSet", "Token", "feature_set", "tokens_of"]

@@ -1,0 +1,148 @@
+"""All that is known of a job: layers, extremes, training, the static estimate, and what the virtual GPU says."""
+
+import math
+from collections import Counter
+
+from dataset_builder.analysis.optimizers import OPTIMIZERS
+from dataset_builder.errors import UserError
+from dataset_builder.schema import DTYPE_BYTES, parse_call
+from models.example import Example, Simulated
+from models.features.layers import ACTIVATIONS, NO_CONVOLUTION, convolutions_of, log_amount, main_activation
+
+_COUNTED = (
+    "Linear", "Conv2d", "BatchNorm1d", "BatchNorm2d", "LayerNorm", "GroupNorm", "Dropout", "MultiheadAttention",
+    "scaled_dot_product_attention", "Embedding", "AdaptiveAvgPool2d", "AvgPool2d", "MaxPool2d", "Softmax", "Sigmoid",
+    "add", "cat",
+)  # fmt: skip
+_LARGEST = 5
+_BEYOND = 1.25
+"""Of the card, where a job does not fit: far enough above it to be the first answer, near enough to be learned away."""
+
+Numbers = dict[str, float]
+
+
+def full_numbers(example: Example) -> Numbers:
+    """Amounts as logarithms, shares and flags as they are."""
+    return {
+        **_layer_numbers(example),
+        **_extremes(example),
+        **_training_numbers(example),
+        **_static_numbers(example),
+        **_simulated_numbers(example, simulated_of(example)),
+    }
+
+
+def simulated_of(example: Example) -> Simulated:
+    """What the virtual GPU said, which only a layer table has not."""
+    if example.simulated is None:
+        raise UserError(
+            f"expected an example with a simulation for these features, found none in {example.id}: "
+            "give the network itself, or use an estimator with features=gpumemnet"
+        )
+    return example.simulated
+
+
+def simulated_need_bytes(example: Example) -> int:
+    """What the virtual GPU says that the job reserves.
+
+    Of a job that does not fit it knows no more than that it needs more than the card: what it had reserved when it died
+    would be a reference that fits, and every such job would have to be learned as an exception.
+    """
+    simulated = simulated_of(example)
+    if simulated.fits:
+        return simulated.reserved_bytes
+    return round(_BEYOND * _room_bytes(example))
+
+
+def _room_bytes(example: Example) -> int:
+    """What the device has for the job's allocator."""
+    return max(example.capacity_bytes - example.overhead_bytes, 1)
+
+
+def _layer_numbers(example: Example) -> Numbers:
+    layers = example.layers
+    counts = Counter(layer.kind for layer in layers)
+    activations = sum(layer.activations for layer in layers)
+    activation = main_activation(layers)
+    return {
+        "depth": log_amount(len(layers)),
+        "parameters": log_amount(sum(layer.parameters for layer in layers)),
+        "activations": log_amount(activations),
+        "activations_x_batch": log_amount(activations * example.training.batch_size),
+        "input_elements": log_amount(example.input_elements),
+        **{f"count_{kind}": log_amount(counts[kind]) for kind in _COUNTED},
+        "count_other": log_amount(sum(number for kind, number in counts.items() if kind not in _COUNTED)),
+        **{f"activation_{kind}": float(kind == activation) for kind in ACTIVATIONS},
+    }
+
+
+def _extremes(example: Example) -> Numbers:
+    """The layers that decide peaks: the largest outputs, weights and convolutions, and their shapes."""
+    layers, batch = example.layers, example.training.batch_size
+    outputs = sorted((layer.activations for layer in layers), reverse=True)
+    convolutions = [item for item in convolutions_of(example) if item.total]
+    largest = max(convolutions, key=lambda item: item.total, default=NO_CONVOLUTION)
+    return {
+        "largest_output": log_amount(batch * sum(outputs[:1])),
+        "largest_outputs": log_amount(batch * sum(outputs[:_LARGEST])),
+        "largest_weight": log_amount(max((layer.parameters for layer in layers), default=0)),
+        "widest": log_amount(max((layer.output_shape[0] for layer in layers if layer.output_shape), default=0)),
+        "convolution": log_amount(largest.total),
+        "convolution_weight": log_amount(largest.weight),
+        "convolution_channels": log_amount(largest.channels),
+        "convolution_size": log_amount(largest.size),
+        "convolution_misaligned": float(largest.channels % 4 != 0),
+        "convolutions_misaligned": sum(item.channels % 4 != 0 for item in convolutions) / max(len(convolutions), 1),
+        "least_size": log_amount(min((item.size for item in convolutions), default=0)),
+        "most_channels": log_amount(max((item.channels for item in convolutions), default=0)),
+    }
+
+
+def _training_numbers(example: Example) -> Numbers:
+    training = example.training
+    optimizer, _ = parse_call(training.optimizer)
+    last_batch = training.last_batch_size or training.batch_size
+    return {
+        "batch": log_amount(training.batch_size),
+        "last_batch": log_amount(last_batch),
+        "last_batch_share": last_batch / training.batch_size,
+        "dry_run_batch": log_amount(training.dry_run_batch_size or 0),
+        "accumulate": log_amount(training.accumulate),
+        "prefetched": log_amount(training.prefetched_batches),
+        "checkpointing": float(training.checkpointing),
+        "implementation_fused": float(training.implementation == "fused"),
+        "implementation_single": float(training.implementation == "single"),
+        "autocast": float(training.autocast is not None),
+        "element_bytes": float(DTYPE_BYTES[training.dtype]),
+        **{f"optimizer_{name}": float(name == optimizer) for name in OPTIMIZERS},
+    }
+
+
+def _static_numbers(example: Example) -> Numbers:
+    static = example.static
+    return {
+        "static": log_amount(static.total_bytes),
+        "static_parameters": log_amount(static.parameter_bytes),
+        "static_optimizer": log_amount(static.optimizer_bytes),
+        "static_activations": log_amount(static.activation_bytes),
+        "state_multiple": static.optimizer_bytes / max(static.parameter_bytes, 1),
+        "activation_share": static.activation_bytes / max(static.total_bytes, 1),
+    }
+
+
+def _simulated_numbers(example: Example, simulated: Simulated) -> Numbers:
+    reserved = max(simulated.reserved_bytes, 1)
+    convolution = max((item.total for item in convolutions_of(example)), default=0)
+    return {
+        "simulated_fits": float(simulated.fits),
+        "simulated_requested": log_amount(simulated.requested_bytes),
+        "simulated_allocated": log_amount(simulated.allocated_bytes),
+        "simulated_reserved": log_amount(simulated.reserved_bytes),
+        "simulated_workspace": log_amount(simulated.workspace_bytes),
+        "requested_share": simulated.requested_bytes / reserved,
+        "allocated_share": simulated.allocated_bytes / reserved,
+        "workspace_share": simulated.workspace_bytes / reserved,
+        "convolution_share": convolution * DTYPE_BYTES[example.training.dtype] / reserved,
+        "static_share": math.log(max(example.static.total_bytes, 1) / reserved),
+        "position_in_card": simulated.reserved_bytes / _room_bytes(example),
+    }

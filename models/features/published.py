@@ -1,0 +1,29 @@
+"""GPUMemNet's features: depth, counts by type, batch, parameters, activations, and the activation function."""
+
+import math
+from collections import Counter
+
+from models.example import Example
+from models.features.layers import ACTIVATIONS, log_amount, main_activation
+
+_COUNTED = ("Linear", "Conv2d", "BatchNorm1d", "BatchNorm2d", "Dropout", "MultiheadAttention", "LayerNorm")
+"""An attention counts where GPUMemNet counts its output projection, 'NonDynamicallyQuantizableLinear'."""
+
+
+def published_numbers(example: Example) -> dict[str, float]:
+    """The features of all three published estimators; amounts as logarithms, where GPUMemNet has them raw."""
+    layers = [layer for layer in example.layers if not layer.functional]
+    counts = Counter(layer.kind for layer in layers)
+    activations = sum(layer.activations for layer in layers)
+    batch = example.training.batch_size
+    angle = math.pi * ACTIVATIONS.index(main_activation(layers)) / len(ACTIVATIONS)
+    return {
+        "depth": log_amount(len(layers)),
+        "batch": log_amount(batch),
+        "parameters": log_amount(sum(layer.parameters for layer in layers)),
+        "activations": log_amount(activations),
+        "activations_x_batch": log_amount(activations * batch),
+        **{f"count_{kind}": log_amount(counts[kind]) for kind in _COUNTED},
+        "act_sin": math.sin(angle),
+        "act_cos": math.cos(angle),
+    }

@@ -1,0 +1,75 @@
+"""A network as a sequence: a token for each layer with parameters, with what follows it folded in.
+
+Activations, dropouts and additions repeat the shape of the layer before them, and a deep network repeats whole blocks.
+So the former have no token of their own, and layers that are alike share one, at the place of the first, that says how
+many they are: a Transformer of 40 blocks has 8 tokens where it has 500 layers.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dataset_builder.schema import LayerRecord
+from models.example import Example
+from models.features.layers import Convolution, convolutions_of, log_amount
+
+TOKEN_NUMBERS = (
+    "output",
+    "followers",
+    "parameters",
+    "width",
+    "size",
+    "convolution",
+    "follower_count",
+    "misaligned",
+    "times",
+)
+
+
+@dataclass(frozen=True)
+class Token:
+    """A layer, as the Transformer reads it."""
+
+    kind: str
+    numbers: tuple[float, ...]
+    """In the order of TOKEN_NUMBERS."""
+
+
+def tokens_of(example: Example) -> list[Token]:
+    """The tokens of an example's layers, in the order in which each occurs first."""
+    times = Counter(
+        _token(owner, convolution, followers, example) for owner, convolution, followers in _folded(example)
+    )
+    return [Token(token.kind, (*token.numbers, log_amount(count))) for token, count in times.items()]
+
+
+Folded = tuple[LayerRecord, Convolution, list[LayerRecord]]
+
+
+def _folded(example: Example) -> Iterator[Folded]:
+    current: Folded | None = None
+    for layer, convolution in zip(example.layers, convolutions_of(example), strict=True):
+        if current is not None and not layer.parameters:
+            current[2].append(layer)
+            continue
+        if current is not None:
+            yield current
+        current = (layer, convolution, [])
+    if current is not None:
+        yield current
+
+
+def _token(owner: LayerRecord, convolution: Convolution, followers: list[LayerRecord], example: Example) -> Token:
+    batch = example.training.batch_size
+    numbers = (
+        log_amount(batch * owner.activations),
+        log_amount(batch * sum(layer.activations for layer in followers)),
+        log_amount(owner.parameters),
+        log_amount(owner.output_shape[0] if owner.output_shape else 0),
+        log_amount(math.prod(owner.output_shape[1:])),
+        log_amount(convolution.total),
+        log_amount(len(followers)),
+        float(bool(owner.output_shape) and owner.output_shape[0] % 4 != 0),
+    )
+    return Token(owner.kind, numbers)

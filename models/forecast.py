@@ -1,0 +1,103 @@
+"""What an estimator says of jobs: a distribution of the memory on the device for each, and what follows from it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from models.density import LEAST_SCALE, Mixture, mixed
+from models.example import Example
+from models.labels import Buckets
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Distributions of log(used - overhead), in bytes, for n jobs on their devices."""
+
+    mixture: Mixture
+    overhead_bytes: Tensor  # [n], 64 bits
+    capacity_bytes: Tensor  # [n]
+
+    @classmethod
+    def of_gaps(cls, gaps: Mixture, reference_bytes: Sequence[float], examples: Sequence[Example]) -> Self:
+        """From distributions of the gap to a reference."""
+        reference = torch.tensor(reference_bytes, dtype=torch.float64).clamp(min=1).log()
+        overhead, capacity = bounds_of(examples)
+        return cls(gaps.double().shifted(reference), overhead, capacity)
+
+    @classmethod
+    def mixed(cls, forecasts: Sequence["Forecast"]) -> "Forecast":
+        """The average of what several estimators say of the same jobs."""
+        return replace(forecasts[0], mixture=mixed([item.mixture for item in forecasts]))
+
+    def tempered(self, temperature: float) -> "Forecast":
+        """Wider by a factor, or narrower."""
+        return replace(self, mixture=self.mixture.tempered(temperature))
+
+    def proba(self, buckets: Buckets) -> Array:
+        """[n, classes]: the probability of each bucket; the last is "does not fit"."""
+        edges = torch.from_numpy(buckets.edges_bytes).expand(len(self.overhead_bytes), -1)
+        below = self.mixture.cdf(self._log_used(edges))
+        below[:, 0] = 0  # nothing takes less than nothing
+        last = 1 - below[:, -1:]
+        found: Array = torch.cat([below.diff(dim=1), last], dim=1).numpy()
+        return found
+
+    def quantile_bytes(self, level: float) -> Array:
+        """[n]: what is exceeded with probability 1 - level, on the device; infinity for what does not fit."""
+        return self._to_bytes(self.mixture.quantile(level).numpy())
+
+    def median_bytes(self) -> Array:
+        """[n]: the point estimate; infinity for what does not fit."""
+        return self.quantile_bytes(0.5)
+
+    def scores(self, used_bytes: ArrayLike) -> Array:
+        """[n]: how far memory [n] lies above the median, in units of the forecast's own width.
+
+        Where the median is that the job does not fit nothing lies above it.
+        """
+        median, width = self._median_and_width()
+        used = torch.as_tensor(np.asarray(used_bytes, dtype=np.float64))[:, None]
+        return np.asarray((self._log_used(used)[:, 0].numpy() - median) / width)
+
+    def bytes_at_score(self, scores: ArrayLike) -> Array:
+        """[n]: the memory at a score [n]; infinity for what does not fit."""
+        median, width = self._median_and_width()
+        return self._to_bytes(median + np.asarray(scores, dtype=np.float64) * width)
+
+    def log_likelihood(self, lower_bytes: ArrayLike, upper_bytes: ArrayLike, fits: NDArray[np.bool_]) -> Array:
+        """[n]: of what was measured: an interval, or for what did not fit more than its lower bound."""
+        lower, upper = (
+            self._log_used(torch.as_tensor(np.asarray(item, dtype=np.float64))[:, None])[:, 0]
+            for item in (lower_bytes, upper_bytes)
+        )
+        inside, above = self.mixture.log_mass(lower, upper), self.mixture.log_survival(lower)
+        return np.asarray(torch.where(torch.from_numpy(fits), inside, above).numpy())
+
+    def _median_and_width(self) -> tuple[Array, Array]:
+        """The median, and half the distance of the quartiles were it certain that the job fits."""
+        finite = self.mixture.given_finite()
+        width = (finite.quantile(0.75) - finite.quantile(0.25)) / 2
+        return self.mixture.quantile(0.5).numpy(), width.clamp(min=LEAST_SCALE).numpy()
+
+    def _log_used(self, used_bytes: Tensor) -> Tensor:
+        """[n, m] bytes on the device as logarithms of what the job's allocator has of them."""
+        return (used_bytes - self.overhead_bytes[:, None]).clamp(min=1).log()
+
+    def _to_bytes(self, log_used: Array) -> Array:
+        with np.errstate(over="ignore"):
+            used = np.exp(log_used) + self.overhead_bytes.numpy()
+        return np.where(used >= self.capacity_bytes.numpy(), np.inf, used)
+
+
+def bounds_of(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+    """Overheads and capacities [n]."""
+    overhead = torch.tensor([example.overhead_bytes for example in examples], dtype=torch.float64)
+    capacity = torch.tensor([example.capacity_bytes for example in examples], dtype=torch.float64)
+    return overhead, capacity

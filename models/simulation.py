@@ -1,0 +1,100 @@
+"""Virtual estimates of many specs, kept in a journal: none is computed twice while the virtual GPU stays as it is."""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+import dataset_builder
+from dataset_builder.executors import LocalExecutor
+from dataset_builder.measure import Backend, Outcome
+from dataset_builder.measure.virtual.backend import VirtualBackend
+from dataset_builder.measure.virtual.profile import DeviceProfile
+from dataset_builder.pipeline import software_versions
+from dataset_builder.schema import Measurement, Provenance, Row, Spec, Status, content_hash
+from dataset_builder.store import JOURNAL_NAME, JournalWriter, iter_records
+from models.example import Simulated
+
+_DECISIVE = ("measure/virtual", "families", "plan.py", "subject.py", "training.py")
+"""Sources below dataset_builder that decide what the virtual GPU says of a spec."""
+_TIMEOUT_SECONDS = 600.0
+
+
+def simulated_of(measurement: Measurement) -> Simulated:
+    """What the virtual GPU measured, as an estimator sees it."""
+    found = measurement
+    if found.requested_bytes is None or found.allocated_bytes is None or found.reserved_bytes is None:
+        raise TypeError(f"a simulation knows its peaks, found {found}")
+    return Simulated(
+        fits=found.status is Status.OK,
+        requested_bytes=found.requested_bytes,
+        allocated_bytes=found.allocated_bytes,
+        reserved_bytes=found.reserved_bytes,
+        workspace_bytes=found.breakdown["workspace"],
+    )
+
+
+@cache
+def source_hash() -> str:
+    """A hash over the sources of the virtual GPU, and torch's version, whose operators it traces."""
+    root = Path(dataset_builder.__file__).parent
+    paths = [path for part in _DECISIVE for path in sorted((root / part).rglob("*.py")) or [root / part]]
+    contents = {str(path.relative_to(root)): sha256(path.read_bytes()).hexdigest() for path in paths}
+    return content_hash({"sources": contents, "torch": torch.__version__})
+
+
+class SimulationCache:
+    """A directory of journals, one for each device profile and state of the virtual GPU."""
+
+    def __init__(self, directory: Path | str, workers: int) -> None:
+        self.directory = Path(directory)
+        self.workers = workers
+
+    def measure(self, specs: Iterable[Spec], profile: DeviceProfile) -> dict[str, Measurement]:
+        """The virtual measurement of each spec by its id; one that came to none is told and left out."""
+        wanted = {spec.id: spec for spec in specs}
+        journal = self._journal(profile)
+        known = dict(_read(journal, wanted))
+        missing = [spec for key, spec in wanted.items() if key not in known]
+        if missing:
+            known.update(self._simulate(missing, profile, journal))
+        return known
+
+    def _journal(self, profile: DeviceProfile) -> Path:
+        return self.directory / content_hash({"profile": asdict(profile), "source": source_hash()})
+
+    def _simulate(
+        self, specs: list[Spec], profile: DeviceProfile, directory: Path
+    ) -> Iterator[tuple[str, Measurement]]:
+        backend, versions = VirtualBackend(profile), software_versions()
+        with JournalWriter(directory, {"profile": asdict(profile), "source": source_hash()}) as journal:
+            for spec, outcome in self._outcomes(backend, specs):
+                if outcome.measurement.status not in (Status.OK, Status.OOM):
+                    print(f"note: {spec.id} was not simulated: {outcome.measurement.evidence}", file=sys.stderr)
+                    continue
+                journal.append(_row(backend, spec, outcome, versions))
+                yield spec.id, outcome.measurement
+
+    def _outcomes(self, backend: Backend, specs: list[Spec]) -> Iterator[tuple[Spec, Outcome]]:
+        outcomes = LocalExecutor(self.workers, _TIMEOUT_SECONDS).run(backend, specs)
+        interval = 0.1 if sys.stderr.isatty() else 30
+        yield from tqdm(outcomes, total=len(specs), unit="row", desc="virtual GPU", mininterval=interval)
+
+
+def _read(directory: Path, wanted: Mapping[str, Spec]) -> Iterator[tuple[str, Measurement]]:
+    if (directory / JOURNAL_NAME).exists():
+        for record in iter_records(directory):
+            if isinstance(record, Row) and record.spec.id in wanted:
+                yield record.spec.id, record.measurement
+
+
+def _row(backend: VirtualBackend, spec: Spec, outcome: Outcome, versions: Mapping[str, str]) -> Row:
+    provenance = Provenance(
+        origin=backend.origin, backend=backend.name, device=backend.device, versions=versions, seed=None, time=""
+    )
+    return Row(spec, outcome.static, outcome.measurement, provenance)

@@ -1,0 +1,78 @@
+"""Examples made by hand: an MLP by its widths, with what would be measured of it."""
+
+from itertools import pairwise
+
+from dataset_builder.analysis.static import static_estimate
+from dataset_builder.schema import LayerRecord, LayerTable, TrainingSetup
+from models.example import Example, Simulated, Target
+
+MIB = 2**20
+CARD_BYTES = 40_000 * MIB
+OVERHEAD_BYTES = 500 * MIB
+
+
+def mlp_table(*widths: int) -> LayerTable:
+    """Linear layers of these widths, the input's first, with a ReLU between them."""
+    layers, shapes = [], []
+    for index, (inputs, outputs) in enumerate(pairwise(widths)):
+        if index:
+            layers.append(LayerRecord(f"{index}a", "ReLU", (inputs,), inputs, 0))
+        layers.append(LayerRecord(str(index), "Linear", (outputs,), outputs, outputs * (inputs + 1)))
+        shapes += [(outputs, inputs), (outputs,)]
+    return LayerTable(tuple(layers), tuple(shapes), widths[0])
+
+
+def example_of(
+    table: LayerTable,
+    *,
+    used_bytes: int | None = None,
+    fits: bool = True,
+    family: str = "mlp",
+    simulated: Simulated | None = None,
+    name: str = "made",
+    **training: object,
+) -> Example:
+    """An example on a card of 40,000 MiB with 500 MiB of overhead."""
+    setup = TrainingSetup(**{"batch_size": 8, **training})
+    return Example(
+        id=name,
+        group=name,
+        family=family,
+        training=setup,
+        layers=table.layers,
+        input_elements=table.input_elements,
+        static=static_estimate(setup, table),
+        simulated=simulated,
+        overhead_bytes=OVERHEAD_BYTES,
+        capacity_bytes=CARD_BYTES,
+        source="made",
+        target=None if used_bytes is None else Target(used_bytes, fits),
+    )
+
+
+def simulated(reserved_bytes: int, fits: bool = True, workspace_bytes: int = 0, **parts: int) -> Simulated:
+    """A simulation whose parts are the reserved bytes where nothing else is said."""
+    found = {"requested_bytes": reserved_bytes, "allocated_bytes": reserved_bytes, **parts}
+    return Simulated(fits=fits, reserved_bytes=reserved_bytes, workspace_bytes=workspace_bytes, **found)
+
+
+def measured_mlps(count: int, start: int = 0) -> list[Example]:
+    """MLPs whose memory is a polynomial of width and batch: what a regressor can learn; every tenth did not fit."""
+    found = []
+    for index in range(start, start + count):
+        width, batch = 64 + 37 * (index * 7 % 50), 8 * (1 + index * 3 % 11)
+        table = mlp_table(width, width, width, 10)
+        need_bytes = 900 * MIB + 16 * table.parameters + 4 * batch * (table.activations + width)
+        fits = index % 10 != 9
+        found.append(
+            example_of(
+                table,
+                used_bytes=need_bytes if fits else CARD_BYTES - 100 * MIB,
+                fits=fits,
+                family="mlp" if index % 2 else "other",
+                simulated=simulated(need_bytes - OVERHEAD_BYTES, fits),
+                name=f"mlp{index}",
+                batch_size=batch,
+            )
+        )
+    return found

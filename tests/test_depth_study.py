@@ -1,0 +1,86 @@
+"""TBEM's case study of depth: the networks, the table, and polynomials that are known beforehand."""
+
+from itertools import pairwise
+
+import pytest
+
+from dataset_builder.configuration import load_device, make_backend
+from dataset_builder.errors import UserError
+from dataset_builder.filters import check
+from dataset_builder.measure import Backend, Outcome
+from dataset_builder.schema import Measurement, StaticEstimate, Status
+from models.depth_study import DEGREES, depth_study, vgg_spec
+
+MIB = 2**20
+
+
+def layers_of(spec):
+    return check(spec).counts
+
+
+class Scripted(Backend):
+    """Measures a polynomial of the depth, and runs out of memory from a depth on."""
+
+    name, origin, device = "scripted", "simulated", "none"
+
+    def __init__(self, need, static, oom_from=99):
+        self.need, self.static, self.oom_from = need, static, oom_from
+
+    def measure(self, spec):
+        counts = layers_of(spec)
+        depth = counts["Conv2d"] + counts["Linear"]
+        status = Status.OOM if depth >= self.oom_from else Status.OK
+        static = StaticEstimate(self.static(depth), 0, 0, 0)
+        return Outcome(static, Measurement(status=status, device_used_bytes=self.need(depth)))
+
+
+@pytest.mark.parametrize(
+    ("depth", "convolutions"),
+    [(8, [1, 1, 1, 1, 1]), (11, [1, 1, 2, 2, 2]), (13, [2, 2, 2, 2, 2]), (16, [2, 2, 3, 3, 3])],
+)
+def test_depth_counts_layers_with_weights_and_grows_as_vgg_does(depth, convolutions):
+    spec = vgg_spec(depth)
+    assert [count for _, count in spec.network["stages"]] == convolutions
+    assert {filters for filters, _ in spec.network["stages"]} == {64}
+    assert layers_of(spec)["Conv2d"] + layers_of(spec)["Linear"] == depth
+
+
+def test_a_depth_below_a_convolution_a_stage_gets_a_sentence():
+    with pytest.raises(UserError, match="expected a depth from 8, a convolution a stage, found 7"):
+        vgg_spec(7)
+
+
+def test_a_parabola_is_extrapolated_from_degree_two_and_a_line_beyond_the_static_estimate_from_one():
+    static = lambda depth: 3 * depth**3 * MIB  # noqa: E731
+    study = depth_study(
+        Scripted(lambda depth: static(depth) + (100 + 7 * depth) * MIB, static), range(8, 28, 2), fitted_share=0.6
+    )
+    assert [point.depth for point in study.points if point.fitted] == [8, 10, 12, 14, 16, 18]
+    assert [point.gap_bytes // MIB for point in study.points][:2] == [156, 170]
+    errors = {(fit.target, fit.degree): fit.extrapolation_error for fit in study.fits}
+    assert errors.keys() == {(target, degree) for target in ("gap", "gv") for degree in DEGREES}
+    for degree in DEGREES:
+        assert errors["gap", degree] < 1e-9
+    assert errors["gv", 1] > errors["gv", 2] > 0.05
+    assert errors["gv", 3] < 1e-9
+    gap = next(fit for fit in study.fits if fit.target == "gap")
+    assert gap.predicted_bytes == pytest.approx([point.measured_bytes for point in study.points])
+
+
+def test_what_does_not_fit_is_left_out_and_too_little_is_told():
+    need = lambda depth: depth * MIB  # noqa: E731
+    study = depth_study(Scripted(need, need, oom_from=20), range(8, 40))
+    assert [point.depth for point in study.points] == list(range(8, 20))
+    with pytest.raises(UserError, match="expected more than 3 depths to fit and some to extrapolate to, found 4"):
+        depth_study(Scripted(need, need, oom_from=12), range(8, 40))
+
+
+def test_the_study_on_the_virtual_gpu():
+    """The static estimate is linear in whole stages; the measured one climbs with steps down, as segments fall."""
+    backend = make_backend({"backend": {"name": "virtual"}, "device": load_device("a100_40gb")})
+    study = depth_study(backend, range(8, 44, 5), batch_size=4)
+    points = study.points
+    assert [point.depth for point in points] == [8, 13, 18, 23, 28, 33, 38, 43]
+    assert points[-1].measured_bytes > 1.3 * points[0].measured_bytes
+    assert len({after.static_bytes - before.static_bytes for before, after in pairwise(points)}) == 1
+    assert all(0 < fit.fitted_error < 0.05 for fit in study.fits)

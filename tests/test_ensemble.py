@@ -1,0 +1,118 @@
+"""Ensembles: the contract, averages, safe answers, and what they say of the unfamiliar."""
+
+import numpy as np
+import pytest
+from estimator_contract import NARROW, EstimatorContract
+from synthetic_examples import cnn_spec, example_of, mlp_examples, mlp_spec
+
+from dataset_builder.errors import UserError
+from models.classifiers import NetworkSettings
+from models.ensemble import Ensemble
+from models.example import Target
+from models.fitting import PlainFitter
+from models.ood import Novelty
+from models.targets import intervals
+
+SETTINGS = NetworkSettings(bucket_mib=50, width=16, blocks=1)
+QUICK = PlainFitter(epochs=8, batch_size=32, learning_rate=5e-3)
+
+
+class TestEnsemble(EstimatorContract):
+    @staticmethod
+    def make():
+        return Ensemble.of(SETTINGS, 2, QUICK)
+
+
+@pytest.fixture(scope="module")
+def ensemble():
+    fitted = Ensemble.of(SETTINGS, 2, QUICK).fit(mlp_examples(200), mlp_examples(60, seed=1))
+    return fitted.calibrate(mlp_examples(300, seed=2))
+
+
+def test_members_differ_and_their_average_is_the_answer(ensemble):
+    test = mlp_examples(20, seed=3)
+    found = [member.predict_proba(test, NARROW) for member in ensemble.members]
+    assert not np.array_equal(*found)
+    plain = Ensemble(ensemble.members)
+    np.testing.assert_allclose(plain.predict_proba(test, NARROW), np.mean(found, axis=0), atol=1e-9)
+
+
+@pytest.mark.parametrize("risk", [0.02, 0.1])
+def test_safe_answers_are_too_low_no_more_often_than_asked(ensemble, risk):
+    test = mlp_examples(700, seed=4)
+    safe = ensemble.safe_bytes(test, risk)
+    needed = np.array([item.target.used_bytes if item.target.fits else np.inf for item in test])
+    assert np.mean(safe < needed) < risk + 0.03  # 300 calibration rows: the coverage of one draw varies
+    assert np.all(safe >= ensemble.predict_bytes(test))
+    assert np.all(ensemble.safe_buckets(test, NARROW, risk) >= NARROW.of(ensemble.predict_bytes(test)))
+
+
+def test_less_risk_is_more_memory(ensemble):
+    test = mlp_examples(50, seed=5)
+    assert np.all(ensemble.safe_bytes(test, 0.02) >= ensemble.safe_bytes(test, 0.2))
+
+
+def test_calibration_corrects_the_width(ensemble):
+    """Members that were trained for a moment are too unsure of themselves, or too sure: the likelihood rises."""
+    rows = mlp_examples(300, seed=2)
+    plain = Ensemble(ensemble.members).forecast(rows)
+    found = [np.sort(item.log_likelihood(*intervals(rows))) for item in (plain, ensemble.forecast(rows))]
+    before, after = (item[len(rows) // 50 :].mean() for item in found)
+    assert ensemble.temperature_ != 1.0
+    assert after > before
+
+
+def test_an_odd_row_does_not_set_the_width(ensemble):
+    rows = mlp_examples(300, seed=2)
+    odd = type(rows[0])(**{**vars(rows[0]), "target": Target(990 * 2**20, fits=True)})
+    again = Ensemble(ensemble.members)
+    again.novelty_ = ensemble.novelty_
+    assert again.calibrate([odd, *rows[1:]]).temperature_ == pytest.approx(ensemble.temperature_, rel=0.06)
+
+
+def test_the_unfamiliar_is_flagged_and_the_familiar_is_not(ensemble):
+    assert ensemble.unfamiliar(mlp_examples(200, seed=6)).mean() < 0.03
+    strange = [
+        example_of(cnn_spec()),
+        example_of(mlp_spec(width=30_000, depth=1)),
+        example_of(mlp_spec(optimizer="SGD")),
+        example_of(mlp_spec(autocast="bf16")),
+    ]
+    assert ensemble.unfamiliar(strange).all()
+
+
+def test_an_unfamiliar_job_gets_the_worst_margin(ensemble):
+    strange = [example_of(mlp_spec(optimizer="SGD"))]
+    assert ensemble.unfamiliar(strange).all()
+    worst = ensemble.forecast(strange).bytes_at_score([ensemble.margins_.worst])
+    assert ensemble.safe_bytes(strange, 0.2) == worst
+
+
+def test_calibration_survives_saving(ensemble, tmp_path):
+    ensemble.save(tmp_path)
+    again, test = Ensemble.load(tmp_path), mlp_examples(30, seed=7)
+    np.testing.assert_array_equal(again.safe_bytes(test, 0.1), ensemble.safe_bytes(test, 0.1))
+    np.testing.assert_array_equal(again.unfamiliar(test), ensemble.unfamiliar(test))
+    assert again.temperature_ == ensemble.temperature_
+    assert again.members[0].encoder_ is again.members[1].encoder_
+
+
+def test_a_safe_answer_needs_a_calibration(ensemble):
+    with pytest.raises(UserError, match="expected a calibrated estimator"):
+        plain = Ensemble(ensemble.members)
+        plain.safe_bytes(mlp_examples(2), 0.1)
+
+
+def test_an_ensemble_has_members():
+    with pytest.raises(UserError, match="expected one member"):
+        Ensemble([])
+
+
+def test_distances_are_to_the_nearest_training_examples():
+    random = np.random.default_rng(0)
+    train = random.normal(size=(1000, 8))
+    novelty = Novelty.fit(train, random.normal(size=(400, 8)), seed=0)
+    assert novelty.reference.shape == (256, 8)
+    assert novelty.flags(random.normal(size=(500, 8))).mean() < 0.03
+    assert novelty.flags(10 + random.normal(size=(50, 8))).all()
+    assert novelty.distances(np.zeros((1, 8)))[0] < novelty.distances(np.full((1, 8), 3.0))[0]

@@ -1,0 +1,125 @@
+"""Virtual estimates are computed once, kept by what decides them, and become examples with the rows' targets."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from synthetic_examples import PROFILE, cnn_spec, mlp_spec
+from torch import nn
+
+from dataset_builder.errors import UserError
+from dataset_builder.executors import LocalExecutor
+from dataset_builder.measure.virtual.backend import VirtualBackend
+from dataset_builder.plan import InputTensor
+from dataset_builder.schema import Measurement, Provenance, Row, Spec, Status, TrainingSetup
+from models import simulation
+from models.examples import example_of_row, examples_of_rows
+from models.simulation import SimulationCache, simulated_of, source_hash
+
+MIB = 2**20
+SPECS = [mlp_spec(width=64), mlp_spec(width=80), cnn_spec()]
+
+
+def row(spec, used_mib=500, status=Status.OK, device="plain"):
+    provenance = Provenance(origin="measured", backend="x", device=device, versions={}, seed=None, time="2024")
+    return Row(spec, None, Measurement(status=status, device_used_bytes=used_mib * MIB), provenance)
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """The ids of specs that were simulated, in this process."""
+    seen = []
+
+    def run(self, backend, specs):
+        for spec in specs:
+            seen.append(spec.id)
+            yield spec, backend.measure(spec)
+
+    monkeypatch.setattr(LocalExecutor, "run", run)
+    return seen
+
+
+def test_nothing_is_computed_twice(computed, tmp_path):
+    first = SimulationCache(tmp_path, workers=1).measure(SPECS[:2], PROFILE)
+    assert len(computed) == 2
+    second = SimulationCache(tmp_path, workers=1).measure(SPECS, PROFILE)
+    assert computed == [spec.id for spec in SPECS]
+    assert {key: second[key] for key in first} == first
+    assert second[SPECS[0].id].reserved_bytes == VirtualBackend(PROFILE).measure(SPECS[0]).measurement.reserved_bytes
+
+
+def test_another_profile_or_another_virtual_gpu_is_computed_anew(computed, tmp_path, monkeypatch):
+    cache = SimulationCache(tmp_path, workers=1)
+    cache.measure(SPECS[:1], PROFILE)
+    cache.measure(SPECS[:1], replace(PROFILE, context_mib=201))
+    assert len(computed) == 2
+    monkeypatch.setattr(simulation, "source_hash", lambda: "other sources")
+    cache.measure(SPECS[:1], PROFILE)
+    assert len(computed) == 3
+
+
+def test_the_hash_is_of_the_sources_and_stays():
+    assert source_hash() == source_hash.__wrapped__()
+    assert len(source_hash()) == 32
+
+
+def test_an_interrupted_computation_keeps_what_it_had(tmp_path, monkeypatch):
+    def run(self, backend, specs):
+        yield specs[0], backend.measure(specs[0])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalExecutor, "run", run)
+        with pytest.raises(KeyboardInterrupt):
+            SimulationCache(tmp_path, workers=1).measure(SPECS, PROFILE)
+    found = SimulationCache(tmp_path, workers=1)
+    known = dict(simulation._read(found._journal(PROFILE), {spec.id: spec for spec in SPECS}))
+    assert list(known) == [SPECS[0].id]
+
+
+def test_what_cannot_be_simulated_is_told_and_left_out(tmp_path, monkeypatch, capsys):
+    def run(self, backend, specs):
+        for spec in specs:
+            yield spec, replace(backend.measure(spec), measurement=Measurement(status=Status.CRASHED, evidence="odd"))
+
+    monkeypatch.setattr(LocalExecutor, "run", run)
+    assert SimulationCache(tmp_path, workers=1).measure(SPECS[:1], PROFILE) == {}
+    assert "was not simulated: odd" in capsys.readouterr().err
+
+
+def test_rows_become_examples(computed, tmp_path):
+    rows = [row(SPECS[0]), row(SPECS[1], 900, Status.OOM), row(SPECS[2], status=Status.CRASHED)]
+    first, second = examples_of_rows(rows, {"plain": PROFILE}, SimulationCache(tmp_path, workers=1))
+    assert (first.id, first.group, first.family) == (SPECS[0].id, SPECS[0].group, "mlp")
+    assert (first.target.used_bytes, first.target.fits) == (500 * MIB, True)
+    assert not second.target.fits
+    assert first.overhead_bytes == 200 * MIB
+    assert first.capacity_bytes == 1000 * MIB
+    assert first.simulated == simulated_of(VirtualBackend(PROFILE).measure(SPECS[0]).measurement)
+
+
+def test_convolutions_bring_their_library(computed, tmp_path):
+    found = examples_of_rows([row(SPECS[2])], {"plain": PROFILE}, SimulationCache(tmp_path, workers=1))
+    assert found[0].overhead_bytes == 250 * MIB
+    assert example_of_row(row(SPECS[2]), PROFILE, None).overhead_bytes == 250 * MIB
+
+
+def test_without_a_cache_nothing_is_simulated():
+    assert examples_of_rows([row(SPECS[0])], {"plain": PROFILE}, None)[0].simulated is None
+
+
+def test_a_device_without_a_profile_gets_a_sentence():
+    with pytest.raises(UserError, match="expected a device profile for 'abacus'"):
+        examples_of_rows([row(SPECS[0], device="abacus")], {"plain": PROFILE}, None)
+
+
+def test_networks_of_other_libraries_are_looked_at(monkeypatch):
+    def build(family, network):
+        with torch.device("meta"):
+            return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten()), (InputTensor((3, 6, 6)),)
+
+    monkeypatch.setattr("models.examples.build_external", build)
+    example = example_of_row(row(Spec("timm", {"name": "any"}, TrainingSetup(batch_size=4))), PROFILE, None)
+    assert example.family == "timm"
+    assert [layer.kind for layer in example.layers] == ["Conv2d", "ReLU", "Flatten"]
+    assert example.overhead_bytes == 250 * MIB

@@ -1,0 +1,257 @@
+"""`python -m train`: end to end with tiny sizes, one sentence for bad input, runs that are taken up again."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from dataset_builder.composition import CONF
+from dataset_builder.store.splits import Split
+from models.checkpoint import load_checkpoint
+from train.__main__ import main
+from train.configuration import configure
+from train.tasks.kfold import split_for, spread
+from train.tasks.release import RELEASES, read_release, replace_directory
+
+TINY = [
+    "data.counts={mlp: 24, cnn: 0, transformer: 0, template: 0}", "executor=serial", "trainer=quick",
+    "estimator.members=2", "estimator.width=8",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory) -> Path:
+    """A directory in which `python -m train` has been run once."""
+    directory = tmp_path_factory.mktemp("room")
+    environment = {**os.environ, "PYTHONPATH": str(CONF.parent), "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, "-m", "train", *TINY],
+        cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    (directory / "stdout").write_text(result.stdout)
+    return directory
+
+
+@pytest.fixture
+def inside(room, monkeypatch) -> Path:
+    monkeypatch.chdir(room)
+    return room
+
+
+def _newest(room: Path) -> Path:
+    return max((room / "runs" / "train").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+
+def _figures(run: Path) -> dict:
+    return json.loads((run / "metrics.json").read_text())["estimators"]["this run"]
+
+
+def test_a_run_leaves_a_directory_that_explains_itself(room):
+    run = next((room / "runs" / "train").iterdir())
+    assert run.name.endswith("-virtual-mlp")
+    names = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
+    pictures = {f"figures/{name}.png" for name in ("confusion", "curves", "projections", "reliability")}
+    checkpoint = {
+        f"checkpoint/{name}" for name in ("README.md", "estimator.json", "metrics.json", "weights.safetensors")
+    }
+    assert {"config.yaml", "split.json", "metrics.json", "metrics.txt"} | pictures | checkpoint <= names
+    assert len(Split.load(run / "split.json").parts["test"]) == 2
+    assert "Simulated by vramcast's virtual GPU" in (run / "checkpoint" / "README.md").read_text()
+    assert load_checkpoint(run / "checkpoint").name == "mlp"
+
+
+def test_the_table_has_the_estimator_the_baselines_and_the_directory(room):
+    lines = (room / "stdout").read_text().splitlines()
+    assert lines[0].startswith("estimator")
+    assert {line.split()[0] for line in lines[1:-1]} >= {"this", "majority", "horus", "gap"}
+    assert not any(line.startswith("virtual") for line in lines[:-1])  # it would be held against itself
+    assert "runs/train/" in lines[-1]
+
+
+def test_the_same_seed_gives_the_same_weights_and_figures(inside):
+    first = _newest(inside)
+    assert main(TINY) == 0
+    second = _newest(inside)
+    assert first != second
+    weights = Path("checkpoint") / "weights.safetensors"
+    assert (first / weights).read_bytes() == (second / weights).read_bytes()
+    assert (first / "metrics.json").read_bytes() == (second / "metrics.json").read_bytes()
+
+
+def test_a_run_that_was_stopped_is_taken_up(inside, monkeypatch, capsys):
+    whole = _newest(inside)
+    with monkeypatch.context() as patch:
+        patch.setattr("train.tasks.fit.evaluate", _interrupt)
+        assert main(TINY) == 130
+    stopped = _newest(inside)
+    assert f"go on with: python -m train run.resume={stopped.relative_to(inside)}" in capsys.readouterr().err
+    assert not (stopped / "metrics.json").exists()
+    assert main([f"run.resume={stopped}"]) == 0
+    assert _figures(stopped) == _figures(whole)
+    assert main([f"run.resume={stopped}"]) == 2
+    assert "it is complete" in capsys.readouterr().err
+
+
+def _interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_every_fold_is_the_test_once(inside, capsys):
+    assert main([*TINY, "task=kfold", "task.folds=3", "estimator.members=1"]) == 0
+    run = _newest(inside)
+    found = json.loads((run / "metrics.json").read_text())
+    accuracy = found["estimators"]["this run"]["accuracy"]
+    assert found["folds"] == len(accuracy["folds"]) == 3
+    assert accuracy["mean"] == pytest.approx(sum(accuracy["folds"]) / 3)
+    assert "±" in capsys.readouterr().out
+    rows = [json.loads((run / f"fold{index}" / "metrics.json").read_text())["rows"]["test"] for index in range(3)]
+    assert sum(rows) == 24
+
+
+def test_a_fold_is_parted_without_its_test_rows():
+    folds = Split(0, {}, {f"fold{i}": tuple(f"{i}-{j}" for j in range(10)) for i in range(3)})
+    fractions = {"train": 0.7, "validation": 0.1, "calibration": 0.1, "test": 0.1}
+    parts = split_for(folds, "fold1", fractions).parts
+    assert parts["test"] == folds.parts["fold1"]
+    assert sorted(len(groups) for groups in parts.values()) == [2, 2, 10, 16]
+    assert len({group for groups in parts.values() for group in groups}) == 30
+
+
+def test_the_spread_leaves_out_what_a_fold_does_not_know():
+    figures = ("accuracy", "macro_f1", "too_low", "safe_too_low", "over_reservation_mib", "median_relative_error",
+               "mean_relative_error")  # fmt: skip
+    folds = [{"estimators": {"a": {**dict.fromkeys(figures), "accuracy": value}}} for value in (0.5, 0.7, None)]
+    found = spread(folds)["estimators"]["a"]
+    assert found["accuracy"]["mean"] == pytest.approx(0.6)
+    assert found["accuracy"]["deviation"] == pytest.approx(0.1414, abs=1e-4)
+    assert found["macro_f1"] is None
+
+
+def test_measured_rows_become_a_released_checkpoint(public_table, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lines = public_table("gpumemnet/mlp_data_step1.csv").read_text().splitlines()[:25]
+    Path("tables").mkdir()
+    Path("tables/mlp_data_step1.csv").write_text("\n".join(lines) + "\n")
+    words = ["task=release", "task.only=[gpumemnet_mlp_by_mlp]", "data.path=tables", "trainer=quick"]
+    assert main([*words, "estimator.members=1", "executor.workers=1"]) == 0
+    card = Path("checkpoints/gpumemnet_mlp_by_mlp/README.md").read_text()
+    assert "CC BY 4.0" in card
+    assert "data.path=DIR" in card
+    assert str(tmp_path) not in card
+    assert load_checkpoint(Path("checkpoints/gpumemnet_mlp_by_mlp")).members[0].settings.bucket_mib == 1000
+    assert "1 checkpoints in checkpoints" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", sorted(RELEASES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_release_can_be_configured(path):
+    release = read_release(path)
+    found = configure(list(release.overrides))
+    assert str(found.network.bucket_mib) in release.title
+    assert found.data.path is not None
+
+
+def test_a_directory_is_replaced_whole(tmp_path):
+    source, target = tmp_path / "new", tmp_path / "out" / "old"
+    source.mkdir()
+    (source / "a").write_text("new")
+    target.mkdir(parents=True)
+    (target / "b").write_text("old")
+    replace_directory(source, target)
+    assert [path.name for path in target.iterdir()] == ["a"]
+    assert [path.name for path in target.parent.iterdir()] == ["old"]
+
+
+@pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")), ids=lambda path: str(path.relative_to(CONF)))
+def test_a_file_of_the_configuration_is_short(path):
+    if path.parent.name not in ("space", "part", "device"):
+        assert len(path.read_text().splitlines()) <= 25
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["famly=cnn"], "did you mean family?"),
+        (["task=fly"], "expected task to be one of ['fit', 'kfold', 'release', 'search'], found 'fly'"),
+        (["data=nowhere"], "expected data to be one of ['gpumemnet', 'mixed', 'virtual']"),
+        (["family=rnn"], "expected family to be one of"),
+        (["estimator=tree"], "expected estimator to be one of ['mlp', 'transformer']"),
+        (["features=some"], "expected features to be one of ['full', 'gpumemnet']"),
+        (["bucket_mib=0"], "expected bucket_mib to be a whole number from 1, found 0"),
+        (["bucket_mib=wide"], "expected bucket_mib to be a whole number from 1, found 'wide'"),
+        (["seed=-1"], "expected seed to be a whole number from 0"),
+        (["seed=4294967296"], "expected seed to be below 4294967296"),
+        (["risk=2"], "expected risk to be between 0 and 1, found 2"),
+        (["estimator.members=0"], "expected estimator.members to be a whole number from 1"),
+        (["estimator.wdith=3"], "add it as +estimator.wdith=VALUE"),
+        (["+estimator.wdith=3"], "did you mean width?"),
+        (["+estimator.seed=3"], "found ['seed']"),
+        (["estimator.dropout=2"], "expected dropout to be a number from 0 to below 1, found 2"),
+        (["trainer.epochs=0"], "expected trainer.epochs to be a whole number from 1"),
+        (["trainer.learning_rate=fast"], "expected trainer.learning_rate to be a number above 0, found 'fast'"),
+        (["trainer.learning_rate=nan"], "expected finite numbers"),
+        (["+extra=1"], "found ['extra']"),
+        (["~seed"], "found no ['seed']"),
+        (["~task.name"], "expected task.name to be one of"),
+        (["task=kfold", "task.folds=1"], "expected task.folds to be a whole number from 2, found 1"),
+        (["+task.speed=1"], "found ['speed']"),
+        (["split.test=0.5"], "expected fractions above 0 that sum to 1"),
+        (["~split.test"], "expected the parts ['train', 'validation', 'calibration', 'test'] in split"),
+        (["split=7"], "expected split to be settings, found 7"),
+        (["data=gpumemnet", "data.path=/nonexistent"], "expected a directory with tables of measurements"),
+        (["data=gpumemnet", "data.path=."], "expected tables such as"),
+        (["data.path=."], "add it as +data.path=VALUE"),
+        (["data.families=[cnn,rnn]"], "expected a family of data.families to be one of"),
+        (["data.families=[]"], "expected data.families to be a list"),
+        (["data.counts.mlp=-1"], "expected data.counts.mlp to be a whole number from 0"),
+        (["data.counts={mlp: 0, cnn: 0, transformer: 0, template: 0}"], "found none: choose other families"),
+        (["data.device=gtx_1"], "expected device to be one of"),
+        (["run.resume=/nonexistent"], "expected the directory of a run, found no config.yaml"),
+        (["run.resume=.", "seed=1"], "expected run.resume=DIR alone, found ['seed=1'] beside it"),
+        (["run.name=a/b"], "expected run.name to be a word"),
+        (["run.root="], "expected run.root to be a text"),
+        (["logger=wandb"], "expected logger to be one of ['csv', 'mlflow', 'tensorboard']"),
+        (["executor.workers=0"], "expected executor.workers to be a whole number from 1"),
+        (["task=release", "task.only=[best]"], "expected a checkpoint of task.only to be one of"),
+        (["task=release", "task.only=7"], "expected task.only to be a list"),
+        (["hello"], "expected KEY=VALUE, found 'hello': see python -m train --help"),
+        (["[broken"], "expected"),
+        (["--cfg", "famly=cnn"], "did you mean family?"),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_exit_code_2(words, sentence, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("train.data.run", None)  # what is wrong is told before a row is built
+    assert main(words) == 2
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert errors[-1].startswith("vramcast train: ")
+    assert sentence in errors[-1]
+    assert "Traceback" not in "\n".join(errors)
+    assert not Path("runs").exists()  # nor is a directory left behind
+
+
+def test_the_composed_configuration_is_printed(capsys):
+    assert main(["--cfg", "family=cnn", "data=mixed", "logger=[csv,mlflow]"]) == 0
+    found = OmegaConf.create(capsys.readouterr().out)
+    assert found.data.families == "cnn"
+    assert list(found.logger) == ["csv", "mlflow"]
+    assert found.features.name == "full"
+
+
+def test_simulated_rows_are_not_learned_from_their_own_simulation(capsys):
+    assert configure([]).network.features == "gpumemnet"
+    assert configure(["features=full"]).network.features == "full"
+    assert configure(["data=gpumemnet"]).network.features == "full"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["data=mixed", "-h"]])
+def test_help_needs_nothing_heavy(words):
+    code = f"import sys; from train.__main__ import main; main({words!r})\n"
+    code += "print(sorted({'torch', 'lightning', 'hydra'} & sys.modules.keys()))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.startswith("usage: python -m train")
+    assert result.stdout.endswith("[]\n")

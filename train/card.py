@@ -1,0 +1,60 @@
+"""What a checkpoint says of itself: its card, and the figures on it."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dataset_builder.store.importers.gpumemnet import CITATION
+from models.checkpoint import Card
+from models.comparison import Report
+from models.example import Example
+from train.configuration import Configuration
+from train.experiment import ESTIMATOR, Parts
+
+_FIGURES = (
+    "rows", "accuracy", "macro_f1", "too_low", "safe_too_low", "over_reservation_mib", "median_relative_error",
+    "mean_relative_error", "p95_relative_error", "oom_recall", "oom_false_alarms",
+)  # fmt: skip
+_MEASURED = "Measured by others on NVIDIA A100 40 GB cards: maxima of nvidia-smi at 1 Hz, and 'does not fit'."
+_SIMULATED = "Simulated by vramcast's virtual GPU; no figure was read off a card."
+
+
+def figures_of(configuration: Configuration, reports: Mapping[str, Report]) -> dict[str, Any]:
+    """The figures on test rows: of all, of each family, and the accuracy of the best baseline."""
+    found = reports[ESTIMATOR]
+    overall = found.overall.to_json()
+    figures: dict[str, Any] = {"bucket_mib": configuration.network.bucket_mib, "risk": configuration.risk}
+    figures |= {name: overall[name] for name in _FIGURES}
+    figures |= {f"accuracy of {name}": part.accuracy for name, part in found.by_family.items()}
+    others = {name: report.overall.accuracy or 0.0 for name, report in reports.items() if name != ESTIMATOR}
+    best = max(others, key=lambda name: others[name])
+    return {**figures, f"accuracy of the best baseline ({best})": others[best]}
+
+
+def card_of(configuration: Configuration, parts: Parts, title: str | None) -> Card:
+    """The card of an estimator that was trained on these parts."""
+    measured, simulated = configuration.data.path is not None, configuration.data.rows is not None
+    network = configuration.network
+    return Card(
+        title=title or f"GPU memory of training jobs, estimated by networks of the kind '{network.network}'",
+        summary=(
+            f"An ensemble of {configuration.members} networks of the kind '{network.network}' over the features "
+            f"'{network.features}'. It gives a distribution of the memory that a training job uses on its device, from "
+            f"which buckets of any width follow; it was trained, and is judged below, at {network.bucket_mib} MiB."
+        ),
+        data="\n\n".join(_data_lines(parts, measured, simulated)),
+        licence="CC BY 4.0" if measured else "that of vramcast",
+        citation=CITATION if measured else "vramcast",
+        command=configuration.run.command or "python -m train",
+    )
+
+
+def _data_lines(parts: Parts, measured: bool, simulated: bool) -> Sequence[str]:
+    kinds = [text for text, there in ((_MEASURED, measured), (_SIMULATED, simulated)) if there]
+    split = f"Split by configuration of the network: {parts.describe()} rows; the figures are those of the test rows."
+    return [*kinds, f"Training rows by family: {_counts(parts.train)}.", split]
+
+
+def _counts(examples: Sequence[Example]) -> str:
+    found = Counter(example.family for example in examples)
+    return ", ".join(f"{family} {count}" for family, count in sorted(found.items()))

@@ -1,0 +1,159 @@
+"""From the words of a command line to a run: Hydra composes `conf/train.yaml`, this module checks what comes out."""
+
+import difflib
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from dataset_builder.composition import Command, compose_config
+from dataset_builder.errors import UserError, check_choice, check_count
+from dataset_builder.schema import MIB, canonical_json, from_mapping
+from models.classifiers import NetworkSettings
+from train.settings import DataSettings, RunSettings, TrainerSettings, check_split
+
+GROUPS = ("data", "estimator", "executor", "family", "features", "logger", "search", "task", "trainer")
+KEYS = (*GROUPS, "bucket_mib", "risk", "run", "seed", "split")
+COMMAND = Command("train", "python -m train", "run", KEYS, "data=gpumemnet family=cnn estimator=transformer")
+TASKS = {
+    "fit": {"figures"},
+    "kfold": {"folds", "figures"},
+    "search": {"trials", "study", "storage", "startup_trials", "warmup_epochs"},
+    "release": {"only", "out"},
+}
+"""The settings of each task, beside its name."""
+_SEEDS = 2**32
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One run, checked."""
+
+    task: Mapping[str, Any]
+    data: DataSettings
+    network: NetworkSettings
+    members: int
+    trainer: TrainerSettings
+    split: Mapping[str, float]
+    risk: float
+    """Of the safe bucket: how often it may be too low."""
+    run: RunSettings
+    executor: Mapping[str, Any]
+    logger: Mapping[str, Any]
+    search: Mapping[str, Any]
+    values: Mapping[str, Any]
+    """All of it as plain values, as a run directory keeps it."""
+
+    @property
+    def bucket_bytes(self) -> int:
+        """The width of the buckets."""
+        return self.network.bucket_mib * MIB
+
+    @property
+    def seed(self) -> int:
+        """Of the split, the weights and the order of the rows."""
+        return self.network.seed
+
+
+def configure(overrides: Sequence[str]) -> Configuration:
+    """The run that overrides of `conf/train.yaml` describe."""
+    for word in overrides:
+        if "=" not in word and not word.startswith("~"):
+            raise UserError(f"expected KEY=VALUE, found {word!r}: see python -m train --help")
+    values = plain(compose_config(COMMAND, overrides))
+    if isinstance(values.get("run"), dict):
+        values["run"].setdefault("command", command_of(overrides))
+    return check_configuration(values)
+
+
+def command_of(overrides: Sequence[str]) -> str:
+    """What makes a run again, with nothing of this machine in it."""
+    kept = [word for word in overrides if not word.startswith(("run.", "data.cache=", "data.rows=", "executor"))]
+    words = ["data.path=DIR" if word.startswith("data.path=") else word for word in kept]
+    return " ".join(["python -m train", *map(shlex.quote, words)])
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """A configuration as plain values."""
+    values: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
+    return values
+
+
+def read_configuration(path: Path) -> Configuration:
+    """The configuration that a run directory keeps."""
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(path))
+    except OSError as error:
+        found = f"no {path.name} ({error.strerror})"
+        raise UserError(f"expected the directory of a run, found {found} in {path.parent}: check the path") from error
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:
+        raise UserError(f"expected a configuration in {path}, found: {error}; start a new run") from error
+    return check_configuration(values)  # type: ignore[arg-type]
+
+
+def check_configuration(values: Mapping[str, Any]) -> Configuration:
+    """Refuse what cannot be run, in a sentence."""
+    _check_keys("a run", values, set(KEYS))
+    for key in ("task", "data", "features", "estimator", "trainer", "executor", "run", "split"):
+        if not isinstance(values[key], Mapping):
+            raise UserError(f"expected {key} to be settings, found {values[key]!r}: see python -m train --cfg")
+    try:
+        canonical_json(values)
+    except ValueError as error:
+        raise UserError("expected finite numbers in a run, found nan or inf: change them") from error
+    check_count("seed", values["seed"], least=0)
+    if values["seed"] >= _SEEDS:
+        raise UserError(f"expected seed to be below {_SEEDS}, found {values['seed']}: change it")
+    check_split(values["split"])
+    if not isinstance(values["risk"], float) or not 0 < values["risk"] < 1:
+        raise UserError(f"expected risk to be between 0 and 1, found {values['risk']!r}: change it")
+    network, members = _network(values)
+    return Configuration(
+        task=_task(values["task"]),
+        data=from_mapping(DataSettings, values["data"], "the data"),
+        network=network,
+        members=members,
+        trainer=from_mapping(TrainerSettings, values["trainer"], "the trainer"),
+        split=values["split"],
+        risk=values["risk"],
+        run=from_mapping(RunSettings, values["run"], "run"),
+        executor=values["executor"],
+        logger=values["logger"] or {},
+        search=values["search"] or {},
+        values=values,
+    )
+
+
+def _task(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    check_choice("task.name", settings.get("name"), TASKS)
+    _check_keys(f"the task {settings['name']}", settings, {"name", *TASKS[settings["name"]]})
+    for name in ("folds", "trials", "startup_trials"):
+        if name in settings:
+            check_count(f"task.{name}", settings[name], least=2 if name == "folds" else 1)
+    return settings
+
+
+def _network(values: Mapping[str, Any]) -> tuple[NetworkSettings, int]:
+    settings = {**values["estimator"]}
+    members = settings.pop("members", None)
+    check_count("estimator.members", members)
+    known = {item.name for item in fields(NetworkSettings)} - {"features", "bucket_mib", "seed"}
+    _check_keys("the estimator", settings, known, required=False)
+    shared = {"features": values["features"].get("name"), "bucket_mib": values["bucket_mib"], "seed": values["seed"]}
+    return from_mapping(NetworkSettings, {**settings, **shared}, "the estimator"), members
+
+
+def _check_keys(what: str, values: Mapping[str, Any], known: set[str], required: bool = True) -> None:
+    unknown = sorted(map(str, values.keys() - known))
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f"did you mean {near[0]}?" if near else "remove them"
+        raise UserError(f"expected only the keys {sorted(known)} in {what}, found {unknown}: {hint}")
+    missing = sorted(known - values.keys())
+    if missing and required:
+        raise UserError(f"expected the keys {sorted(known)} in {what}, found no {missing}: do not delete them")

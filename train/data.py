@@ -1,0 +1,111 @@
+"""From the data of a configuration to examples: measured tables that are read, virtual rows that are built."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from dataset_builder.configuration import compose_build, load_device, make_build, settings_of
+from dataset_builder.errors import UserError
+from dataset_builder.executors import Executor
+from dataset_builder.measure.virtual.profile import DeviceProfile, parse_profile
+from dataset_builder.pipeline import run
+from dataset_builder.schema import Row, Status
+from dataset_builder.store import read_journal
+from dataset_builder.store.importers import read_rows
+from models.example import Example
+from models.examples import example_of_row, examples_of_rows
+from models.labels import Buckets
+from models.simulation import SimulationCache
+from train.settings import DataSettings
+
+
+def load_examples(data: DataSettings, executor: Executor, workers: int) -> list[Example]:
+    """The examples that a run learns from and is judged by, in an order that only they decide."""
+    examples = [*_measured(data, workers), *_virtual(data, executor)]
+    if not examples:
+        raise UserError(
+            f"expected rows of the families {data.families} in data={data.name}, found none: choose other families"
+        )
+    return sorted(examples, key=lambda example: (example.source, example.id))
+
+
+def buckets_of(examples: Sequence[Example], width_bytes: int) -> Buckets:
+    """Buckets up to the card that the examples were measured on."""
+    capacities = {example.capacity_bytes for example in examples}
+    if len(capacities) > 1:
+        raise UserError(
+            f"expected rows of cards of one size, found {sorted(capacities)} bytes: leave out those of the others"
+        )
+    return Buckets(width_bytes, capacities.pop())
+
+
+def _measured(data: DataSettings, workers: int) -> list[Example]:
+    if data.path is None:
+        return []
+    rows = [row for path in _tables(data) for row in read_rows(path) if _wanted(data, row)]
+    profiles = {device: _profile(device) for device in {str(row.provenance.device) for row in rows}}
+    return examples_of_rows(_first_of_each(rows), profiles, SimulationCache(data.cache, workers))
+
+
+def _tables(data: DataSettings) -> list[Path]:
+    directory = Path(str(data.path))
+    if not directory.is_dir():
+        raise UserError(
+            f"expected a directory with tables of measurements at {directory}, found none: use data.path=DIR"
+        )
+    found = sorted({path for pattern in data.files for path in directory.rglob(pattern)})
+    if not found:
+        raise UserError(f"expected tables such as {list(data.files)} in {directory}, found none: use data.path=DIR")
+    return found
+
+
+def _first_of_each(rows: Sequence[Row]) -> Iterator[Row]:
+    """A job that was measured twice would weigh twice."""
+    seen: set[tuple[str, str | None]] = set()
+    for row in rows:
+        key = (row.spec.id, row.provenance.device)
+        if key not in seen:
+            seen.add(key)
+            yield row
+
+
+def _wanted(data: DataSettings, row: Row) -> bool:
+    families = data.wanted_families()
+    return families is None or row.spec.family in families
+
+
+def _virtual(data: DataSettings, executor: Executor) -> list[Example]:
+    """A simulated row is its own simulation: what is measured of it is what the virtual GPU says."""
+    if data.rows is None:
+        return []
+    families, device = data.wanted_families(), str(data.device)
+    profile = _profile(device)
+    return [
+        example_of_row(row, profile, row.measurement)
+        for family, count in data.counts.items()
+        if count and (families is None or family in families)
+        for row in _built(data, device, family, count, executor)
+        if row.measurement.status in (Status.OK, Status.OOM)
+    ]
+
+
+def _built(data: DataSettings, device: str, family: str, count: int, executor: Executor) -> list[Row]:
+    """The rows of a build that is carried out, or on, as far as it has to be."""
+    words = [f"family={family}", f"n={count}", f"seed={data.seed}", f"device={device}", "backend=virtual"]
+    out = Path(str(data.rows)) / device / f"{family}-{count}-seed{data.seed}"
+    build = make_build(settings_of(compose_build(words), words), out)
+    often = 0.1 if sys.stderr.isatty() else 10
+    with tqdm(total=count, desc=f"building {family}", unit="row", dynamic_ncols=True, mininterval=often) as bar:
+
+        def start(done: int) -> None:
+            bar.n = bar.initial = done
+            bar.refresh()
+
+        run(build, executor, lambda _: bar.update(), start)
+    return read_journal(out).rows
+
+
+def _profile(device: str) -> DeviceProfile:
+    return parse_profile(load_device(device))

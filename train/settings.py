@@ -1,0 +1,110 @@
+"""The parts of a configuration, each checked on its own."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dataset_builder.errors import UserError, check_choice, check_count
+from dataset_builder.families import FAMILIES
+from dataset_builder.store.splits import make_split
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSettings:
+    """The training loop of `conf/trainer`."""
+
+    epochs: int
+    patience: int
+    """Epochs without a better validation loss before training ends."""
+    batch_size: int
+    learning_rate: float
+    weight_decay: float
+    gradient_clip: float
+    """The norm to which gradients are cut: one odd row has a likelihood that is as good as zero."""
+    threads: int
+    """Of torch. Another number may give other last digits."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "patience", "batch_size", "threads"):
+            check_count(f"trainer.{name}", getattr(self, name))
+        for name in ("learning_rate", "gradient_clip"):
+            check_positive(f"trainer.{name}", getattr(self, name))
+        check_positive("trainer.weight_decay", self.weight_decay, zero=True)
+
+
+def check_positive(name: str, value: Any, zero: bool = False) -> None:
+    """Refuse anything but a finite number above zero, or from zero."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value < 0 or (value == 0 and not zero):
+        raise UserError(f"expected {name} to be a number {'from' if zero else 'above'} 0, found {value!r}: change it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """What to learn from: tables of measurements below `path`, rows built below `rows`, or both."""
+
+    name: str
+    families: str | Sequence[str] | None = None
+    """Those that are kept; None for all."""
+    path: str | None = None
+    files: Sequence[str] = ()
+    cache: str = "runs/simulations"
+    rows: str | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Virtual rows by family."""
+    device: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("path", "rows", "cache", "device"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise UserError(f"expected data.{name} to be a text, found {value!r}: use data.{name}=...")
+        if not isinstance(self.counts, Mapping) or not all(isinstance(item, str) for item in self.counts):
+            raise UserError(f"expected data.counts to be rows by family, found {self.counts!r}: change it")
+        for family, count in self.counts.items():
+            check_choice("a family of data.counts", family, FAMILIES)
+            check_count(f"data.counts.{family}", count, least=0)
+        check_count("data.seed", self.seed, least=0)
+        self.wanted_families()
+
+    def wanted_families(self) -> tuple[str, ...] | None:
+        """The families that are kept, None for all."""
+        if self.families is None:
+            return None
+        found = [self.families] if isinstance(self.families, str) else self.families
+        if not isinstance(found, Sequence) or not found:
+            raise UserError(f"expected data.families to be a list such as [cnn, timm], found {found!r}: change it")
+        for family in found:
+            check_choice("a family of data.families", family, (*FAMILIES, "timm"))
+        return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """Where a run is kept."""
+
+    root: str
+    name: str
+    resume: str | None = None
+    command: str | None = None
+    """What makes it again."""
+
+    def __post_init__(self) -> None:
+        for name in ("root", "name"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value:
+                raise UserError(f"expected run.{name} to be a text, found {value!r}: use run.{name}=...")
+        if "/" in self.name:
+            raise UserError(f"expected run.name to be a word, found {self.name!r}: the directory is run.root")
+
+
+PARTS = ("train", "validation", "calibration", "test")
+
+
+def check_split(fractions: Mapping[str, Any]) -> None:
+    """Refuse a split without its parts, or with fractions that are none, before any row is built for it."""
+    if set(fractions) != set(PARTS):
+        raise UserError(f"expected the parts {list(PARTS)} in split, found {list(fractions)}: name them all")
+    make_split(PARTS, fractions, seed=0)

@@ -1,0 +1,55 @@
+"""`task=fit`: train, evaluate, and leave a directory that explains itself."""
+
+from collections.abc import Mapping, Sequence
+
+from dataset_builder.store.splits import Split
+from models.checkpoint import save_checkpoint
+from models.comparison import Report, text_table
+from models.example import Example
+from train.card import card_of, figures_of
+from train.data import buckets_of
+from train.experiment import Parts, evaluate, fit_estimator, parts_of, split_of
+from train.fitting import LightningFitter
+from train.loggers import make_loggers
+from train.pictures import draw_all
+from train.run import METRICS, Run
+
+CHECKPOINT, FIGURES, MEMBERS, SPLIT = "checkpoint", "figures", "members", "split.json"
+
+
+def fit(run: Run, examples: Sequence[Example]) -> None:
+    """Carry out a run, or the rest of one."""
+    reports = fit_on(run, examples, stored_split(run, examples))
+    print(text_table(reports))
+    print(f"buckets of {run.configuration.network.bucket_mib} MiB; everything is in {run.directory}")
+
+
+def stored_split(run: Run, examples: Sequence[Example]) -> Split:
+    """The split of a run, made once."""
+    path = run.directory / SPLIT
+    if not path.exists():
+        split_of(examples, run.configuration).save(path)
+    return Split.load(path)
+
+
+def fit_on(run: Run, examples: Sequence[Example], split: Split, title: str | None = None) -> dict[str, Report]:
+    """Train on a part, judge on another, and write down what came of it."""
+    configuration = run.configuration
+    parts = parts_of(examples, split)
+    buckets = buckets_of(examples, configuration.bucket_bytes)
+    fitter = LightningFitter(configuration.trainer, run.directory / MEMBERS, make_loggers(configuration.logger))
+    estimator = fit_estimator(configuration, fitter, parts)
+    reports = evaluate(configuration, estimator, parts, buckets)
+    card = card_of(configuration, parts, title)
+    save_checkpoint(estimator, run.directory / CHECKPOINT, figures_of(configuration, reports), card)
+    if configuration.task.get("figures"):
+        draw_all(run.directory / FIGURES, estimator, parts, buckets, fitter.history)
+    write_reports(run, reports, parts)
+    return reports
+
+
+def write_reports(run: Run, reports: Mapping[str, Report], parts: Parts) -> None:
+    """The figures of all estimators, for programs and for people."""
+    (run.directory / "metrics.txt").write_text(text_table(reports, by_family=True) + "\n")
+    rows = {name: len(examples) for name, examples in vars(parts).items()}
+    run.write_json(METRICS, {"rows": rows, "estimators": {name: found.to_json() for name, found in reports.items()}})
