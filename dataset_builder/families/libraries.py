@@ -18,14 +18,19 @@ _declared = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-
 
 def import_library(name: str) -> ModuleType:
     """The library by its name; timm and transformers want torchvision, which is coped with where it is broken."""
-    with suppress(ImportError):  # transformers does without
-        _import_torchvision()
+    cope_with_torchvision()
     try:
         return import_module(name)
     except ImportError as error:
         extra = {"transformers": "hf"}.get(name, "timm")
         mend = f"pip install 'vramcast[{extra}]'"
         raise UserError(f"expected the library {name} for a network of its own, found none: {mend}") from error
+
+
+def cope_with_torchvision() -> None:
+    """Import it if it is there, since libraries that find it installed expect that it loads; they do without it too."""
+    with suppress(ImportError):
+        _import_torchvision()
 
 
 def _import_torchvision() -> ModuleType:
