@@ -44,6 +44,11 @@ class SafeMargins:
         return max(0.0, float(self._pooled[-1]))
 
     @property
+    def least_risk(self) -> float:
+        """The smallest risk that so many rows can speak of."""
+        return 1 / (len(self._pooled) + 1)
+
+    @property
     def _pooled(self) -> Array:
         return np.sort(np.concatenate(list(self.scores.values())))
 

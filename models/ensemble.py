@@ -17,7 +17,7 @@ from models.forecaster import Forecaster
 from models.labels import Buckets
 from models.ood import Novelty
 from models.storage import State, joined
-from models.targets import intervals, target_of
+from models.targets import intervals
 
 _TEMPERATURES = tuple(float(value) for value in np.geomspace(0.5, 3.0, 37))
 _ODD = 0.02
@@ -65,7 +65,7 @@ class Ensemble(Forecaster):
         plain = self._plain_forecast(examples)
         self.temperature_ = _best_temperature(plain, examples)
         scores = plain.tempered(self.temperature_).scores(_needed_bytes(examples))
-        self.margins_ = SafeMargins.fit([example.family for example in examples], scores)
+        self.margins_ = SafeMargins.fit([example.stratum for example in examples], scores)
         return self
 
     def forecast(self, examples: Sequence[Example]) -> Forecast:
@@ -94,9 +94,14 @@ class Ensemble(Forecaster):
         """
         if self.margins_ is None:
             raise UserError("expected a calibrated estimator for a safe answer, found none: call calibrate() first")
-        margins = self.margins_.margins([example.family for example in examples], risk)
+        margins = self.margins_.margins([example.stratum for example in examples], risk)
         margins = np.where(self.unfamiliar(examples), np.maximum(margins, self.margins_.worst), margins)
         return self.forecast(examples).bytes_at_score(margins)
+
+    @property
+    def least_risk(self) -> float:
+        """The smallest risk that the calibration rows can speak of."""
+        return 0.0 if self.margins_ is None else self.margins_.least_risk
 
     def safe_buckets(self, examples: Sequence[Example], buckets: Buckets, risk: float) -> NDArray[np.int64]:
         """[examples]: the bucket of the safe answer."""
@@ -148,5 +153,5 @@ def _part(index: int) -> str:
 
 def _needed_bytes(examples: Sequence[Example]) -> list[int]:
     """What an answer must reach to be safe: the memory used, or for what did not fit the card's limit."""
-    targets = [(example, target_of(example)) for example in examples]
+    targets = [(example, example.measured) for example in examples]
     return [target.used_bytes if target.fits else example.capacity_bytes for example, target in targets]

@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--worst", type=int, default=0, help="of a backend: show the rows that are furthest off")
     parser.add_argument(
-        "--risk", type=float, default=0.05, help="of a checkpoint: how often the safe bucket may be low"
+        "--risk", type=float, help="of a checkpoint: how often the safe bucket may be low; default 0.01, if it can tell"
     )
     parser.add_argument("--cache", default="runs/simulations", metavar="DIR", help="where simulations are kept")
     parser.add_argument("--json", action="store_true")

@@ -23,6 +23,7 @@ from models.labels import Buckets
 from models.simulation import SimulationCache
 
 RELEASED = Path(__file__).resolve().parent.parent / "checkpoints"
+_RISK = 0.01
 BASELINES = "baselines"
 """The directory of a checkpoint with the baselines that were fitted to the same examples."""
 
@@ -30,6 +31,10 @@ BASELINES = "baselines"
 @runtime_checkable
 class Bounded(Protocol):
     """An estimator that states a bound."""
+
+    @property
+    def least_risk(self) -> float:
+        """The smallest risk that it can speak of."""
 
     def safe_bytes(self, examples: Sequence[Example], risk: float) -> NDArray[np.float64]:
         """[examples]: what a job exceeds with at most that probability."""
@@ -63,7 +68,7 @@ def evaluate_checkpoint(
     table: Path,
     *,
     bucket_mib: int,
-    risk: float,
+    risk: float | None,
     device: str | None,
     cache: SimulationCache,
 ) -> Evaluation:
@@ -73,7 +78,10 @@ def evaluate_checkpoint(
     if not examples:
         raise UserError(f"expected rows in {table} that ran or ran out of memory, found none: name another file")
     buckets = Buckets(bucket_mib * MIB, max(example.capacity_bytes for example in examples))
-    safe = {name: estimator.safe_bytes(examples, risk)} if isinstance(estimator, Bounded) else {}
+    safe: dict[str, NDArray[np.float64]] = {}
+    if isinstance(estimator, Bounded):
+        risk = max(_RISK, estimator.least_risk) if risk is None else risk
+        safe[name] = estimator.safe_bytes(examples, risk)
     published = {FakeTensor.name: FakeTensor(read_published(table))}
     settings = {"excluded": len(rows) - len(examples), "bucket_mib": bucket_mib, "risk": risk}
     own = compare({name: estimator}, examples, buckets, safe)[name]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from dataset_builder.errors import UserError
+from dataset_builder.families import FAMILIES
 from dataset_builder.schema import LayerRecord, StaticEstimate, TrainingSetup
 
 
@@ -53,11 +54,17 @@ class Example:
     """None where nothing was measured: a job to be classified."""
 
     @property
+    def stratum(self) -> str:
+        """What safe margins are kept by: a family of generated networks, or real ones of whatever library."""
+        return self.family if self.family in FAMILIES else "real"
+
+    @property
     def simulation(self) -> Simulated:
         """What the virtual GPU says, for those who cannot do without."""
         if self.simulated is None:
             raise UserError(
-                f"expected a simulated estimate of {self.id}, found a layer table alone: give the network itself"
+                f"expected a simulated estimate of {self.id}, found a layer table alone: give the network itself, "
+                "or use an estimator with features=gpumemnet"
             )
         return self.simulated
 

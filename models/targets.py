@@ -10,7 +10,7 @@ from torch import Tensor
 from dataset_builder.errors import UserError
 from dataset_builder.schema import MIB
 from models.batch import Targets
-from models.example import Example, Target
+from models.example import Example
 from models.features import FeatureSet
 
 Array = NDArray[np.float64]
@@ -21,16 +21,9 @@ _LEAST_BYTES = MIB
 """Half the least width: nvidia-smi tells whole MiB. Also the least that a job is taken to use."""
 
 
-def target_of(example: Example) -> Target:
-    """The target of an example that is learned from."""
-    if example.target is None:
-        raise UserError(f"expected measured examples, found no measurement of {example.id}: leave it out")
-    return example.target
-
-
 def intervals(examples: Sequence[Example]) -> tuple[Array, Array, NDArray[np.bool_]]:
     """Lower and upper bounds in bytes on the device, and what fitted; of what did not, the lower bound is the card."""
-    targets = [target_of(example) for example in examples]
+    targets = [example.measured for example in examples]
     fits = np.array([target.fits for target in targets])
     overhead = np.array([example.overhead_bytes for example in examples], dtype=np.float64)
     used = np.maximum(np.array([target.used_bytes for target in targets], dtype=np.float64), overhead + _LEAST_BYTES)

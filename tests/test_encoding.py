@@ -55,7 +55,7 @@ def test_a_row_and_the_module_of_its_spec_have_the_same_features(spec, features)
 def test_a_layer_table_alone_gives_the_published_features_and_no_others():
     example = example_of_table(table_of(mlp_spec()), mlp_spec().training, PROFILE)
     assert feature_set("gpumemnet").numbers(example)["depth"] > 0
-    with pytest.raises(UserError, match="expected an example with a simulation"):
+    with pytest.raises(UserError, match="expected a simulated estimate"):
         feature_set("full").numbers(example)
 
 

@@ -4,7 +4,6 @@ import math
 from collections import Counter
 
 from dataset_builder.analysis.optimizers import OPTIMIZERS
-from dataset_builder.errors import UserError
 from dataset_builder.schema import DTYPE_BYTES, parse_call
 from models.example import Example, Simulated
 from models.features.layers import ACTIVATIONS, NO_CONVOLUTION, convolutions_of, log_amount, main_activation
@@ -28,18 +27,8 @@ def full_numbers(example: Example) -> Numbers:
         **_extremes(example),
         **_training_numbers(example),
         **_static_numbers(example),
-        **_simulated_numbers(example, simulated_of(example)),
+        **_simulated_numbers(example, example.simulation),
     }
-
-
-def simulated_of(example: Example) -> Simulated:
-    """What the virtual GPU said, which only a layer table has not."""
-    if example.simulated is None:
-        raise UserError(
-            f"expected an example with a simulation for these features, found none in {example.id}: "
-            "give the network itself, or use an estimator with features=gpumemnet"
-        )
-    return example.simulated
 
 
 def simulated_need_bytes(example: Example) -> int:
@@ -48,7 +37,7 @@ def simulated_need_bytes(example: Example) -> int:
     Of a job that does not fit it knows no more than that it needs more than the card: what it had reserved when it died
     would be a reference that fits, and every such job would have to be learned as an exception.
     """
-    simulated = simulated_of(example)
+    simulated = example.simulation
     if simulated.fits:
         return simulated.reserved_bytes
     return round(_BEYOND * _room_bytes(example))
