@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from types import FrameType
 
 from dataset_builder.commands import COMMANDS, run_command
@@ -22,7 +23,7 @@ usage: vramcast build [KEY=VALUE ...]        build rows, or go on with a build
   sampler=combined|orthogonal|uniform|tbem
   backend=virtual|cuda|static   what measures a row: a simulated GPU, a real one, shapes alone
   n=100  seed=0  out=rows/NAME
-  executor=local|serial|ray  executor.workers=2  executor.timeout_seconds=600
+  executor=local|serial|ray  executor.workers=2  executor.timeout_seconds=900
 
 The same command resumes a build that was stopped. Ctrl-C is safe at any time.
 """
@@ -31,6 +32,8 @@ The same command resumes a build that was stopped. Ctrl-C is safe at any time.
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a build or one of its sub-commands; the return value is the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    with suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGTERM, _interrupt)
     try:
         code = _carry_out(words)
         sys.stdout.flush()
@@ -85,7 +88,6 @@ def _build(overrides: Sequence[str]) -> int:
     build = make_build(settings_of(config, overrides), out_of(config))
     executor = make_executor(config, build.backend)
     print(f"{build.space.name}: {build.sampler.describe(build.space)}", file=sys.stderr)
-    signal.signal(signal.SIGTERM, _interrupt)
     often = 0.1 if sys.stderr.isatty() else 5
     try:
         with tqdm(total=build.n, unit="row", dynamic_ncols=True, mininterval=often) as bar:

@@ -43,7 +43,7 @@ def measure_rows(out: Path, overrides: Sequence[str]) -> list[Row]:
         with tqdm(total=count, unit="row", desc=family) as bar:
             run(build, make_executor(config, build.backend), partial(_tick, bar), lambda _: None)
         rows += read_journal(build.out).rows
-    return rows
+    return _of_one_card(rows, out)
 
 
 def _tick(bar: "tqdm[Any]", _: object) -> None:
@@ -51,17 +51,25 @@ def _tick(bar: "tqdm[Any]", _: object) -> None:
 
 
 def load_rows(path: Path) -> list[Row]:
-    """The measured rows of a build directory or of a public table."""
-    rows = read_journal(path).rows if path.is_dir() else list(read_rows(path))
+    """The measured rows of one card: of a build directory, of what verify-gpu recorded, or of a public table."""
+    journal = path.is_dir() or path.suffix == ".jsonl"
+    rows = read_journal(path).rows if journal else list(read_rows(path))
     measured = [row for row in rows if row.provenance.origin == "measured"]
     if not measured:
         raise UserError(f"expected rows in {path} that were measured on a card, found none: name another")
-    return measured
+    return _of_one_card(measured, path)
+
+
+def _of_one_card(rows: list[Row], path: Path) -> list[Row]:
+    cards = sorted({str(row.provenance.device) for row in rows})
+    if len(cards) > 1:
+        raise UserError(f"expected rows of one card in {path}, found {cards}: measure or choose those of one alone")
+    return rows
 
 
 def choose(rows: Iterable[Row], count: int, seed: int) -> tuple[list[Row], list[Row]]:
     """So many completed rows at random, and the rest; rows of one network stay together."""
-    completed = [row for row in rows if row.measurement.status is Status.OK]
+    completed = [row for row in rows if row.measurement.status is Status.OK and row.measurement.device_used_bytes]
     groups = sorted({row.spec.group for row in completed})
     random.Random(seed).shuffle(groups)  # noqa: S311 - a sample, no secret
     order = {group: place for place, group in enumerate(groups)}
@@ -76,7 +84,12 @@ def samples_of(rows: Sequence[Row], capability: float) -> list[Sample]:
     jobs = [(row.spec, capability) for row in rows]
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn")) as pool:
         traces = tqdm(pool.map(_trace, jobs), total=len(jobs), unit="row", desc="tracing", mininterval=_often())
-        return [Sample(trace, row.measurement.device_used_bytes or 0) for row, trace in zip(rows, traces, strict=True)]
+        try:
+            pairs = list(zip(rows, traces, strict=True))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [Sample(trace, row.measurement.device_used_bytes or 0) for row, trace in pairs]
 
 
 def _often() -> float:

@@ -139,6 +139,8 @@ def calibrate_device(arguments: argparse.Namespace) -> None:
     key, _, name = arguments.device.partition("=")
     if key != "device" or not name.isidentifier():
         raise UserError(f"expected device=NAME, found {arguments.device!r}: name the profile like that")
+    check_count("--rows", arguments.rows)
+    check_count("--test", arguments.test, least=0)
     known = (CONF / "device" / f"{name}.yaml").exists()
     start = parse_profile(load_device(arguments.start or (name if known else "a100_40gb")))
     path = Path(arguments.output or CONF / "device" / f"{name}.yaml")

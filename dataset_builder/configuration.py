@@ -31,6 +31,8 @@ _EXECUTOR_SETTINGS = {
     "serial": set[str](),
 }
 _STAND_IN = "a100_40gb"
+_OTHER_CARD = {"ti", "super", "laptop", "mobile", "mig", "d"}
+"""Words that make another card of one with the same number."""
 _SEEDS = 2**32
 """How many numpy's RandomState tells apart."""
 
@@ -141,7 +143,8 @@ def device_for(card: str | None, note: Callable[[str], None]) -> str:
     """
     titles = {path.stem: str(OmegaConf.load(path).title) for path in sorted((CONF / "device").glob("*.yaml"))}
     words = _words(card or "")
-    fitting = {name: _words(title) for name, title in titles.items() if "," not in title and _words(title) <= words}
+    named = {name: _words(title) for name, title in titles.items() if "," not in title}
+    fitting = {name: title for name, title in named.items() if title <= words and not (words - title) & _OTHER_CARD}
     if fitting:
         return max(fitting, key=lambda name: len(fitting[name]))
     note(
@@ -175,7 +178,7 @@ def executor_of(settings: Mapping[str, Any], backend: Backend) -> Executor:
         backend.lanes()  # refuses a machine that cannot measure before anything is written
         return SerialExecutor()
     if name == "ray":
-        return _ray_executor(settings, backend.name)
+        return _ray_executor(settings, backend)
     asked = settings.pop("workers", None)
     if asked is not None:
         check_count("executor.workers", asked)
@@ -186,13 +189,15 @@ def executor_of(settings: Mapping[str, Any], backend: Backend) -> Executor:
     return executor
 
 
-def _ray_executor(settings: dict[str, Any], backend: str) -> Executor:
+def _ray_executor(settings: dict[str, Any], backend: Backend) -> Executor:
     """Ray is imported only where it is asked for: it takes a second, and is an extra."""
     from dataset_builder.executors.on_ray import RayExecutor  # noqa: PLC0415
 
     if settings.get("gpus") is None:
-        settings["gpus"] = int(backend == "cuda")
-    return RayExecutor(**settings)
+        settings["gpus"] = int(backend.name == "cuda")
+    executor = RayExecutor(**settings)
+    _check_time(executor.timeout_seconds, backend.longest_seconds)
+    return executor
 
 
 def _check_time(limit_seconds: float | None, needed_seconds: float | None) -> None:

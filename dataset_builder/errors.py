@@ -8,6 +8,10 @@ class UserError(ValueError):
     """Bad input. The message is one sentence: what was expected, what was found, how to mend it."""
 
 
+class UntraceableError(UserError):
+    """Of one network: it cannot run without data. Others may."""
+
+
 def check_count(name: str, value: Any, least: int = 1) -> None:
     """Refuse anything but a whole number from `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from tqdm import tqdm
@@ -54,6 +55,9 @@ def main(argv: Sequence[str]) -> None:
     arguments = _parser().parse_args(argv)
     check_count("--bucket-mib", arguments.bucket_mib)
     check_count("--workers", arguments.workers)
+    check_count("--worst", arguments.worst, least=0)
+    if arguments.rows is not None:
+        check_count("--rows", arguments.rows)
     rows = [row for row in read_rows(Path(arguments.data)) if in_half(row.spec, arguments.half)][: arguments.rows]
     if not rows:
         raise UserError(f"expected measured rows in {arguments.data}, found none: name another file")
@@ -95,8 +99,12 @@ def _backend(arguments: argparse.Namespace, rows: Sequence[Row]) -> None:
         judged += evaluate_backend(backend, group, arguments.workers)
     figures = _figures(judged, len(rows), arguments.bucket_mib)
     settings = {"backend": arguments.backend, "profile": ", ".join(groups), "bucket_mib": arguments.bucket_mib}
-    print(json.dumps({**figures, **settings}) if arguments.json else _text({**figures, **settings}))
-    for item in sorted(judged, key=lambda item: -abs(item.relative_error))[: arguments.worst]:
+    worst = sorted(judged, key=lambda item: -abs(item.relative_error))[: arguments.worst]
+    if arguments.json:
+        print(json.dumps({**figures, **settings, **({"worst": [asdict(item) for item in worst]} if worst else {})}))
+        return
+    print(_text({**figures, **settings}))
+    for item in worst:
         print(
             f"{item.relative_error:+8.1%} measured {item.actual_mib:8.0f} estimated {item.estimate_mib} "
             f"{item.stack} {item.name}"

@@ -1,8 +1,10 @@
 """From rows, modules and layer tables to examples: one path, so that what is learned is what is asked."""
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from torch import nn
@@ -17,7 +19,17 @@ from dataset_builder.measure.virtual.allocator import AllocatorOptions
 from dataset_builder.measure.virtual.backend import simulate
 from dataset_builder.measure.virtual.profile import DeviceProfile
 from dataset_builder.measure.virtual.session import trace_training
-from dataset_builder.schema import MIB, LayerTable, Measurement, Row, Spec, Status, TrainingSetup, content_hash
+from dataset_builder.schema import (
+    MIB,
+    LayerTable,
+    Measurement,
+    Row,
+    Spec,
+    Status,
+    TrainingSetup,
+    canonical_json,
+    content_hash,
+)
 from dataset_builder.training import random_inputs
 from models.example import Example, Target
 from models.simulation import SimulationCache, simulated_of
@@ -105,7 +117,13 @@ def table_of(spec: Spec) -> LayerTable:
         if isinstance(found, Rejected):
             raise UserError(f"expected a network that can be trained, found that {found.reason}: change it")
         return found
-    module, inputs = build_external(spec.family, spec.network)
+    return _external_table(spec.family, canonical_json(dict(spec.network)))
+
+
+@lru_cache(maxsize=2000)
+def _external_table(family: str, network: str) -> LayerTable:
+    """A network of a library is looked at once, whatever it is trained with."""
+    module, inputs = build_external(family, json.loads(network))
     shapes = [(item.shape, item.vocabulary) for item in inputs]
     return layer_table(module, random_inputs(shapes, _TABLE_BATCH, "fp32", "meta"))
 

@@ -114,9 +114,6 @@ class TestMisbehaviour:
         ("mode", "evidence"),
         [
             ("killed", "the child was killed by SIGKILL: the last words"),
-            ("die_early", "the child ended with exit code 7: ImportError: libcudart.so.12"),
-            ("garbage", r"the child's answer is no report (b'\xff\x00 not json')"),
-            ("endless", "the child's answer has no end (over 1048576 bytes)"),
             ("not_a_result", "the child's answer is no result (reserved_bytes is 'much')"),
             ("unknown_status", "the child's answer is no result ('fine' is not a valid Status)"),
         ],
@@ -124,6 +121,18 @@ class TestMisbehaviour:
     def test_a_crash_has_its_evidence(self, machine, mode, evidence):
         found = machine(mode).measurement
         assert (found.status, found.evidence) == (Status.CRASHED, evidence)
+
+    @pytest.mark.parametrize(
+        ("mode", "found"),
+        [
+            ("die_early", "the child ended with exit code 7: ImportError: libcudart.so.12"),
+            ("garbage", r"the child's answer is no report (b'\xff\x00 not json')"),
+            ("endless", "the child's answer has no end (over 1048576 bytes)"),
+        ],
+    )
+    def test_a_child_that_never_has_a_context_ends_the_build(self, machine, mode, found):
+        with pytest.raises(UserError, match=re.escape(f"{found}: mend torch or the driver")):
+            machine(mode)
 
     def test_a_flood_of_words_neither_hangs_nor_hides_the_last(self, machine):
         found = machine("flood").measurement

@@ -79,7 +79,7 @@ def test_another_device_and_the_worst_rows(table, capsys):
         (["--data", "none.csv"], "expected a CSV table"),
         (["--data", "TABLE", "--device", "abacus"], "expected device to be one of"),
         (["--data", "TABLE", "--bucket-mib", "0"], "expected --bucket-mib"),
-        (["--data", "TABLE", "--rows", "0"], "expected measured rows"),
+        (["--data", "TABLE", "--rows", "0"], "expected --rows to be a whole number from 1"),
     ],
 )
 def test_bad_input_gets_a_sentence(table, words, sentence, capsys):

@@ -160,7 +160,7 @@ class TestCards:
     def test_a_card_for_a_row_is_the_default_of_real_cards_alone(self, backend: Any) -> None:
         config = compose_build(["executor=ray", "backend=virtual"])
         assert make_executor(config, backend).gpus == 0  # type: ignore[attr-defined]
-        config.backend.name = "cuda"
+        backend.name = "cuda"
         assert make_executor(config, backend).gpus == 1  # type: ignore[attr-defined]
 
 

@@ -224,7 +224,6 @@ def test_no_driver_is_a_sentence(driver):
         ("NVIDIA H100 80GB HBM3", "h100_80gb"),
         ("NVIDIA GeForce RTX 2080 Ti", "rtx_2080ti"),
         ("NVIDIA L40S", "l40s"),
-        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "a100_40gb"),
     ],
 )
 def test_a_card_s_profile_is_found_by_its_name(card, profile):
@@ -233,7 +232,9 @@ def test_a_card_s_profile_is_found_by_its_name(card, profile):
     assert not notes
 
 
-@pytest.mark.parametrize("card", ["Quadro P4000", None])
+@pytest.mark.parametrize(
+    "card", ["Quadro P4000", "NVIDIA GeForce RTX 3060 Ti", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", None]
+)
 def test_a_card_without_a_profile_is_noted(card):
     notes = []
     assert device_for(card, notes.append) == "a100_40gb"

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable
 
-from dataset_builder.errors import UserError
+from dataset_builder.errors import UntraceableError, UserError
 from dataset_builder.measure._base import Backend, Outcome
 from dataset_builder.schema import Measurement, Spec, Status
 
@@ -31,6 +31,8 @@ def attempt(backend: Backend, spec: Spec) -> Outcome:
     """Measure one spec; whatever it raises is an outcome, except for what concerns all specs."""
     try:
         return backend.measure(spec)
+    except UntraceableError as error:
+        return crashed(describe(error))
     except UserError:
         raise
     except (Exception, SystemExit) as error:

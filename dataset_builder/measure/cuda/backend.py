@@ -16,6 +16,7 @@ from dataset_builder.measure.cuda.sampling import Sampler, Share
 from dataset_builder.measure.cuda.supervision import EVIDENCE_LENGTH, Ending, supervise
 from dataset_builder.measure.nvml import Gpu, Nvml, open_nvml
 from dataset_builder.measure.static import static_of
+from dataset_builder.measure.virtual.allocator_options import AllocatorOptions
 from dataset_builder.schema import Measurement, Spec, Status
 
 SLOWEST_INTERVAL_MS = 20
@@ -66,6 +67,7 @@ class CudaSettings:
         check_count("backend.epochs", self.epochs)
         if not isinstance(self.allocator, str):
             raise UserError(f"expected backend.allocator to be text, found {self.allocator!r}: change it")
+        AllocatorOptions.parse(self.allocator)  # torch would refuse it in every child
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,8 @@ class CudaBackend(Backend):
         self.estimator = estimator
         """Whose estimate is tried as a limit of the allocator in a second run, None for no second run."""
         self.command = tuple(command)
-        self.longest_seconds = settings.timeout_seconds * (1 if estimator is None else 2)
+        runs = 1 if estimator is None else 2
+        self.longest_seconds = settings.timeout_seconds * (runs + 1)  # it may wait for the GPU as long as for a run
 
     def lanes(self) -> list[Self]:
         """This backend on each GPU that it may use: those that are visible, asked for, and free."""
@@ -150,6 +153,11 @@ class CudaBackend(Backend):
             watch()
             sampler.wait_until_gone(GONE_SECONDS)
         result = _verdict(ending, self.settings.timeout_seconds)
+        if not context and result.status is Status.CRASHED:  # no spec had a part in it: all others would end so too
+            raise UserError(
+                f"expected a child process to reach its CUDA context, found that {result.evidence}: "
+                "mend torch or the driver, or use backend=virtual, which needs no GPU"
+            )
         return Run(_measurement(result, sampler, context[0] if context else None), result.versions)
 
 
@@ -157,8 +165,6 @@ def _estimate(estimator: Backend | None, spec: Spec) -> int | None:
     """What an estimator says that the allocator will reserve; None if there is no estimator, or no answer."""
     try:
         found = estimator.measure(spec).measurement if estimator else None
-    except UserError:
-        raise
     except Exception:  # the estimator's failure is no reason to lose what was measured
         return None
     return found.reserved_bytes if found and found.status is Status.OK else None

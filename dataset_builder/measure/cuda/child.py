@@ -73,8 +73,8 @@ def _run(request: Request, report_fd: int) -> Result:
             f"expected a torch that can use this GPU, found torch {torch.__version__} for CUDA {torch.version.cuda}: "
             "install one for the driver's CUDA, or use backend=virtual, which needs no GPU"
         )
+    total_bytes = _meet_parent(torch, report_fd)
     try:
-        total_bytes = _meet_parent(torch, report_fd)
         if request.cap_bytes is not None:
             # one byte more, lest the product of fraction and total fall short of the cap
             torch.cuda.set_per_process_memory_fraction(min(1.0, (request.cap_bytes + 1) / total_bytes))
@@ -89,7 +89,13 @@ def _run(request: Request, report_fd: int) -> Result:
 
 def _meet_parent(torch: Any, report_fd: int) -> int:
     """Make the context and have the parent look at it; returns the memory that the device has."""
-    _, total_bytes = torch.cuda.mem_get_info()  # the first call that needs a context, and it allocates nothing
+    try:
+        _, total_bytes = torch.cuda.mem_get_info()  # the first call that needs a context, and it allocates nothing
+    except Exception as error:
+        found = " ".join(str(error).split())
+        raise UserError(
+            f"expected a CUDA context on this GPU, found: {found}; see its mode and errors in nvidia-smi -q"
+        ) from error
     _report(report_fd, {"event": CONTEXT, "uuid": _uuid(torch)})
     if _read_line() != GO:
         raise RuntimeError("the parent said something else than go")

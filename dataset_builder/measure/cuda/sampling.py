@@ -2,13 +2,15 @@
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from dataset_builder.measure.cuda.choice import Others
 from dataset_builder.measure.nvml import Gpu, GpuLostError, GpuProcess, Nvml, NvmlError
+
+T = TypeVar("T")
 
 MOST_FAILURES = 10
 """NVML may fail for a moment, while a process ends say; so often in a row is no moment."""
@@ -111,12 +113,12 @@ class Sampler:
 
         In a container NVML names processes as the host does: then the one that is new must be the child.
         """
-        processes = self._nvml.processes(self._gpu) or ()
+        processes = self._patiently(self._nvml.processes) or ()
         with self._lock:
             new = {item.pid for item in processes} - self._before
             self._own = pid if pid in new else next(iter(new)) if len(new) == 1 else None
             self._identified = True
-        self.sample()
+        self._patiently(lambda _: self.sample())
 
     def share(self) -> Share:
         """The job's part of the peaks so far."""
@@ -128,10 +130,25 @@ class Sampler:
     def wait_until_gone(self, seconds: float) -> None:
         """Wait for the driver to take back what the child held: it does so after the process has ended."""
         until = time.monotonic() + seconds
-        while self._own is not None and time.monotonic() < until:
-            if not any(item.pid == self._own for item in self._nvml.processes(self._gpu) or ()):
-                return
+        while not self._is_gone() and time.monotonic() < until:
             time.sleep(self._interval_seconds)
+
+    def _is_gone(self) -> bool:
+        """By its pid; where the driver names none, by what is used."""
+        if self._own is not None:
+            return not any(item.pid == self._own for item in self._patiently(self._nvml.processes) or ())
+        return self._patiently(self._nvml.memory).used_bytes <= self._used_before_bytes
+
+    def _patiently(self, ask: Callable[[Gpu], T]) -> T:
+        """Ask NVML, which may fail for a moment while a process comes or ends."""
+        for _ in range(MOST_FAILURES - 1):
+            try:
+                return ask(self._gpu)
+            except GpuLostError:
+                raise
+            except NvmlError:
+                time.sleep(self._interval_seconds)
+        return ask(self._gpu)
 
 
 def _sum(left_bytes: int | None, right_bytes: int | None) -> int | None:

@@ -28,6 +28,8 @@ class Replay:
     live_at_peak: tuple[int, ...]
     """Blocks alive when the requested bytes peaked, in the order of their birth."""
     retries: int
+    forgone: frozenset[int] = frozenset()
+    """Optional blocks that there was no room for."""
     oom_event: int | None = None
     """The allocation that failed, and the last event that was looked at."""
     oom_message: str | None = None
@@ -65,7 +67,9 @@ class _Recorder:
             self.allocated.append(self.base_bytes + self.allocator.allocated_bytes)
             self.reserved.append(self.base_bytes + self.allocator.reserved_bytes)
 
-    def replay(self, live_at_peak: tuple[int, ...], oom_event: int | None, oom: OutOfMemory | None) -> Replay:
+    def replay(
+        self, live_at_peak: tuple[int, ...], forgone: set[int], oom_event: int | None, oom: OutOfMemory | None
+    ) -> Replay:
         """The record as a whole."""
         requested, allocated, reserved = (self.base_bytes + peak for peak in self.peaks)
         return Replay(
@@ -77,6 +81,7 @@ class _Recorder:
             reserved_peak_event=self.events[2],
             live_at_peak=live_at_peak,
             retries=self.allocator.retries - self.retries,
+            forgone=frozenset(forgone),
             oom_event=oom_event,
             oom_message=str(oom) if oom else None,
             allocated_timeline=self.allocated,
@@ -118,7 +123,7 @@ def replay(
         oom = error
         record.note_peaks(index)  # mapping pages may have come to a peak before it failed
     alive = tuple(block for block in _alive(before, events, record.events[0]) if block not in forgone)
-    return record.replay(alive, index if oom else None, oom)
+    return record.replay(alive, forgone, index if oom else None, oom)
 
 
 def _give(allocator: CachingAllocator, size_bytes: int, is_optional: bool, forgone: set[int], block: int) -> Block:

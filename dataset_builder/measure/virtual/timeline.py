@@ -36,7 +36,8 @@ def timeline_of(trace: Trace, profile: DeviceProfile, options: AllocatorOptions 
     changes = np.zeros((len(Use), len(reserved)), dtype=np.int64)
     sizes: dict[int, int] = {}
     for point, (block, size) in enumerate(lowered.events[: len(reserved)]):
-        change = -sizes.pop(block) if size == FREE else sizes.setdefault(block, size)
+        taken = 0 if block in found.forgone else size
+        change = -sizes.pop(block) if size == FREE else sizes.setdefault(block, taken)
         changes[trace.uses[block], point] = change
     totals = changes.cumsum(axis=1)
     return Timeline({use.name.lower(): totals[use] for use in Use}, reserved, profile.overhead_bytes(convolutions))

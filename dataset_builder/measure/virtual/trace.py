@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dataset_builder.errors import UserError
+from dataset_builder.errors import UntraceableError
 from dataset_builder.measure.virtual.replay import FREE
 from dataset_builder.measure.virtual.shapes import SHAPES
 
@@ -80,14 +80,14 @@ def _on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
         return func(*args, **kwargs)
     except NotImplementedError as error:
-        raise UserError(
+        raise UntraceableError(
             f"expected operators that torch can run without data, found {func}, which has no meta implementation: "
             "measure this network on a GPU (backend=cuda), or take the operator out of its training step"
         ) from error
     except RuntimeError as error:
         if func is not torch.ops.aten._local_scalar_dense.default:
             raise
-        raise UserError(
+        raise UntraceableError(
             f"expected a training step whose shapes do not depend on data, found a number read from a tensor ({func}): "
             "measure this network on a GPU (backend=cuda)"
         ) from error

@@ -71,7 +71,7 @@ def _rows(layout: Layout, labels: tuple[Label, ...], records: list[Record], path
             if spec is None:
                 continue
             found = [(label, label.measurement(record, spec)) for label in labels]
-        except (ValueError, LookupError, TypeError, SyntaxError) as error:
+        except (ValueError, LookupError, TypeError, SyntaxError, AttributeError) as error:
             raise UserError(f"expected a {layout.name} line at {path}:{number}, found: {error}") from error
         table = table_of(spec)
         static = static_estimate(spec.training, table) if table else None

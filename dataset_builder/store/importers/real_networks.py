@@ -60,7 +60,7 @@ def _spec(record: Record) -> Spec | None:
 
 
 def _column(name: str) -> Callable[[Record, Spec], Measurement | None]:
-    return lambda record, _: measured(record, Status.OK, column=name) if record[name] else None
+    return lambda record, _: measured(record, Status.OK, column=name) if record.get(name) else None
 
 
 LAYOUT = Layout(
