@@ -172,6 +172,7 @@ TRAINING_RULES: tuple[TrainingRule, ...] = (
         "implementation in implementations",
         "{optimizer} has no {implementation} implementation, only {implementations}",
     ),
+    TrainingRule("loss != 'own'", "the loss own is for networks that compute it themselves: choose one of torch's"),
     TrainingRule(
         "loss != 'bce' or last_layer in ('Sigmoid', 'Softmax')",
         "the loss bce reads probabilities, the last layer is {last_layer}: use bce_with_logits or a sigmoid head",

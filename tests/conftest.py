@@ -73,6 +73,9 @@ def ray_cluster() -> Iterator[Any]:
     health = {"health_check_period_ms": 300, "health_check_failure_threshold": 3, "health_check_timeout_ms": 20_000}
     head = {"include_dashboard": False, "temp_dir": folder, "_system_config": health}
     cluster = Cluster()
+    patch = pytest.MonkeyPatch()
+    patch.setenv("RAY_TMPDIR", folder)  # where the connection below notes the cluster's address
+    (Path(folder) / "ray").mkdir()
     try:
         with environment_of_nodes():
             cluster.add_node(num_cpus=1, object_store_memory=80 << 20, **head)
@@ -81,6 +84,7 @@ def ray_cluster() -> Iterator[Any]:
     finally:
         ray.shutdown()
         cluster.shutdown()
+        patch.undo()
         shutil.rmtree(folder, ignore_errors=True)
 
 

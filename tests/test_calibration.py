@@ -129,7 +129,7 @@ def test_forty_public_rows_make_a_profile_as_good_as_the_shipped_one(public_tabl
     table = str(public_table("gpumemnet/cnn_data_step1.csv"))
     out = tmp_path / "mine.yaml"
     words = ["--from-rows", table, "--start", "a100_40gb_gpumemnet_2024", "--from-scratch", "--rows", "40"]
-    assert main(["calibrate", "device=mine", *words, "--test", "40", "-o", str(out)]) == 0
+    assert main(["calibrate", "device=mine", *words, "--test", "20", "-o", str(out)]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("on ")]
     before, fitted, shipped = (float(line.rpartition(" ")[2].rstrip("%")) for line in lines)
     assert before > 20

@@ -1,5 +1,8 @@
 """Lightning as a shell around a classifier's network and loss: a fitter that can be stopped and taken up again."""
 
+import train._torchvision  # noqa: F401
+
+# isort: split
 import json
 import logging
 import math

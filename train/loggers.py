@@ -1,5 +1,8 @@
 """Where Lightning writes the losses: tables, TensorBoard, MLflow."""
 
+import train._torchvision  # noqa: F401
+
+# isort: split
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
