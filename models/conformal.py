@@ -39,11 +39,6 @@ class SafeMargins:
         return np.array([max(found[family], 0.0) for family in families])
 
     @property
-    def worst(self) -> float:
-        """The highest score of any calibration job: what a job unlike all others is given."""
-        return max(0.0, float(self._pooled[-1]))
-
-    @property
     def least_risk(self) -> float:
         """The smallest risk that so many rows can speak of."""
         return 1 / (len(self._pooled) + 1)

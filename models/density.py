@@ -87,6 +87,11 @@ class Mixture:
         never = torch.full_like(weights[:, :1], -torch.inf)
         return type(self)(torch.cat([weights, never], dim=1), self.locations, self.scales)
 
+    def replaced(self, which: Tensor, other: Self) -> Self:
+        """Those marked [n] as another mixture of as many components has them."""
+        mine, theirs = ((item.log_weights, item.locations, item.scales) for item in (self, other))
+        return type(self)(*(torch.where(which[:, None], b, a) for a, b in zip(mine, theirs, strict=True)))
+
     def shifted(self, by: Tensor) -> Self:
         """Moved by an amount [n] for each example."""
         return type(self)(self.log_weights, self.locations + by[:, None], self.scales)

@@ -1,5 +1,6 @@
 """Several classifiers as one, calibrated on jobs that none of them has seen; the estimator that is shipped."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, Self
@@ -12,6 +13,7 @@ from models.batch import Inputs
 from models.classifiers import Fitter, NetworkClassifier, NetworkSettings, Prepared, prepare
 from models.conformal import SafeMargins
 from models.example import Example
+from models.features import feature_set
 from models.forecast import Forecast
 from models.forecaster import Forecaster
 from models.labels import Buckets
@@ -20,6 +22,8 @@ from models.storage import State, joined
 from models.targets import intervals
 
 _TEMPERATURES = tuple(float(value) for value in np.geomspace(0.5, 3.0, 37))
+_CAUTION = 4
+"""By how much a risk is divided for a job unlike the training set."""
 _ODD = 0.02
 """The share of calibration examples, the least likely ones, without a say in the width: one odd row would set it."""
 
@@ -69,8 +73,17 @@ class Ensemble(Forecaster):
         return self
 
     def forecast(self, examples: Sequence[Example]) -> Forecast:
-        """The average of the members' distributions."""
-        return self._plain_forecast(examples).tempered(self.temperature_)
+        """The average of the members' distributions.
+
+        Of a job unlike the training set nothing was learned: there the answer is around what they all start from,
+        which is what the virtual GPU says, corrected by the gap that is usual.
+        """
+        found, strange = self._plain_forecast(examples).tempered(self.temperature_), self.unfamiliar(examples)
+        if not strange.any():
+            return found
+        first = self.members[0]
+        usual, reference = math.exp(first.center_), feature_set(first.settings.features).reference_bytes
+        return found.recentred(strange, [usual * reference(example) for example in examples])
 
     def _plain_forecast(self, examples: Sequence[Example]) -> Forecast:
         """Members that share an encoder share its work, which is most of an answer's time."""
@@ -90,12 +103,14 @@ class Ensemble(Forecaster):
     def safe_bytes(self, examples: Sequence[Example], risk: float) -> NDArray[np.float64]:
         """[examples]: what a job exceeds with at most that probability; infinity where that does not fit.
 
-        An unfamiliar one, for which no such promise can be made, is given the worst margin of the calibration.
+        An unfamiliar one, for which no such promise can be made, is given the margin of a quarter of the risk.
         """
         if self.margins_ is None:
             raise UserError("expected a calibrated estimator for a safe answer, found none: call calibrate() first")
-        margins = self.margins_.margins([example.stratum for example in examples], risk)
-        margins = np.where(self.unfamiliar(examples), np.maximum(margins, self.margins_.worst), margins)
+        strata = [example.stratum for example in examples]
+        margins = self.margins_.margins(strata, risk)
+        wider = self.margins_.margins(strata, max(risk / _CAUTION, self.margins_.least_risk))
+        margins = np.where(self.unfamiliar(examples), np.maximum(margins, wider), margins)
         return self.forecast(examples).bytes_at_score(margins)
 
     @property

@@ -40,6 +40,16 @@ class Forecast:
         """Wider by a factor, or narrower."""
         return replace(self, mixture=self.mixture.tempered(temperature))
 
+    def recentred(self, which: NDArray[np.bool_], used_bytes: Sequence[float]) -> "Forecast":
+        """Those marked as wide as they are around another figure, of which it is certain that it is one.
+
+        `used_bytes` [n] is what the job's allocator has, without the device's overhead.
+        """
+        finite = self.mixture.given_finite()
+        middle = torch.tensor(used_bytes, dtype=torch.float64).clamp(min=1).log()
+        moved = finite.shifted(middle - finite.quantile(0.5))
+        return replace(self, mixture=self.mixture.replaced(torch.from_numpy(which), moved))
+
     def proba(self, buckets: Buckets) -> Array:
         """[n, classes]: the probability of each bucket; the last is "does not fit"."""
         edges = torch.from_numpy(buckets.edges_bytes).expand(len(self.overhead_bytes), -1)

@@ -1,5 +1,7 @@
 """Ensembles: the contract, averages, safe answers, and what they say of the unfamiliar."""
 
+import math
+
 import numpy as np
 import pytest
 from estimator_contract import NARROW, EstimatorContract
@@ -81,11 +83,14 @@ def test_the_unfamiliar_is_flagged_and_the_familiar_is_not(ensemble):
     assert ensemble.unfamiliar(strange).all()
 
 
-def test_an_unfamiliar_job_gets_the_worst_margin(ensemble):
+def test_an_unfamiliar_job_is_answered_by_the_simulation_with_a_wider_margin(ensemble):
     strange = [example_of(mlp_spec(optimizer="SGD"))]
     assert ensemble.unfamiliar(strange).all()
-    worst = ensemble.forecast(strange).bytes_at_score([ensemble.margins_.worst])
-    assert ensemble.safe_bytes(strange, 0.2) == worst
+    usual = math.exp(ensemble.members[0].center_)
+    expected = strange[0].overhead_bytes + usual * strange[0].simulation.reserved_bytes
+    assert ensemble.predict_bytes(strange) == pytest.approx([expected])
+    wider = ensemble.margins_.margins([strange[0].stratum], 0.05)
+    assert ensemble.safe_bytes(strange, 0.2) == pytest.approx(ensemble.forecast(strange).bytes_at_score(wider))
 
 
 def test_calibration_survives_saving(ensemble, tmp_path):
