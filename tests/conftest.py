@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Tests to inherit live in modules of their own, whose asserts should speak as clearly as others.
 pytest.register_assert_rewrite("estimator_contract")
+
+# Before a test imports lightning, and after the threads are set: it imports torch.
+import_module("dataset_builder.families.libraries").cope_with_torchvision()
 
 DATA = Path(os.environ.get("VRAMCAST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 

@@ -45,7 +45,7 @@ def test_a_family_with_few_rows_or_none_uses_all():
 def test_margins_never_fall_below_the_median():
     margins = SafeMargins.fit(["a"] * 50, [-3.0] * 50)
     assert margins.margins(["a"], 0.1)[0] == 0
-    assert margins.worst == 0
+    assert margins.least_risk == 1 / 51
 
 
 def test_jobs_that_are_said_not_to_fit_count_as_covered():
