@@ -78,7 +78,10 @@ class Ensemble(Forecaster):
         Of a job unlike the training set nothing was learned: there the answer is around what they all start from,
         which is what the virtual GPU says, corrected by the gap that is usual.
         """
-        found, strange = self._plain_forecast(examples).tempered(self.temperature_), self.unfamiliar(examples)
+        return self._forecast(examples, self.unfamiliar(examples))
+
+    def _forecast(self, examples: Sequence[Example], strange: NDArray[np.bool_]) -> Forecast:
+        found = self._plain_forecast(examples).tempered(self.temperature_)
         if not strange.any():
             return found
         first = self.members[0]
@@ -107,11 +110,11 @@ class Ensemble(Forecaster):
         """
         if self.margins_ is None:
             raise UserError("expected a calibrated estimator for a safe answer, found none: call calibrate() first")
-        strata = [example.stratum for example in examples]
+        strata, strange = [example.stratum for example in examples], self.unfamiliar(examples)
         margins = self.margins_.margins(strata, risk)
         wider = self.margins_.margins(strata, max(risk / _CAUTION, self.margins_.least_risk))
-        margins = np.where(self.unfamiliar(examples), np.maximum(margins, wider), margins)
-        return self.forecast(examples).bytes_at_score(margins)
+        margins = np.where(strange, np.maximum(margins, wider), margins)
+        return self._forecast(examples, strange).bytes_at_score(margins)
 
     @property
     def least_risk(self) -> float:

@@ -49,12 +49,8 @@ def trace_spec(spec: Spec, compute_capability: float = 8.0) -> Trace:
 
 def simulate(trace: Trace, profile: DeviceProfile, options: AllocatorOptions) -> Measurement:
     """What a trace takes on a device."""
-    convolutions = has_convolutions(trace)
-    capacity_bytes = profile.capacity_bytes(convolutions)
-    allocator = CachingAllocator(capacity_bytes, options, total_bytes=profile.total_mib * MIB)
-    lowered = lower(trace, profile)
-    found = replay(lowered.events, allocator, optional=lowered.workspaces)
-    overhead_bytes = profile.overhead_bytes(convolutions)
+    lowered, found = replay_on(trace, profile, options)
+    overhead_bytes = profile.overhead_bytes(has_convolutions(trace))
     return Measurement(
         status=Status.OK if found.oom_event is None else Status.OOM,
         requested_bytes=found.peak_requested_bytes,
@@ -65,6 +61,16 @@ def simulate(trace: Trace, profile: DeviceProfile, options: AllocatorOptions) ->
         evidence=found.oom_message,
         notes=(*sorted(trace.approximations), *profile.notes),
     )
+
+
+def replay_on(
+    trace: Trace, profile: DeviceProfile, options: AllocatorOptions, timeline: bool = False
+) -> tuple["Lowered", Replay]:
+    """A trace lowered onto a device, and replayed through an allocator that has what the device leaves it."""
+    capacity_bytes = profile.capacity_bytes(has_convolutions(trace))
+    allocator = CachingAllocator(capacity_bytes, options, total_bytes=profile.total_mib * MIB)
+    lowered = lower(trace, profile)
+    return lowered, replay(lowered.events, allocator, optional=lowered.workspaces, timeline=timeline)
 
 
 def has_convolutions(trace: Trace) -> bool:

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset_builder.measure.virtual.allocator import AllocatorOptions, CachingAllocator
-from dataset_builder.measure.virtual.backend import has_convolutions, lower
+from dataset_builder.measure.virtual.allocator import AllocatorOptions
+from dataset_builder.measure.virtual.backend import has_convolutions, replay_on
 from dataset_builder.measure.virtual.profile import DeviceProfile
-from dataset_builder.measure.virtual.replay import FREE, replay
+from dataset_builder.measure.virtual.replay import FREE
 from dataset_builder.measure.virtual.trace import Trace, Use
-from dataset_builder.schema import MIB
 
 
 @dataclass(frozen=True)
@@ -27,11 +26,7 @@ class Timeline:
 
 def timeline_of(trace: Trace, profile: DeviceProfile, options: AllocatorOptions | None = None) -> Timeline:
     """Replay a trace on a device, point by point."""
-    convolutions = has_convolutions(trace)
-    capacity_bytes = profile.capacity_bytes(convolutions)
-    allocator = CachingAllocator(capacity_bytes, options or AllocatorOptions(), total_bytes=profile.total_mib * MIB)
-    lowered = lower(trace, profile)
-    found = replay(lowered.events, allocator, optional=lowered.workspaces, timeline=True)
+    lowered, found = replay_on(trace, profile, options or AllocatorOptions(), timeline=True)
     reserved = np.asarray(found.reserved_timeline, dtype=np.int64)
     changes = np.zeros((len(Use), len(reserved)), dtype=np.int64)
     sizes: dict[int, int] = {}
@@ -40,4 +35,6 @@ def timeline_of(trace: Trace, profile: DeviceProfile, options: AllocatorOptions 
         change = -sizes.pop(block) if size == FREE else sizes.setdefault(block, taken)
         changes[trace.uses[block], point] = change
     totals = changes.cumsum(axis=1)
-    return Timeline({use.name.lower(): totals[use] for use in Use}, reserved, profile.overhead_bytes(convolutions))
+    return Timeline(
+        {use.name.lower(): totals[use] for use in Use}, reserved, profile.overhead_bytes(has_convolutions(trace))
+    )
