@@ -25,8 +25,6 @@ from models.storage import State, joined
 from models.targets import intervals
 
 _TEMPERATURES = tuple(float(value) for value in np.geomspace(0.5, 3.0, 37))
-_CAUTION = 4
-"""By how much a risk is divided for a job unlike the training set."""
 _LEAST_FOLDS = 5
 """A member is fitted to four fifths of the examples or more."""
 _ODD = 0.02
@@ -65,10 +63,12 @@ class Ensemble(Forecaster):
             raise UserError("expected one member of an ensemble or more, found none: add some")
         self.members = tuple(members)
         self.name = members[0].name
-        self.temperature_ = 1.0
-        self.margins_: SafeMargins | None = None
 
     novelty_: Novelty
+    temperature_: float
+    margins_: SafeMargins
+    """In units of a forecast's own width; and below of the logarithm, for what the forecasts start from."""
+    usual_margins_: SafeMargins
 
     @classmethod
     def of(cls, settings: NetworkSettings, size: int, fitter: Fitter | None = None) -> Self:
@@ -113,15 +113,27 @@ class Ensemble(Forecaster):
     def _calibrate(self, plain: Forecast, examples: Sequence[Example]) -> Self:
         """Set width and safe margins by forecasts of examples that are new to who made them."""
         self.temperature_ = best_temperature(plain, examples)
-        scores = plain.tempered(self.temperature_).scores(_needed_bytes(examples))
-        self.margins_ = SafeMargins.fit([example.stratum for example in examples], scores)
+        needed = np.array(_needed_bytes(examples), dtype=np.float64)
+        scores = plain.tempered(self.temperature_).scores(needed)
+        overhead = np.array([example.overhead_bytes for example in examples], dtype=np.float64)
+        gaps = np.log(np.maximum(needed - overhead, 1) / self._usual_bytes(examples))
+        strata = [(place, name) for place, example in enumerate(examples) for name in example.calibrates]
+        places, names = [place for place, _ in strata], [name for _, name in strata]
+        self.margins_ = SafeMargins.fit(names, scores[places])
+        self.usual_margins_ = SafeMargins.fit(names, gaps[places])
         return self
+
+    def _usual_bytes(self, examples: Sequence[Example]) -> NDArray[np.float64]:
+        """[examples]: what members start from, the virtual GPU's figure for one, corrected by the gap that is usual."""
+        first = self.members[0]
+        reference = feature_set(first.settings.features).reference_bytes
+        return math.exp(first.center_) * np.array([max(reference(example), 1) for example in examples])
 
     def forecast(self, examples: Sequence[Example]) -> Forecast:
         """The average of the members' distributions.
 
-        Of a job unlike the training set nothing was learned: there the answer is around what they all start from,
-        which is what the virtual GPU says, corrected by the gap that is usual.
+        Of a job unlike the training set nothing was learned: there the answer is around what they all start from, as
+        wide as such figures are off.
         """
         return self._forecast(examples, self.unfamiliar(examples))
 
@@ -129,9 +141,8 @@ class Ensemble(Forecaster):
         found = self._plain_forecast(examples).tempered(self.temperature_)
         if not strange.any():
             return found
-        first = self.members[0]
-        usual, reference = math.exp(first.center_), feature_set(first.settings.features).reference_bytes
-        return found.recentred(strange, [usual * reference(example) for example in examples])
+        scales = self.usual_margins_.scales([example.stratum for example in examples])
+        return found.recentred(strange, self._usual_bytes(examples).tolist(), scales)
 
     def _plain_forecast(self, examples: Sequence[Example]) -> Forecast:
         """Members that share an encoder share its work, which is most of an answer's time."""
@@ -151,20 +162,21 @@ class Ensemble(Forecaster):
     def safe_bytes(self, examples: Sequence[Example], risk: float) -> NDArray[np.float64]:
         """[examples]: what a job exceeds with at most that probability; infinity where that does not fit.
 
-        An unfamiliar one, for which no such promise can be made, is given the margin of a quarter of the risk.
+        Of an unfamiliar one the networks do not even know how unsure they are: its margin is how far off the figures
+        were that they start from, in calibration.
         """
-        if self.margins_ is None:
-            raise UserError("expected a calibrated estimator for a safe answer, found none: fit it")
         strata, strange = [example.stratum for example in examples], self.unfamiliar(examples)
-        margins = self.margins_.margins(strata, risk)
-        wider = self.margins_.margins(strata, max(risk / _CAUTION, self.margins_.least_risk))
-        margins = np.where(strange, np.maximum(margins, wider), margins)
-        return self._forecast(examples, strange).bytes_at_score(margins)
+        found = self._forecast(examples, strange)
+        safe = found.bytes_at_score(self.margins_.margins(strata, risk))
+        if not strange.any():
+            return safe
+        gaps = self.usual_margins_.margins(strata, risk)
+        return np.where(strange, found.bytes_above_median(gaps), safe)
 
     @property
     def least_risk(self) -> float:
         """The smallest risk that the calibration rows can speak of."""
-        return 0.0 if self.margins_ is None else self.margins_.least_risk
+        return self.margins_.least_risk
 
     def safe_buckets(self, examples: Sequence[Example], buckets: Buckets, risk: float) -> NDArray[np.int64]:
         """[examples]: the bucket of the safe answer."""
@@ -172,15 +184,16 @@ class Ensemble(Forecaster):
 
     def state(self) -> State:
         """The members, and what makes one estimator of them."""
-        scores = self.margins_.scores if self.margins_ else {}
+        kept = {"scores": self.margins_.scores, "gaps": self.usual_margins_.scores}
+        arrays = {f"{name}.{stratum}": value for name, scores in kept.items() for stratum, value in scores.items()}
         shared = State(
             {
                 "members": len(self.members),
                 "temperature": self.temperature_,
                 "threshold": self.novelty_.threshold,
-                "families": list(scores),
+                "strata": {name: list(scores) for name, scores in kept.items()},
             },
-            {"reference": self.novelty_.reference, **{f"scores.{name}": value for name, value in scores.items()}},
+            {"reference": self.novelty_.reference, **arrays},
         )
         return joined({"shared": shared} | {_part(index): item.state() for index, item in enumerate(self.members)})
 
@@ -188,15 +201,18 @@ class Ensemble(Forecaster):
     def from_state(cls, state: State) -> Self:
         """An ensemble as it was."""
         shared = state.part("shared")
-        count, families = shared.settings["members"], shared.settings["families"]
+        count = shared.settings["members"]
         found = cls([NetworkClassifier.from_state(state.part(_part(index))) for index in range(count)])
         encoders = [member.encoder_ for member in found.members]
         for member in found.members:
             member.encoder_ = next(item for item in encoders if item == member.encoder_)
         found.temperature_ = shared.settings["temperature"]
         found.novelty_ = Novelty(shared.arrays["reference"], shared.settings["threshold"])
-        if families:
-            found.margins_ = SafeMargins({name: shared.arrays[f"scores.{name}"] for name in families})
+        margins = {
+            name: SafeMargins({stratum: shared.arrays[f"{name}.{stratum}"] for stratum in strata})
+            for name, strata in shared.settings["strata"].items()
+        }
+        found.margins_, found.usual_margins_ = margins["scores"], margins["gaps"]
         return found
 
 

@@ -30,6 +30,7 @@ from dataset_builder.schema import (
     canonical_json,
     content_hash,
 )
+from dataset_builder.store.importers.timm import TRIAL
 from dataset_builder.training import random_inputs
 from models.example import Example, Target
 from models.simulation import SimulationCache, simulated_of
@@ -62,6 +63,7 @@ def example_of_table(
         overhead_bytes=simulation.breakdown["context"] if simulation else overhead_bytes,
         capacity_bytes=(profile.total_mib - profile.driver_mib) * MIB,
         source=profile.name,
+        tries_algorithms=profile.tries_algorithms,
     )
 
 
@@ -144,4 +146,4 @@ def _target(row: Row) -> Target:
     used_bytes = row.measurement.peak_bytes
     if used_bytes is None:
         raise UserError(f"expected a measured peak in the row {row.spec.id}, found none: leave it out")
-    return Target(used_bytes, fits=row.measurement.status is Status.OK)
+    return Target(used_bytes, fits=row.measurement.status is Status.OK, trial=TRIAL in row.measurement.notes)

@@ -48,15 +48,19 @@ class Forecast:
         """Wider by a factor, or narrower."""
         return replace(self, mixture=self.mixture.tempered(temperature))
 
-    def recentred(self, which: NDArray[np.bool_], used_bytes: Sequence[float]) -> "Forecast":
-        """Those marked as wide as they are around another figure, of which it is certain that it is one.
+    def recentred(self, which: NDArray[np.bool_], used_bytes: Sequence[float], scales: Array) -> "Forecast":
+        """Those marked as one logistic around another figure, of which it is certain that it is one.
 
-        `used_bytes` [n] is what the job's allocator has, without the device's overhead.
+        `used_bytes` [n] is what the job's allocator has, without the device's overhead; `scales` [n] are the widths.
         """
         finite = self.mixture.given_finite()
-        middle = torch.tensor(used_bytes, dtype=torch.float64).clamp(min=1).log()
-        moved = finite.shifted(middle - finite.quantile(0.5))
-        return replace(self, mixture=self.mixture.replaced(torch.from_numpy(which), moved))
+        middle = torch.tensor(used_bytes, dtype=torch.float64).clamp(min=1).log()[:, None]
+        around = Mixture(
+            finite.log_weights,
+            middle.expand_as(finite.locations),
+            torch.as_tensor(scales)[:, None].expand_as(finite.scales),
+        )
+        return replace(self, mixture=self.mixture.replaced(torch.from_numpy(which), around))
 
     def proba(self, buckets: Buckets) -> Array:
         """[n, classes]: the probability of each bucket; the last is "does not fit"."""
@@ -88,6 +92,10 @@ class Forecast:
         """[n]: the memory at a score [n]; infinity for what does not fit."""
         median, width = self._median_and_width()
         return self._to_bytes(median + np.asarray(scores, dtype=np.float64) * width)
+
+    def bytes_above_median(self, gaps: ArrayLike) -> Array:
+        """[n]: what lies above the median by gaps [n] of the logarithm; infinity for what does not fit."""
+        return self._to_bytes(self.mixture.quantile(0.5).numpy() + np.asarray(gaps, dtype=np.float64))
 
     def log_likelihood(self, lower_bytes: ArrayLike, upper_bytes: ArrayLike, fits: NDArray[np.bool_]) -> Array:
         """[n]: of what was measured: an interval, or for what did not fit more than its lower bound."""

@@ -11,7 +11,7 @@ from synthetic_examples import cnn_spec, example_of, mlp_examples, mlp_spec
 from dataset_builder.errors import UserError
 from models.classifiers import NetworkSettings
 from models.ensemble import Ensemble, best_temperature, rounds_of
-from models.example import Target
+from models.example import Example, Simulated, Target
 from models.fitting import PlainFitter
 from models.ood import Novelty
 from models.targets import intervals
@@ -43,7 +43,7 @@ def test_members_differ_and_their_average_is_the_answer(ensemble):
 
 def uncalibrated(ensemble):
     found = Ensemble(ensemble.members)
-    found.novelty_ = ensemble.novelty_
+    found.novelty_, found.usual_margins_, found.temperature_ = ensemble.novelty_, ensemble.usual_margins_, 1.0
     return found
 
 
@@ -117,14 +117,31 @@ def test_the_unfamiliar_is_flagged_and_the_familiar_is_not(ensemble):
     assert ensemble.unfamiliar(strange).all()
 
 
-def test_an_unfamiliar_job_is_answered_by_the_simulation_with_a_wider_margin(ensemble):
+def test_an_unfamiliar_job_is_answered_by_the_simulation_with_the_margin_of_simulations(ensemble):
     strange = [example_of(mlp_spec(optimizer="SGD"))]
     assert ensemble.unfamiliar(strange).all()
-    usual = math.exp(ensemble.members[0].center_)
-    expected = strange[0].overhead_bytes + usual * strange[0].simulation.reserved_bytes
-    assert ensemble.predict_bytes(strange) == pytest.approx([expected])
-    wider = ensemble.margins_.margins([strange[0].stratum], 0.05)
-    assert ensemble.safe_bytes(strange, 0.2) == pytest.approx(ensemble.forecast(strange).bytes_at_score(wider))
+    usual = math.exp(ensemble.members[0].center_) * strange[0].simulation.reserved_bytes
+    assert ensemble.predict_bytes(strange) == pytest.approx([strange[0].overhead_bytes + usual])
+    gaps = ensemble.usual_margins_.scores["mlp"]
+    margin = gaps[math.ceil((len(gaps) + 1) * 0.8) - 1]
+    expected = strange[0].overhead_bytes + usual * math.exp(margin)
+    assert ensemble.safe_bytes(strange, 0.2) == pytest.approx([expected])
+    low, high = (ensemble.forecast(strange).quantile_bytes(level) - strange[0].overhead_bytes for level in (0.25, 0.75))
+    assert np.log(high / low) == pytest.approx(np.diff(np.quantile(gaps, [0.25, 0.75])))
+
+
+def test_a_trial_of_cudnn_calibrates_only_jobs_that_try():
+    example = example_of(cnn_spec(filters=64))
+    plain = Example(**{**vars(example), "family": "timm"})
+    trying = Example(**{**vars(plain), "tries_algorithms": True})
+    assert plain.stratum == "real with workspaces"
+    assert trying.calibrates == ("real with trials", "real with workspaces")
+    tried = Example(**{**vars(trying), "target": Target(1, fits=True, trial=True)})
+    assert tried.calibrates == ("real with trials",)
+    no_workspace = Simulated(**{**vars(example.simulated), "workspace_bytes": 0})
+    assert Example(**{**vars(trying), "simulated": no_workspace}).stratum == "real"
+    assert Example(**{**vars(plain), "simulated": None}).stratum == "real with workspaces"
+    assert example.calibrates == ("cnn",)
 
 
 def test_calibration_survives_saving(ensemble, tmp_path):
@@ -134,12 +151,6 @@ def test_calibration_survives_saving(ensemble, tmp_path):
     np.testing.assert_array_equal(again.unfamiliar(test), ensemble.unfamiliar(test))
     assert again.temperature_ == ensemble.temperature_
     assert again.members[0].encoder_ is again.members[1].encoder_
-
-
-def test_a_safe_answer_needs_a_calibration(ensemble):
-    with pytest.raises(UserError, match="expected a calibrated estimator"):
-        plain = Ensemble(ensemble.members)
-        plain.safe_bytes(mlp_examples(2), 0.1)
 
 
 def test_an_ensemble_has_members():

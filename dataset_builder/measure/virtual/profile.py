@@ -70,6 +70,8 @@ class DeviceProfile:
     align_channels: int = 4
     """TF32 tensors are read 16 bytes at a time: four channels."""
     convolution: tuple[ConvolutionWorkspace, ...] = field(default=())
+    tries_algorithms: bool = False
+    """Whether training ran with cudnn.benchmark, whose trials now and then leave their workspaces in the peak."""
     calibrated_on: str | None = None
     """The measurements that the constants were fitted to, None where they come from data sheets and other cards."""
 
