@@ -18,7 +18,7 @@ from dataset_builder.devices import DEFAULT_DEVICE, load_profile
 from dataset_builder.errors import UserError
 from dataset_builder.families.libraries import import_library
 from dataset_builder.inspection.architectures import ARCHITECTURES
-from dataset_builder.inspection.client import Inspection, TheirError
+from dataset_builder.inspection.client import ChildInspection, TheirError
 from dataset_builder.inspection.targets import Wanted, parse_target
 from models import load
 from models.questions import question_of
@@ -56,25 +56,25 @@ def run(directory: Path) -> list[dict[str, Any]]:
                 wanted = Wanted(target=parse_target(target))
                 if child is None or lived == CHILD_LIFE:
                     if child is not None:
-                        child.__exit__()
-                    child, lived = Inspection(wanted), 0
+                        child.close()
+                    child, lived = ChildInspection(wanted), 0
                 else:
                     child.turn_to(wanted)
                 lived += 1
                 found = {"family": family, "target": target, **_classified(classifier, child, target)}
                 if found.pop("fatal"):
-                    child.__exit__()
+                    child.close()
                     child = None
                 done.append(found)
                 file.write(json.dumps(found) + "\n")
                 file.flush()
     finally:
         if child is not None:
-            child.__exit__()
+            child.close()
     return done
 
 
-def _classified(classifier: Any, child: Inspection, target: str) -> dict[str, Any]:
+def _classified(classifier: Any, child: ChildInspection, target: str) -> dict[str, Any]:
     profile, start = load_profile(DEFAULT_DEVICE), time.perf_counter()
     try:
         findings = child.examine({"batch_size": BATCH}, [profile])

@@ -26,8 +26,8 @@ from models.example import Example
 from models.features import feature_set
 from models.labels import Buckets
 from models.questions import Question, question_of, question_of_table
+from models.requests import RISK
 
-RISK = 0.01
 BUCKET_MIB = 1024
 TABLES_ALONE = "universal_layers"
 """The released estimator for layer tables alone: it reads no simulation."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import dataset_builder
 from dataset_builder.children import TICK_SECONDS, ChildProcess, ending_in_words
@@ -15,8 +15,10 @@ from dataset_builder.errors import UserError
 from dataset_builder.inspection.child import DONE, REFUSED
 from dataset_builder.inspection.findings import Curve, Findings
 from dataset_builder.inspection.targets import Wanted
-from dataset_builder.measure.virtual.profile import DeviceProfile
 from dataset_builder.schema import MIB
+
+if TYPE_CHECKING:  # a child is started before this process imports torch
+    from dataset_builder.measure.virtual.profile import DeviceProfile
 
 TIMEOUT_SECONDS = 600.0
 MEMORY_MIB = 8192
@@ -32,10 +34,11 @@ class TheirError(Exception):
         self.traceback = traceback
 
 
-class Inspection:
+class ChildInspection:
     """A network in a child process: built once, examined under one training setup after the other."""
 
     def __init__(self, wanted: Wanted, timeout_seconds: float = TIMEOUT_SECONDS, memory_mib: int = MEMORY_MIB) -> None:
+        self._closed = False
         self._timeout_seconds = timeout_seconds
         self._memory_mib = memory_mib
         command = [sys.executable, "-P", "-m", "dataset_builder.inspection.child"]
@@ -51,14 +54,25 @@ class Inspection:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._child.end()
+        self.close()
 
-    def examine(self, wishes: Mapping[str, Any], profiles: Sequence[DeviceProfile]) -> Findings:
+    def close(self) -> None:
+        """End the child, and all that it started."""
+        if not self._closed:
+            self._closed = True
+            self._child.end()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked again: after an error of a network it can, after a broken limit it cannot."""
+        return not self._closed and not self._child.has_ended()
+
+    def examine(self, wishes: Mapping[str, Any], profiles: Sequence["DeviceProfile"]) -> Findings:
         """What the network takes under a setup, on some devices."""
         request = {"do": "examine", "wishes": dict(wishes), "devices": [asdict(item) for item in profiles]}
         return Findings.from_json(self._ask(request)["findings"])
 
-    def curve(self, wishes: Mapping[str, Any], profile: DeviceProfile) -> Curve:
+    def curve(self, wishes: Mapping[str, Any], profile: "DeviceProfile") -> Curve:
         """The memory over time on a device."""
         return Curve(**self._ask({"do": "curve", "wishes": dict(wishes), "device": asdict(profile)})["curve"])
 
@@ -74,19 +88,23 @@ class Inspection:
 
     def _receive(self) -> Mapping[str, Any]:
         """The next report, as long as the child keeps within its limits."""
+        if self._closed:
+            raise UserError("expected an inspection that goes on, found one that was ended: begin another")
         deadline = time.monotonic() + self._timeout_seconds
         while True:
             ended = self._child.has_ended()
             for report in self._child.reports(0.0 if ended else TICK_SECONDS):
                 return _checked(report)
             if ended or self._child.fault is not None:
-                self._child.end()
+                self.close()
                 raise TheirError(_last_words(self._child), None, self._child.said)
             if time.monotonic() >= deadline:
+                self.close()
                 raise UserError(
                     f"expected an inspection within {self._timeout_seconds:g} s, found none: raise --timeout"
                 )
             if _resident_bytes(self._child.process.pid) > self._memory_mib * MIB:
+                self.close()
                 raise UserError(
                     f"expected an inspection in {self._memory_mib} MiB of this machine's memory, found that it took "
                     "more: raise --memory-limit-mib, or build the network without large tensors of its own"

@@ -1,9 +1,9 @@
 """Runs a job on the virtual GPU: traced as seldom as devices allow, replayed on each of them."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,31 @@ class _Replayed:
     trace: Trace
     lowered: Lowered
     found: Replay
+
+
+class Inspection(Protocol):
+    """A network that is examined under one training setup after the other, in this process or in a child."""
+
+    def examine(self, wishes: Mapping[str, Any], profiles: Sequence[DeviceProfile]) -> Findings:
+        """What it takes under the training that is wished for, on some devices."""
+
+    def curve(self, wishes: Mapping[str, Any], profile: DeviceProfile) -> Curve:
+        """The memory over time on a device."""
+
+
+class LocalInspection:
+    """An inspection in this process, for networks that no user's code is run for."""
+
+    def __init__(self, job: Job) -> None:
+        self.inspector = Inspector(job)
+
+    def examine(self, wishes: Mapping[str, Any], profiles: Sequence[DeviceProfile]) -> Findings:
+        """What it takes under the training that is wished for, on some devices."""
+        return self.inspector.examine(self.inspector.job.setup(wishes), profiles)
+
+    def curve(self, wishes: Mapping[str, Any], profile: DeviceProfile) -> Curve:
+        """The memory over time on a device."""
+        return self.inspector.curve(self.inspector.job.setup(wishes), profile)
 
 
 class Inspector:
