@@ -144,7 +144,7 @@ class ModuleJob(Job):
         handle = watched.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
         try:
             with Dataless():  # type: ignore[no-untyped-call]
-                table = layer_table(watched, (batch,))
+                table = layer_table(watched, (batch,), TABLE_BATCH)
         finally:
             handle.remove()
         layers = tuple(replace(item, name=own_name(item.name)) for item in table.layers)
