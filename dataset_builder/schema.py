@@ -245,6 +245,10 @@ class Status(StrEnum):
     """It ran, but at the card's limit, where the allocator fills what there is: the peak is no need."""
 
 
+TRIAL = "more than its network takes with other batches: probably a workspace that cuDNN tried and gave back"
+"""A note on a measurement."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
     """Peaks of one training run, as far as the backend knows them."""

@@ -165,13 +165,19 @@ class Ensemble(Forecaster):
         Of an unfamiliar one the networks do not even know how unsure they are: its margin is how far off the figures
         were that they start from, in calibration.
         """
+        return self.judged(examples, risk)[1]
+
+    def judged(
+        self, examples: Sequence[Example], risk: float
+    ) -> tuple[Forecast, NDArray[np.float64], NDArray[np.bool_]]:
+        """The forecast, the safe answers, and which examples are unfamiliar: all of it for the work of one."""
         strata, strange = [example.stratum for example in examples], self.unfamiliar(examples)
         found = self._forecast(examples, strange)
         safe = found.bytes_at_score(self.margins_.margins(strata, risk))
         if not strange.any():
-            return safe
+            return found, safe, strange
         gaps = self.usual_margins_.margins(strata, risk)
-        return np.where(strange, found.bytes_above_median(gaps), safe)
+        return found, np.where(strange, found.bytes_above_median(gaps), safe), strange
 
     @property
     def least_risk(self) -> float:

@@ -16,23 +16,28 @@ _UNITS = (nn.MultiheadAttention, nn.RNNBase)
 _LAYOUT = frozenset({"reshape", "contiguous", "clone", "to", "float", "half", "bfloat16", "expand", "repeat", "pad"})
 
 
-def layer_table(module: nn.Module, inputs: Sequence[Any]) -> LayerTable:
+def layer_table(module: nn.Module, inputs: Sequence[Any], batch_size: int | None = None) -> LayerTable:
     """Run the module once on the given inputs (batch first) and write down every layer and loose function.
 
-    Give both on the meta device: nothing is computed then.
+    Give both on the meta device: nothing is computed then. A batch whose samples are no rows, such as graphs, says how
+    many they are.
     """
-    watch = _Watch(module, inputs)
+    watch = _Watch(module, inputs, batch_size)
     with ExitStack() as stack:
         for name, part in module.named_modules():
             stack.enter_context(watch.on(name, part))
         stack.enter_context(watch)
-        module(*inputs)
+        try:
+            module(*inputs)
+        except Exception as error:
+            error.add_note(f"in the layer {watch.running!r}")
+            raise
     watch.add_unseen(module)
     trainable = tuple(tuple(item.shape) for item in module.parameters() if item.requires_grad)
     return LayerTable(tuple(watch.records), trainable, watch.input_elements)
 
 
-def _is_layer(module: nn.Module) -> bool:
+def is_layer(module: nn.Module) -> bool:
     """A module without children, or a known unit."""
     return isinstance(module, _UNITS) or next(module.children(), None) is None
 
@@ -59,11 +64,11 @@ _READS = (torch.Tensor.__bool__, torch.Tensor.item)
 class _Watch(TorchFunctionMode):
     """Records layers through hooks, and functions that are called outside of them."""
 
-    def __init__(self, module: nn.Module, inputs: Sequence[Any]) -> None:
+    def __init__(self, module: nn.Module, inputs: Sequence[Any], batch_size: int | None) -> None:
         super().__init__()
         self.records: list[LayerRecord] = []
         given = list(_tensors(inputs))
-        self.batch_size = given[0].shape[0] if given and given[0].dim() else 1
+        self.batch_size = batch_size or (given[0].shape[0] if given and given[0].dim() else 1)
         self.input_elements = sum(tensor.numel() for tensor in given) // self.batch_size
         self._held = _storages([*module.parameters(), *module.buffers()]).keys()
         self._counted: set[int] = set()  # parameters that a layer before has brought in
@@ -71,21 +76,26 @@ class _Watch(TorchFunctionMode):
         self._path: list[str] = [""]  # the modules that are running, outermost first
         self._before: list[Set[int]] = []
 
+    @property
+    def running(self) -> str:
+        """The innermost module that is running."""
+        return self._path[-1]
+
     @contextmanager
     def on(self, name: str, part: nn.Module) -> Iterator[None]:
         """Watch one module."""
-        is_layer = _is_layer(part)
+        whole = is_layer(part)
 
         def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
-            self._layers += is_layer
+            self._layers += whole
             self._path.append(name)
             self._before.append(_storages([args, kwargs]).keys())
 
         def leave(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            self._layers -= is_layer
+            self._layers -= whole
             self._path.pop()
             before = self._before.pop()
-            if is_layer and not self._layers:
+            if whole and not self._layers:
                 self._add(name, type(part).__name__, output, before, self._parameters(part), functional=False)
 
         handles = (

@@ -4,7 +4,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Sequence
 
-from dataset_builder.schema import Measurement, Spec, Status, TrainingSetup
+from dataset_builder.schema import TRIAL, Measurement, Spec, Status, TrainingSetup
 from dataset_builder.store.importers.gpumemnet import CITATION
 from dataset_builder.store.importers.layout import Label, Layout, Record, measured
 
@@ -32,7 +32,6 @@ def _measurement(record: Record, spec: Spec) -> Measurement:
     return measured(record, status, evidence, "max_gpu_mem_mib")
 
 
-TRIAL = "more than its network takes with other batches: probably a workspace that cuDNN tried and gave back"
 _FLOOR_MIB = 1700
 """Below what any network of the table takes: context, cuDNN and what else was on the card."""
 _SLACK = 1.1
