@@ -48,7 +48,7 @@ def example_of_table(
 ) -> Example:
     """An example of what a layer table describes, on a device; with the virtual GPU's measurement if there is one."""
     family = family or family_of(table)
-    overhead_bytes = profile.overhead_bytes(_has_convolutions(table))
+    overhead_bytes = profile.overhead_bytes(_has(table, "conv"), _has(table, "batchnorm"))
     group = content_hash({"layers": [vars(layer) for layer in table.layers], "input": table.input_elements})
     return Example(
         id=content_hash({"group": group, "training": vars(training)}),
@@ -133,11 +133,11 @@ def family_of(table: LayerTable) -> str:
     kinds = {layer.kind for layer in table.layers}
     if kinds.intersection(_ATTENTION):
         return "transformer"
-    return "cnn" if _has_convolutions(table) else "mlp"
+    return "cnn" if _has(table, "conv") else "mlp"
 
 
-def _has_convolutions(table: LayerTable) -> bool:
-    return any(layer.kind.lower().startswith("conv") for layer in table.layers)
+def _has(table: LayerTable, kind: str) -> bool:
+    return any(layer.kind.lower().startswith(kind) for layer in table.layers)
 
 
 def _target(row: Row) -> Target:

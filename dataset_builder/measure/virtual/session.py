@@ -90,6 +90,10 @@ class _Run:
         self.tracer.phase = Use.ACTIVATIONS
         return self.inputs
 
+    def _next_batch(self, size: int) -> tuple[Tensor, ...]:
+        self.inputs = ()
+        return self._batch(size)
+
     def _optimizer(self) -> torch.optim.Optimizer:
         name, arguments = parse_call(self.setup.optimizer)
         # on CUDA torch picks the foreach form wherever there is one, but for Adafactor; on meta it would not
@@ -106,7 +110,7 @@ class _Run:
         self.tracer.phase = phase
 
     def _steps(self, optimizer: torch.optim.Optimizer, sizes: Sequence[int], start: int) -> Iterator[Step]:
-        batches = ((self._batch(size) for _ in range(self.setup.accumulate)) for size in sizes)
+        batches = ((self._next_batch(size) for _ in range(self.setup.accumulate)) for size in sizes)
         events = self.tracer.trace.events
         for _ in training_steps(self.subject, optimizer, batches, self.setup.loss, self.autocast, self.scaler):
             self._tell_uses(optimizer)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataset_builder.measure.virtual.allocator import AllocatorOptions
-from dataset_builder.measure.virtual.backend import has_convolutions, replay_on
+from dataset_builder.measure.virtual.backend import replay_on
 from dataset_builder.measure.virtual.profile import DeviceProfile
 from dataset_builder.measure.virtual.replay import FREE
 from dataset_builder.measure.virtual.trace import Trace, Use
@@ -36,5 +36,7 @@ def timeline_of(trace: Trace, profile: DeviceProfile, options: AllocatorOptions 
         changes[trace.uses[block], point] = change
     totals = changes.cumsum(axis=1)
     return Timeline(
-        {use.name.lower(): totals[use] for use in Use}, reserved, profile.overhead_bytes(has_convolutions(trace))
+        {use.name.lower(): totals[use] for use in Use},
+        reserved,
+        profile.overhead_bytes(trace.has_convolutions, trace.has_batch_norm),
     )

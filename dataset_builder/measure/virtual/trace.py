@@ -63,6 +63,13 @@ class Trace:
     calls: list[Call] = field(default_factory=list)
     approximations: set[str] = field(default_factory=set)
     """Where the trace had to assume something, a phrase each."""
+    has_batch_norm: bool = False
+    """Whether a batch norm over images ran, which on CUDA is cuDNN's."""
+
+    @property
+    def has_convolutions(self) -> bool:
+        """Whether cuDNN is loaded."""
+        return any(isinstance(call, ConvolutionCall) for call in self.calls)
 
 
 def call_of(size: int) -> int | None:
