@@ -6,12 +6,14 @@ import pytest
 
 from dataset_builder.configuration import load_device
 from dataset_builder.families import make_spec
-from dataset_builder.measure.virtual.allocator import AllocatorOptions
-from dataset_builder.measure.virtual.backend import simulate, trace_spec
+from dataset_builder.measure.virtual.allocator import AllocatorOptions, CachingAllocator
+from dataset_builder.measure.virtual.backend import lower, simulate, trace_spec
 from dataset_builder.measure.virtual.profile import DeviceProfile, parse_profile
-from dataset_builder.measure.virtual.replay import FREE
-from dataset_builder.measure.virtual.trace import ConvolutionCall, Use
+from dataset_builder.measure.virtual.replay import EMPTY_CACHE, FREE, replay
+from dataset_builder.measure.virtual.timeline import timeline_of
+from dataset_builder.measure.virtual.trace import ConvolutionCall, Tracer, Use
 from dataset_builder.schema import MIB, Spec, TrainingSetup
+from dataset_builder.store.importers.timm import LAYOUT
 
 SETTINGS = {"name": "x", "title": "X", "total_mib": 40960, "compute_capability": 8.0, "context_mib": 100}
 A100 = parse_profile(load_device("a100_40gb_gpumemnet_2024"))
@@ -72,7 +74,8 @@ def test_some_calls_take_more_than_their_copies() -> None:
         (call("data", 70, 70), 1, 0),
         (call("weight", 70, 70), 1, 5),
         (call("weight", 1400, 1700), 1, 0),  # tiles enough for the whole card
-        (call("forward", 70, 70, kernel=1), 0, 0),
+        (call("weight", 70, 72, kernel=1), 1, 0),
+        (call("weight", 72, 72, kernel=1), 0, 0),  # a product of matrices as they lie
     ],
 )
 def test_the_a100_of_the_cnn_rows(item: ConvolutionCall, copies: int, extra_mib: int) -> None:
@@ -121,3 +124,51 @@ def test_inputs_are_gone_before_the_next_batch_comes() -> None:
             else:
                 assert not live
                 live.add(block)
+
+
+def test_trying_algorithms_empties_the_cache_at_the_first_call_of_each_kind() -> None:
+    spec = cnn(depth=3)
+    plain, tried = (
+        trace_spec(replace(spec, training=TrainingSetup(batch_size=4, last_batch_size=3, cudnn_benchmark=flag)))
+        for flag in (False, True)
+    )
+    emptied = [index for index, event in enumerate(tried.events) if event == EMPTY_CACHE]
+    kinds = {item for item in tried.calls if isinstance(item, ConvolutionCall)}
+    assert len(emptied) == len(kinds) == 2 * 5  # two batch sizes; two forward, one data, two weight
+    assert [event for event in tried.events if event != EMPTY_CACHE] == plain.events
+
+
+def test_depthwise_convolutions_try_nothing() -> None:
+    tracer = Tracer({}, cudnn_benchmark=True)
+    shapes = ((2, 8, 4, 4), (8, 1, 3, 3), (2, 8, 4, 4))
+    tracer.workspace(ConvolutionCall("forward", *shapes, (1, 1), 8, 4))
+    assert EMPTY_CACHE not in tracer.trace.events
+    tracer.workspace(ConvolutionCall("forward", *shapes, (1, 1), 4, 4))
+    assert EMPTY_CACHE not in tracer.trace.events
+    tracer.workspace(ConvolutionCall("forward", shapes[0], (8, 2, 3, 3), shapes[2], (1, 1), 4, 4))
+    assert tracer.trace.events.count(EMPTY_CACHE) == 1
+
+
+def test_an_emptied_cache_is_no_longer_reserved() -> None:
+    events = [(0, 30 * MIB), (1, 50 * MIB), (0, FREE), EMPTY_CACHE, (2, 40 * MIB), (1, FREE), (2, FREE)]
+    found = replay(events, CachingAllocator(), timeline=True)
+    assert list(found.reserved_timeline or ()) == [item * MIB for item in (30, 80, 80, 50, 90, 90, 90)]
+    kept = replay([event for event in events if event != EMPTY_CACHE], CachingAllocator())
+    assert (found.peak_reserved_bytes, kept.peak_reserved_bytes) == (90 * MIB, 120 * MIB)
+    assert found.live_at_peak == (1, 2)
+
+
+def test_timm_rows_are_trained_as_its_script_does() -> None:
+    record = {"model": "resnet18", "batch_size": "8", "num_classes": "1000", "timm_default_input": "[3, 224, 224]"}
+    training = LAYOUT.spec(record).training
+    assert training.cudnn_benchmark
+    assert "weight_decay" in training.optimizer
+    assert training.prefetched_batches == 2
+
+
+def test_a_timeline_goes_on_past_an_emptied_cache() -> None:
+    trace = trace_spec(replace(cnn(), training=TrainingSetup(batch_size=4, cudnn_benchmark=True)))
+    found = timeline_of(trace, DeviceProfile(**SETTINGS))
+    lowered = lower(trace, DeviceProfile(**SETTINGS))
+    assert len(found.reserved_bytes) == len(lowered.events)
+    assert min(int(values.min()) for values in found.requested_bytes.values()) == 0

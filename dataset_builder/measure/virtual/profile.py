@@ -17,8 +17,8 @@ class ConvolutionWorkspace:
     """cuDNN's workspace for one kind of call, in copies of its tensors.
 
     With TF32 allowed, cuDNN's tensor-core kernels want NHWC: input, output and weight are copied, channels filled up to
-    `align_channels`. A rule is chosen by direction, channels and image size; the first that fits counts. Sizes matter to
-    the byte: a call that takes a little more than the last one finds no cached block that is large enough.
+    `align_channels`. A rule is chosen by direction, channels and image size; the first that fits counts. Sizes matter
+    to the byte: a call that takes a little more than the last one finds no cached block that is large enough.
     """
 
     copies: float
@@ -36,7 +36,9 @@ class ConvolutionWorkspace:
     pointwise: bool | None = None
     """True for kernels of one place only, which are plain matrix products."""
     grouped: bool | None = None
-    """True for convolutions in groups only; depthwise ones run in torch's own kernel, without cuDNN."""
+    """True for convolutions in groups only."""
+    depthwise: bool | None = None
+    """True for those whose groups are single channels, which run in torch's own kernel, without cuDNN."""
     weight_copies: float | None = None
     """Of the weight, where they differ from those of input and output."""
     extra_mib: int = 0
@@ -64,6 +66,7 @@ class ConvolutionWorkspace:
             and (self.aligned is None or (outputs % align == inputs % align == 0) == self.aligned)
             and (self.pointwise is None or (max(call.weight[2:]) == 1) == self.pointwise)
             and (self.grouped is None or (call.groups > 1) == self.grouped)
+            and self.depthwise in (None, call.is_depthwise)
         )
 
 

@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from dataset_builder.analysis.static import static_estimate
@@ -65,6 +66,7 @@ def _open(path: Path) -> tuple[Layout, list[Record]]:
 
 
 def _rows(layout: Layout, labels: tuple[Label, ...], records: list[Record], path: Path) -> Iterator[Row]:
+    marks = layout.marks(records)
     for number, record in enumerate(records, 2):
         try:
             spec = layout.spec(record)
@@ -77,7 +79,9 @@ def _rows(layout: Layout, labels: tuple[Label, ...], records: list[Record], path
         static = static_estimate(spec.training, table) if table else None
         for label, measurement in found:
             if measurement is not None:
-                yield Row(spec, static, measurement, _provenance(label, layout, path))
+                note = marks.get(number - 2)
+                noted = replace(measurement, notes=(*measurement.notes, note)) if note else measurement
+                yield Row(spec, static, noted, _provenance(label, layout, path))
 
 
 def _provenance(label: Label, layout: Layout, path: Path) -> Provenance:
