@@ -76,9 +76,6 @@ class Example:
     target: Target | None = None
     """None where nothing was measured: a job to be classified."""
 
-    tries_algorithms: bool = False
-    """Whether it runs with cudnn.benchmark."""
-
     @property
     def stratum(self) -> str:
         """What safe margins are kept by: a family of generated networks; of real ones, what cuDNN may do with them."""
@@ -86,12 +83,12 @@ class Example:
             return self.family
         if not self._has_workspaces:
             return "real"
-        return "real with trials" if self.tries_algorithms else "real with workspaces"
+        return "real with trials" if self.training.cudnn_benchmark else "real with workspaces"
 
     @property
     def calibrates(self) -> tuple[str, ...]:
         """The strata of which a measured example tells something: its own, and that of jobs without trials."""
-        alike = replace(self, tries_algorithms=False).stratum
+        alike = replace(self, training=replace(self.training, cudnn_benchmark=False)).stratum
         return (self.stratum,) if self.measured.trial else tuple(dict.fromkeys((self.stratum, alike)))
 
     @property

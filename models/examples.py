@@ -29,7 +29,7 @@ def example_of_table(
     family: str | None = None,
 ) -> Example:
     """An example of what a layer table describes, on a device; with the virtual GPU's measurement if there is one."""
-    overhead_bytes = profile.overhead_bytes(_has_convolutions(table))
+    overhead_bytes = profile.overhead_bytes(_has(table, "conv"), _has(table, "batchnorm"))
     group = content_hash({"layers": [vars(layer) for layer in table.layers], "input": table.input_elements})
     return Example(
         id=content_hash({"group": group, "training": vars(training)}),
@@ -43,7 +43,6 @@ def example_of_table(
         overhead_bytes=simulation.breakdown["context"] if simulation else overhead_bytes,
         capacity_bytes=(profile.total_mib - profile.driver_mib) * MIB,
         source=profile.name,
-        tries_algorithms=profile.tries_algorithms,
     )
 
 
@@ -86,8 +85,8 @@ def _of_one_device(rows: Sequence[Row], profile: DeviceProfile, cache: "Simulati
     return [example_of_row(row, profile, found[row.spec.id]) for row in rows if row.spec.id in found]
 
 
-def _has_convolutions(table: LayerTable) -> bool:
-    return any(layer.kind.lower().startswith("conv") for layer in table.layers)
+def _has(table: LayerTable, kind: str) -> bool:
+    return any(layer.kind.lower().startswith(kind) for layer in table.layers)
 
 
 def _target(row: Row) -> Target:

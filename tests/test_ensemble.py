@@ -133,7 +133,7 @@ def test_an_unfamiliar_job_is_answered_by_the_simulation_with_the_margin_of_simu
 def test_a_trial_of_cudnn_calibrates_only_jobs_that_try():
     example = example_of(cnn_spec(filters=64))
     plain = Example(**{**vars(example), "family": "timm"})
-    trying = Example(**{**vars(plain), "tries_algorithms": True})
+    trying = Example(**{**vars(plain), "training": cnn_spec(filters=64, cudnn_benchmark=True).training})
     assert plain.stratum == "real with workspaces"
     assert trying.calibrates == ("real with trials", "real with workspaces")
     tried = Example(**{**vars(trying), "target": Target(1, fits=True, trial=True)})

@@ -95,6 +95,23 @@ def _linear(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return out
 
 
+def _batch_norm(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Over images it is cuDNN's, whose kernels are loaded at first use (native/Normalization.cpp, use_cudnn)."""
+    x = args[0]
+    if x.is_meta and x.dim() > 2:
+        tracer.trace.has_batch_norm = True
+    return NotImplemented
+
+
+def _dropout(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The mask comes before the output (native/cuda/Dropout.cu, dropout_cuda); the order decides what fits where."""
+    x = args[0]
+    if not x.is_meta:
+        return NotImplemented
+    mask = tracer.see(torch.empty_like(x, dtype=torch.bool))
+    return tracer.see(torch.empty_like(x)), mask
+
+
 def _embedding_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Many tokens are sorted, and their gradients summed in segments (cuda/EmbeddingBackwardKernel.cu)."""
     grad, indices, count = args[:3]
@@ -160,6 +177,8 @@ def cuda_kernels(compute_capability: float = 8.0) -> dict[Any, Kernel]:
         aten.convolution.default: _convolution,
         aten.convolution_backward.default: _convolution_backward,
         aten.addmm.default: _linear,
+        aten.native_batch_norm.default: _batch_norm,
+        aten.native_dropout.default: _dropout,
         **attention_kernels(compute_capability),
         **recurrent_kernels(),
         aten.embedding_dense_backward.default: _embedding_backward,
