@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dataset_builder.errors import UserError
-from dataset_builder.measure.virtual.trace import Call, ConvolutionCall
+from dataset_builder.measure.virtual.reductions import split_bytes
+from dataset_builder.measure.virtual.trace import Call, ConvolutionCall, ReductionCall
 from dataset_builder.schema import MIB, from_mapping, without_defaults
 
 
@@ -57,6 +58,8 @@ class DeviceProfile:
     title: str
     total_mib: int
     compute_capability: float
+    multiprocessors: int = 108
+    """Which torch fills when it splits a sum among blocks."""
     context_mib: int
     """The CUDA context with the kernels that any training loads."""
     driver_mib: int = 0
@@ -93,6 +96,8 @@ class DeviceProfile:
         if isinstance(call, ConvolutionCall):
             rule = next((item for item in self.convolution if item.fits(call)), None)
             return _convolution_bytes(call, rule, self.align_channels) if rule else 0
+        if isinstance(call, ReductionCall):
+            return split_bytes(call, self.multiprocessors, self.compute_capability)
         return {"cublas": self.cublas_workspace_bytes, "cublaslt": self.cublaslt_workspace_bytes}[call.library]
 
 

@@ -52,6 +52,7 @@ class _Run:
         self.scaler: MetaScaler | None = None
         self.tracer = Tracer(cuda_kernels(compute_capability))
         self.inputs: tuple[Tensor, ...] = ()
+        self.kept: tuple[Tensor, ...] = ()
 
     def trace(self, epochs: int) -> Trace:
         """Run what must be run, then compose."""
@@ -80,9 +81,12 @@ class _Run:
 
     def _dry_run(self) -> None:
         if self.setup.dry_run_batch_size:
+            batch = self._batch(self.setup.dry_run_batch_size)
             for _ in range(self.setup.dry_run_passes):
-                self.subject(*self._batch(self.setup.dry_run_batch_size))
+                self.subject(*batch)
             self.inputs = ()
+            # one pass is a summary's, with a batch of its own; for more a script makes it, under a name that stays
+            self.kept = batch if self.setup.dry_run_passes > 1 else ()
 
     def _batch(self, size: int) -> tuple[Tensor, ...]:
         self.tracer.phase = Use.INPUTS
