@@ -15,8 +15,8 @@ from statistics import fmean, stdev
 import torch
 from tqdm import tqdm
 
-from dataset_builder.configuration import compose_build, load_device, make_build, make_executor, settings_of
-from dataset_builder.measure.virtual.profile import parse_profile
+from dataset_builder.configuration import compose_build, make_build, make_executor, settings_of
+from dataset_builder.devices import load_profile
 from dataset_builder.pipeline import run
 from dataset_builder.schema import MIB, Status
 from dataset_builder.store import read_journal
@@ -71,7 +71,7 @@ def virtual_examples(family: str, count: int, out: Path) -> list[Example]:
     build = make_build(settings_of(config, words), out / f"{family}-{count}")
     with tqdm(total=count, desc=f"virtual rows of {family}", unit="row", mininterval=10) as bar:
         run(build, make_executor(config, build.backend), lambda _: bar.update(), bar.update)
-    profile = parse_profile(load_device(PROFILE))
+    profile = load_profile(PROFILE)
     rows = [row for row in read_journal(build.out).rows if row.measurement.status in (Status.OK, Status.OOM)]
     return [example_of_row(row, profile, row.measurement) for row in rows]
 

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dataset_builder.configuration import load_device
+from dataset_builder.devices import load_profile
 from dataset_builder.families.gpumemnet import spec_of_filename
 from dataset_builder.measure.virtual.allocator import AllocatorOptions
 from dataset_builder.measure.virtual.backend import simulate, trace_spec
-from dataset_builder.measure.virtual.profile import parse_profile
 from dataset_builder.schema import MIB
 from models.checkpoint import load_checkpoint
 from models.examples import example_of_table, table_of
@@ -34,7 +33,7 @@ CALLS = 200
 
 def example_of(name: str):
     """A job of GPUMemNet's on the clean A100."""
-    spec, profile = spec_of_filename(JOBS[name]), parse_profile(load_device("a100_40gb"))
+    spec, profile = spec_of_filename(JOBS[name]), load_profile("a100_40gb")
     found = simulate(trace_spec(spec, profile.compute_capability), profile, AllocatorOptions())
     return example_of_table(table_of(spec), spec.training, profile, found, spec.family)
 

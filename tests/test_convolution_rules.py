@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dataset_builder.configuration import load_device
+from dataset_builder.devices import load_device
 from dataset_builder.families import make_spec
 from dataset_builder.measure.virtual.allocator import AllocatorOptions, CachingAllocator
 from dataset_builder.measure.virtual.backend import lower, simulate, trace_spec

@@ -6,7 +6,8 @@ from math import prod
 from typing import Any
 
 from dataset_builder.errors import UserError
-from dataset_builder.measure.virtual.trace import Call, ConvolutionCall
+from dataset_builder.measure.virtual.reductions import split_bytes
+from dataset_builder.measure.virtual.trace import Call, ConvolutionCall, ReductionCall
 from dataset_builder.schema import MIB, from_mapping, without_defaults
 
 _TILE = 128
@@ -88,6 +89,8 @@ class DeviceProfile:
     title: str
     total_mib: int
     compute_capability: float
+    multiprocessors: int = 108
+    """Which torch fills when it splits a sum among blocks."""
     context_mib: int
     """The CUDA context with the kernels that any training loads."""
     driver_mib: int = 0
@@ -127,6 +130,8 @@ class DeviceProfile:
         if isinstance(call, ConvolutionCall):
             rule = next((item for item in self.convolution if item.fits(call, self.align_channels)), None)
             return _convolution_bytes(call, rule, self.align_channels) if rule else 0
+        if isinstance(call, ReductionCall):
+            return split_bytes(call, self.multiprocessors, self.compute_capability)
         return {"cublas": self.cublas_workspace_bytes, "cublaslt": self.cublaslt_workspace_bytes}[call.library]
 
 

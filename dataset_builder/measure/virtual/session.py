@@ -67,6 +67,7 @@ class _Run:
         self.scaler: MetaScaler | None = None
         self.tracer = Tracer(cuda_kernels(compute_capability), cudnn_benchmark=setup.cudnn_benchmark)
         self.inputs: tuple[Any, ...] = ()
+        self.kept: tuple[Any, ...] = ()
         self.make_optimizer = make_optimizer
         self.names = {id(module): name for name, module in subject.named_modules()}
 
@@ -98,9 +99,12 @@ class _Run:
 
     def _dry_run(self) -> None:
         if self.setup.dry_run_batch_size:
+            batch = self._batch(self.setup.dry_run_batch_size)
             for _ in range(self.setup.dry_run_passes):
-                self.subject(*self._batch(self.setup.dry_run_batch_size))
+                self.subject(*batch)
             self.inputs = ()
+            # one pass is a summary's, with a batch of its own; for more a script makes it, under a name that stays
+            self.kept = batch if self.setup.dry_run_passes > 1 else ()
 
     def _batch(self, size: int) -> tuple[Any, ...]:
         self.tracer.phase = Use.INPUTS

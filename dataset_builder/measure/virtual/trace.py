@@ -56,7 +56,20 @@ class LibraryCall:
     library: str
 
 
-Call = ConvolutionCall | LibraryCall
+@dataclass(frozen=True)
+class ReductionCall:
+    """A sum whose inputs torch may split among blocks, if the device has room for more of them (see reductions.py)."""
+
+    blocks: int
+    """Without a split."""
+    threads: int
+    """Of a block."""
+    values: int
+    """That each thread adds up, without a split."""
+    bytes_a_split: int
+
+
+Call = ConvolutionCall | LibraryCall | ReductionCall
 
 
 @dataclass
