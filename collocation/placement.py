@@ -55,15 +55,15 @@ POLICIES = tuple(_ORDERS)
 
 def place(need: Need, gpus: Iterable[Gpu], policy: str = "best-fit") -> Placement | None:
     """The GPU that a policy chooses, None where the job fits on none. Of equals the first in order."""
+    order = _order(policy)
     fitting = _fitting(need, gpus, policy)
-    order = _ORDERS[policy]
     return next(fitting, None) if order is None else min(fitting, key=order, default=None)
 
 
 def rank(need: Need, gpus: Iterable[Gpu], policy: str = "best-fit") -> list[Placement]:
     """All GPUs that the job fits on, the policy's choice first."""
+    order = _order(policy)
     fitting = list(_fitting(need, gpus, policy))
-    order = _ORDERS[policy]
     return fitting if order is None else sorted(fitting, key=order)
 
 
@@ -73,8 +73,12 @@ def refusals(need: Need, gpus: Iterable[Gpu], policy: str = "best-fit") -> list[
     return [found for gpu in gpus if (found := _refusal(_need(need, gpu), gpu, policy)) is not None]
 
 
-def _fitting(need: Need, gpus: Iterable[Gpu], policy: str) -> Iterator[Placement]:
+def _order(policy: str) -> Callable[[Placement], float] | None:
     check_choice("the policy", policy, POLICIES)
+    return _ORDERS[policy]
+
+
+def _fitting(need: Need, gpus: Iterable[Gpu], policy: str) -> Iterator[Placement]:
     for gpu in gpus:
         need_mib = _need(need, gpu)
         if _refusal(need_mib, gpu, policy) is None:
