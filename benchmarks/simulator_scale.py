@@ -5,9 +5,10 @@ import sys
 import time
 from random import Random
 
+from collocation.placement import POLICIES
 from collocation.simulator.engine import simulate
 from collocation.simulator.report import report
-from collocation.simulator.rules import POLICIES, QUEUES, Rules
+from collocation.simulator.rules import QUEUES, Rules
 from collocation.simulator.workload import Job, Submission
 from dataset_builder.schema import MIB
 

@@ -8,10 +8,11 @@ from clusters import GB, job, trace, truth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from collocation.placement import POLICIES, Gpu, rank
 from collocation.simulator.engine import Run, simulate
 from collocation.simulator.free import CLOSED, free_memory
 from collocation.simulator.report import report
-from collocation.simulator.rules import LEDGERS, POLICIES, QUEUES, Rules
+from collocation.simulator.rules import LEDGERS, QUEUES, Rules
 from collocation.simulator.workload import Submission
 
 CAPACITY = 40 * GB
@@ -117,17 +118,10 @@ def test_a_simulation_repeats_itself(submissions: list[Submission], rules: Rules
     assert simulate(submissions, needs, rules) == simulate(submissions, needs, rules)
 
 
-def plain_choice(policy: str, free: list[int], need: int, count: int) -> tuple[int, ...] | None:
-    """The choice by looking at all GPUs."""
-    keys = {"most-free": lambda gpu: (-free[gpu], gpu), "best-fit": lambda gpu: (free[gpu], gpu)}
-    fitting = sorted((gpu for gpu in range(len(free)) if free[gpu] >= need), key=keys.get(policy))
-    return tuple(fitting[:count]) if len(fitting) >= count else None
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 @given(data=st.data())
 @settings(deadline=None, max_examples=100)
-def test_the_index_chooses_as_a_look_at_all_gpus_does(policy: str, data: st.DataObject) -> None:
+def test_the_index_chooses_as_the_placement_of_the_service_does(policy: str, data: st.DataObject) -> None:
     gpus = data.draw(st.integers(1, 9))
     index, free = free_memory(policy, gpus, 8), [8] * gpus
     for _ in range(data.draw(st.integers(0, 12))):
@@ -135,4 +129,6 @@ def test_the_index_chooses_as_a_look_at_all_gpus_does(policy: str, data: st.Data
         free[gpu] = data.draw(st.sampled_from([CLOSED, *range(9)]))
         index.set(gpu, free[gpu])
         need, count = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 3))
-        assert index.choose(need, count) == plain_choice(policy, free, need, count)
+        ranked = rank(need, [Gpu(str(number), free_mib, 8) for number, free_mib in enumerate(free)], policy)
+        expected = tuple(int(found.gpu.id) for found in ranked[:count]) if len(ranked) >= count else None
+        assert index.choose(need, count) == expected

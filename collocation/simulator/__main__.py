@@ -8,10 +8,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from collocation.placement import POLICIES
 from collocation.simulator.comparison import Outcome, compare, text_table
 from collocation.simulator.gantt import gantt_table
 from collocation.simulator.needs import ESTIMATORS, FLOOR_MIB, OURS, Asking, estimators_of
-from collocation.simulator.rules import LEDGERS, POLICIES, QUEUES, Rules
+from collocation.simulator.rules import LEDGERS, QUEUES, Rules
 from collocation.simulator.workload import Job, read_jobs, read_trace
 from dataset_builder.errors import UserError, check_count
 from dataset_builder.schema import MIB
@@ -83,24 +84,22 @@ def _simulate(arguments: argparse.Namespace) -> None:
 
 
 def _rules(arguments: argparse.Namespace) -> Rules:
-    from dataset_builder.configuration import load_device
-    from dataset_builder.measure.virtual.profile import parse_profile
+    from dataset_builder.devices import load_profile
 
-    profile = parse_profile(load_device(arguments.card))
+    profile = load_profile(arguments.card)
     named = {item.name: getattr(arguments, item.name) for item in fields(Rules) if hasattr(arguments, item.name)}
     return Rules(**named, capacity_bytes=(profile.total_mib - profile.driver_mib) * MIB)
 
 
 def _bounds(arguments: argparse.Namespace, jobs: Sequence[Job]) -> dict[str, int]:
-    from collocation.simulator.ours import DEFINITIONS, Question, bounds_bytes
+    from collocation.simulator.ours import DEFINITIONS, Asked, bounds_bytes
     from models.simulation import SimulationCache
 
     check_count("--workers", arguments.workers)
-    question = Question(arguments.checkpoint, arguments.risk, arguments.bucket_mib)
+    asked = Asked(arguments.checkpoint, arguments.risk, arguments.bucket_mib)
     definitions = Path(arguments.definitions) if arguments.definitions else DEFINITIONS
-    return bounds_bytes(
-        jobs, arguments.card, question, SimulationCache(arguments.cache, arguments.workers), definitions
-    )
+    cache = SimulationCache(arguments.cache, arguments.workers)
+    return bounds_bytes(jobs, arguments.card, asked, cache, definitions)
 
 
 def _draw(arguments: argparse.Namespace, outcomes: Mapping[str, Outcome], rules: Rules) -> None:

@@ -1,31 +1,31 @@
 """Our own answer for the jobs of a trace: their networks are built, simulated and classified here. Imports torch."""
 
+import math
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from collocation.simulator.workload import Job
-from dataset_builder.configuration import load_device
+from dataset_builder.devices import load_profile
 from dataset_builder.errors import UserError, check_count
-from dataset_builder.measure.virtual.profile import parse_profile
+from dataset_builder.inspection.jobs import table_of
 from dataset_builder.recipes import spec_of_recipe
 from dataset_builder.schema import MIB, Spec
-from models.checkpoint import load_checkpoint
-from models.evaluation import Bounded, checkpoint_directory
-from models.examples import example_of_table, table_of
+from models import load
+from models.examples import example_of_table
+from models.questions import Question
 from models.simulation import SimulationCache
 
 DEFINITIONS = Path(__file__).with_name("definitions.yaml")
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is asked of which estimator."""
+class Asked:
+    """Which answer of which estimator is wanted."""
 
     checkpoint: str = "universal"
     risk: float = 0.01
@@ -43,28 +43,22 @@ def specs_of(jobs: Iterable[Job], definitions: Path = DEFINITIONS) -> dict[str, 
 
 
 def bounds_bytes(
-    jobs: Iterable[Job], card: str, question: Question, cache: SimulationCache, definitions: Path = DEFINITIONS
+    jobs: Iterable[Job], card: str, asked: Asked, cache: SimulationCache, definitions: Path = DEFINITIONS
 ) -> dict[str, int]:
-    """What to set aside for each job that can be built, on each of its GPUs; without those that do not fit safely."""
-    jobs, profile = list(jobs), parse_profile(load_device(card))
+    """What to set aside for each job that can be built, on each of its GPUs."""
+    jobs, profile = list(jobs), load_profile(card)
     specs = specs_of(jobs, definitions)
     found = cache.measure(specs.values(), profile)
-    built = {name: spec for name, spec in specs.items() if spec.id in found}
-    absent = sorted(job.name for job in jobs if job.name not in built)
-    if absent:
-        print(f"note: no network could be built for {', '.join(absent)}: they ask for a whole card", file=sys.stderr)
-    if not built:
-        return {}
-    estimator = load_checkpoint(checkpoint_directory(question.checkpoint))
-    if not isinstance(estimator, Bounded):
-        raise UserError(f"expected a checkpoint with safe answers, found {question.checkpoint!r}: name another")
-    examples = [
-        example_of_table(table_of(spec), spec.training, profile, found[spec.id], spec.family) for spec in built.values()
+    questions = [
+        Question(name, example_of_table(table_of(spec), spec.training, profile, found[spec.id], spec.family), profile)
+        for name, spec in specs.items()
+        if spec.id in found
     ]
-    safe = estimator.safe_bytes(examples, max(question.risk, estimator.least_risk))
-    width_bytes = question.bucket_mib * MIB
-    rounded = {name: np.ceil(value / width_bytes) * width_bytes for name, value in zip(built, safe, strict=True)}
-    return {name: int(value) for name, value in rounded.items() if np.isfinite(value)}
+    absent = sorted({job.name for job in jobs} - {question.target for question in questions})
+    if absent:
+        print(f"note: no network can be built for {', '.join(absent)}: a whole card is set aside", file=sys.stderr)
+    answers = load(asked.checkpoint).answers(questions, asked.risk) if questions else []
+    return {answer.target: math.ceil(answer.safe_mib / asked.bucket_mib) * asked.bucket_mib * MIB for answer in answers}
 
 
 def _recipes(path: Path) -> dict[str, str]:

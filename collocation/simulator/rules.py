@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
+from collocation.placement import POLICIES
 from dataset_builder.errors import UserError, check_choice, check_count
 from dataset_builder.schema import MIB
 
-EXCLUSIVE, FIRST_FIT, BEST_FIT, MOST_FREE = "exclusive", "first-fit", "best-fit", "most-free"
-POLICIES = (EXCLUSIVE, FIRST_FIT, BEST_FIT, MOST_FREE)
+EXCLUSIVE, BEST_FIT, MOST_FREE = "exclusive", "best-fit", "most-free"
+"""Of the policies, those that are asked for by name."""
 HEAD_OF_LINE, BACKFILL = "head-of-line", "backfill"
 QUEUES = (HEAD_OF_LINE, BACKFILL)
 RESERVED, OBSERVED = "reserved", "observed"
