@@ -29,8 +29,8 @@ class Asked:
 
     checkpoint: str = "universal"
     risk: float = 0.01
-    bucket_mib: int = 1024
-    """Answers are rounded up to the edge of such a bucket; 1 leaves them as they are."""
+    bucket_mib: int = 256
+    """Bounds are rounded up to the edge of such a bucket: contexts differ by some MiB from run to run."""
 
     def __post_init__(self) -> None:
         check_count("--bucket-mib", self.bucket_mib)
