@@ -138,6 +138,8 @@ class _Cluster:
                 self._backfill(queue, exclusive)
 
     def _backfill(self, queue: deque[Submission], exclusive: bool) -> None:
+        if self.free.choose(1, 1) is None:
+            return  # nothing is free anywhere
         placed: list[int] = []
         least_refused: dict[int, int] = {}  # by number of GPUs; what asks for more needs not be tried
         for index, submission in enumerate(islice(queue, self.rules.backfill_depth)):
