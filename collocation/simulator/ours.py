@@ -29,8 +29,8 @@ class Asked:
 
     checkpoint: str = "universal"
     risk: float = 0.01
-    bucket_mib: int = 256
-    """Bounds are rounded up to the edge of such a bucket: contexts differ by some MiB from run to run."""
+    bucket_mib: int = 1024
+    """Bounds are rounded up to the edge of such a bucket: the width that the released estimators are judged at."""
 
     def __post_init__(self) -> None:
         check_count("--bucket-mib", self.bucket_mib)
