@@ -1,16 +1,19 @@
-"""Several classifiers as one, calibrated on jobs that none of them has seen; the estimator that is shipped."""
+"""Several classifiers as one, each calibrated on jobs that it has not seen; the estimator that is shipped."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dataset_builder.errors import UserError, check_count
+from dataset_builder.store.splits import make_folds, make_split
 from models.batch import Inputs
-from models.classifiers import Fitter, NetworkClassifier, NetworkSettings, Prepared, prepare
+from models.classifiers import Encoded, Fitter, NetworkClassifier, NetworkSettings
 from models.conformal import SafeMargins
 from models.example import Example
 from models.features import feature_set
@@ -24,12 +27,36 @@ from models.targets import intervals
 _TEMPERATURES = tuple(float(value) for value in np.geomspace(0.5, 3.0, 37))
 _CAUTION = 4
 """By how much a risk is divided for a job unlike the training set."""
+_LEAST_FOLDS = 5
+"""A member is fitted to four fifths of the examples or more."""
 _ODD = 0.02
 """The share of calibration examples, the least likely ones, without a say in the width: one odd row would set it."""
 
 
+@dataclass(frozen=True)
+class Round:
+    """What each example is for when one member is fitted: places [n] in the list of examples."""
+
+    train: Tensor
+    validation: Tensor
+    calibration: Tensor
+
+
+def rounds_of(groups: Sequence[str], count: int, seed: int) -> list[Round]:
+    """A round for each of `count` members. No two share rows that are left out, and no group is parted."""
+    folds = make_folds(groups, max(count, _LEAST_FOLDS), seed)
+    found = []
+    for name in list(folds.parts)[:count]:
+        halves = make_split(folds.parts[name], {"validation": 0.5, "calibration": 0.5}, seed)
+        part = {group: half for half, members in halves.parts.items() for group in members}
+        uses = [part.get(group, "train") for group in groups]
+        places = {use: [place for place, found in enumerate(uses) if found == use] for use in ("train", *halves.parts)}
+        found.append(Round(**{use: torch.tensor(listed) for use, listed in places.items()}))
+    return found
+
+
 class Ensemble(Forecaster):
-    """Members with seeds of their own; what they say is averaged, and what they know is asked of each."""
+    """Members with seeds and training rows of their own; what they say is averaged."""
 
     kind: ClassVar[str] = "ensemble"
 
@@ -51,23 +78,41 @@ class Ensemble(Forecaster):
         return cls([NetworkClassifier(make, fitter) for make in makes])
 
     def fit(self, train: Sequence[Example], validation: Sequence[Example]) -> Self:
-        """Fit each member, apart from the others."""
-        prepared: dict[tuple[str, bool, int], Prepared] = {}
-        for member in self.members:
-            key = member.settings.encoding
-            if key not in prepared:
-                prepared[key] = prepare(member.settings, train, validation)
-            member.fit_prepared(prepared[key])
-        first = self.members[0]
-        encoder = first.encoder_
-        self.novelty_ = Novelty.fit(encoder.matrix(train), encoder.matrix(validation), first.settings.seed)
-        self.temperature_, self.margins_ = 1.0, None
-        return self
+        """Fit each member to all examples but a part of its own, and calibrate on what they were not fitted to.
 
-    def calibrate(self, examples: Sequence[Example]) -> Self:
-        """Set width and safe margins on examples that no member was trained on."""
-        plain = self._plain_forecast(examples)
-        self.temperature_ = _best_temperature(plain, examples)
+        One half of the part chooses the member's epoch, the other shows what its answers are worth. So nearly all rows
+        are learned from, and the safe margins rest on many rows that the answering member had never seen.
+        """
+        examples = [*train, *validation]
+        encoded: dict[tuple[str, bool, int], Encoded] = {}
+        held: list[Forecast] = []
+        calibrated_on: list[Example] = []
+        rounds = rounds_of([example.group for example in examples], len(self.members), self._seed)
+        for member, parts in zip(self.members, rounds, strict=True):
+            key = member.settings.encoding
+            if key not in encoded:
+                encoded[key] = Encoded.of(member.settings, examples)
+            data = encoded[key]
+            member.fit_prepared(data.parted(parts.train, parts.validation))
+            kept = [examples[place] for place in parts.calibration.tolist()]
+            held.append(member.forecast_inputs(data.rows.inputs.select(parts.calibration), kept))
+            calibrated_on += kept
+        self.novelty_ = self._novelty(examples, rounds[0])
+        return self._calibrate(Forecast.stacked(held), calibrated_on)
+
+    @property
+    def _seed(self) -> int:
+        return self.members[0].settings.seed
+
+    def _novelty(self, examples: Sequence[Example], parts: "Round") -> Novelty:
+        """From what distance on a job is unlike the examples: the first member's training rows, and its part."""
+        matrix = self.members[0].encoder_.matrix(examples)
+        apart = torch.cat([parts.validation, parts.calibration])
+        return Novelty.fit(matrix[parts.train.numpy()], matrix[apart.numpy()], self._seed)
+
+    def _calibrate(self, plain: Forecast, examples: Sequence[Example]) -> Self:
+        """Set width and safe margins by forecasts of examples that are new to who made them."""
+        self.temperature_ = best_temperature(plain, examples)
         scores = plain.tempered(self.temperature_).scores(_needed_bytes(examples))
         self.margins_ = SafeMargins.fit([example.stratum for example in examples], scores)
         return self
@@ -109,7 +154,7 @@ class Ensemble(Forecaster):
         An unfamiliar one, for which no such promise can be made, is given the margin of a quarter of the risk.
         """
         if self.margins_ is None:
-            raise UserError("expected a calibrated estimator for a safe answer, found none: call calibrate() first")
+            raise UserError("expected a calibrated estimator for a safe answer, found none: fit it")
         strata, strange = [example.stratum for example in examples], self.unfamiliar(examples)
         margins = self.margins_.margins(strata, risk)
         wider = self.margins_.margins(strata, max(risk / _CAUTION, self.margins_.least_risk))
@@ -155,7 +200,7 @@ class Ensemble(Forecaster):
         return found
 
 
-def _best_temperature(plain: Forecast, examples: Sequence[Example]) -> float:
+def best_temperature(plain: Forecast, examples: Sequence[Example]) -> float:
     """The width under which all but the oddest of the examples are likeliest."""
     bounds, odd = intervals(examples), int(_ODD * len(examples))
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from models.density import LEAST_SCALE, Mixture, mixed
+from models.density import LEAST_SCALE, Mixture, mixed, stacked
 from models.example import Example
 from models.labels import Buckets
 
@@ -36,6 +36,14 @@ class Forecast:
         """The average of what several estimators say of the same jobs."""
         return replace(forecasts[0], mixture=mixed([item.mixture for item in forecasts]))
 
+    @classmethod
+    def stacked(cls, forecasts: Sequence["Forecast"]) -> "Forecast":
+        """What is said of several sets of jobs, one set below the other."""
+        overheads, capacities = (
+            [getattr(item, name) for item in forecasts] for name in ("overhead_bytes", "capacity_bytes")
+        )
+        return cls(stacked([item.mixture for item in forecasts]), torch.cat(overheads), torch.cat(capacities))
+
     def tempered(self, temperature: float) -> "Forecast":
         """Wider by a factor, or narrower."""
         return replace(self, mixture=self.mixture.tempered(temperature))
@@ -55,7 +63,7 @@ class Forecast:
         edges = torch.from_numpy(buckets.edges_bytes).expand(len(self.overhead_bytes), -1)
         below = self.mixture.cdf(self._log_used(edges))
         below[:, 0] = 0  # nothing takes less than nothing
-        last = 1 - below[:, -1:]
+        last = (1 - below[:, -1:]).clamp(min=0)  # a sum of weights may be one and a last digit
         found: Array = torch.cat([below.diff(dim=1), last], dim=1).numpy()
         return found
 
