@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib import colormaps
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from collocation.simulator.gantt import Bar
 from dataset_builder.errors import UserError
+from models.drawing import picture, quiet
 
 MOST_GPUS = 32
 """More would be lines too thin to see."""
@@ -28,24 +27,21 @@ def draw_gantt(charts: Mapping[str, Sequence[Bar]], capacity_bytes: int, title: 
     if any(len(found) > MOST_GPUS for found in lanes.values()):
         raise UserError(f"expected at most {MOST_GPUS} GPUs in a chart, found more: leave --gantt out")
     heights = [sum(found.values()) * _LANE_INCHES + 0.55 for found in lanes.values()]
-    figure = Figure(figsize=(11, sum(heights) + 1.1), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels: Any = figure.subplots(len(charts), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    scale = ScalarMappable(Normalize(0, capacity_bytes / _GIB), colormaps["YlGnBu"])
-    for axes, (name, bars) in zip(panels, charts.items(), strict=True):
-        _panel(axes, name, bars, lanes[name], scale)
-    last_s = max(bar.end_s for bars in charts.values() for bar in bars)
-    panels[-1].set(xlabel="hours since the first arrival", xlim=(0, last_s / _HOUR_S * 1.01))
-    figure.suptitle(title, fontsize=11)
-    figure.colorbar(scale, ax=list(panels), label="true peak of the job [GiB]", fraction=0.03, pad=0.01, aspect=40)
-    legend = [
-        Patch(facecolor=_CRASHED, label="ran out of memory"),
-        Patch(fill=False, hatch="////", label="alone, after a crash"),
-    ]
-    figure.legend(handles=legend, loc="outside lower right", ncols=2, fontsize=8, frameon=False)
-    # no date and no version in the file: the same run gives the same bytes
-    metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-    figure.savefig(path, dpi=120, metadata=metadata)
+    with picture(path, 11, sum(heights) + 1.1) as figure:
+        panels: Any = figure.subplots(len(charts), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+        scale = ScalarMappable(Normalize(0, capacity_bytes / _GIB), colormaps["YlGnBu"])
+        for axes, (name, bars) in zip(panels, charts.items(), strict=True):
+            _panel(axes, name, bars, lanes[name], scale)
+        last_s = max(bar.end_s for bars in charts.values() for bar in bars)
+        panels[-1].set(xlabel="hours since the first arrival", xlim=(0, last_s / _HOUR_S * 1.01))
+        figure.suptitle(title, fontsize=11)
+        figure.colorbar(scale, ax=list(panels), label="true peak of the job [GiB]", fraction=0.03, pad=0.01, aspect=40)
+        figure.legend(handles=_legend(), loc="outside lower right", ncols=2, fontsize=8, frameon=False)
+
+
+def _legend() -> list[Patch]:
+    alone = Patch(fill=False, hatch="////", label="alone, after a crash")
+    return [Patch(facecolor=_CRASHED, label="ran out of memory"), alone]
 
 
 def _lanes(bars: Sequence[Bar]) -> dict[int, int]:
@@ -85,6 +81,5 @@ def _panel(axes: Any, name: str, bars: Sequence[Bar], lanes: Mapping[int, int], 
         fontsize=9,
         loc="left",
     )
-    axes.grid(axis="x", color="0.9", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    quiet(axes)
+    axes.grid(visible=False, axis="y")
