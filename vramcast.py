@@ -6,6 +6,8 @@ from importlib import import_module
 _COMMANDS = {
     "build": ("dataset_builder.__main__", "sample, filter, build and measure configurations"),
     "train": ("train.__main__", "train estimators, and evaluate them"),
+    "serve": ("collocation.commands.serve", "answer schedulers and people over HTTP"),
+    "place": ("collocation.commands.place", "choose a GPU for a job"),
     "evaluate": ("models.__main__", "hold estimates against measured rows"),
 }
 

@@ -1,4 +1,4 @@
-"""Job files of CARMA (.rad) and AEGIS-like schedulers (YAML), into which estimates are written before a job is queued."""
+"""Job files of CARMA (.rad) and AEGIS-like schedulers (YAML), which state an estimate of the job."""
 
 import math
 import re

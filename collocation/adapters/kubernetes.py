@@ -1,6 +1,6 @@
 """The scheduler extender: kube-scheduler's questions and answers (kubernetes, pkg/scheduler/extender.go).
 
-Its types carry no JSON tags, so keys are Go names. Go reads them in any case, and so does this; it writes them as Go does.
+Its types carry no JSON tags, so keys are Go names. Go reads them in any case, and so does this.
 """
 
 import json
@@ -13,7 +13,7 @@ from collocation.placement import Gpu, Need, rank, refusals
 from dataset_builder.errors import UserError
 
 JOB, NEED, RISK = "vramcast/job", "vramcast/need-mib", "vramcast/risk"
-"""Annotations of a pod: what it trains; what is set aside for it, which the webhook writes; how often that may be low."""
+"""Annotations of a pod: what it trains; what to set aside, which the webhook writes; how often that may be low."""
 GPUS = "vramcast/gpus"
 """Annotation of a node: [{"id", "free_mib", "total_mib", "device"}, ...]."""
 HAMI_GPUS = "hami.io/node-nvidia-register"

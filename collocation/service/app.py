@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+from dataset_builder.devices import device_names, load_profile
 from fastapi import APIRouter, Body, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 
@@ -20,7 +21,6 @@ from collocation.service.placing import placements
 from collocation.service.requests import ClassifyBody, ManyJobs, PlacementBody
 from collocation.service.settings import Settings
 from collocation.service.slurm import shards_text
-from dataset_builder.devices import device_names, load_profile
 from models.checkpoint import RELEASED
 
 _PAGE = Path(__file__).with_name("page.html")
@@ -42,6 +42,12 @@ def engine_of(request: Request) -> Engine:
     """What all requests share."""
     engine: Engine = request.app.state.engine
     return engine
+
+
+async def status_of(engine: Engine) -> dict[str, Any]:
+    """Of the checkpoint; its files are looked at, so not in the event loop."""
+    checkpoint = engine.checkpoint
+    return await asyncio.to_thread(lambda: checkpoint.status)
 
 
 @kept.post("/classify", response_model=answers.AnswerReply | answers.AnswersReply)
@@ -74,7 +80,7 @@ async def slurm(request: Request) -> Response:
 async def checkpoints(request: Request) -> Response:
     """The estimator in use, and those that were released."""
     released = sorted(path.name for path in RELEASED.iterdir() if path.is_dir()) if RELEASED.is_dir() else []
-    return reply({"in_use": engine_of(request).checkpoint.status, "released": released})
+    return reply({"in_use": await status_of(engine_of(request)), "released": released})
 
 
 @plain.post("/checkpoints/reload", response_model=answers.CheckpointReply, responses={403: _PROBLEMS[401]})
@@ -114,7 +120,7 @@ async def readyz(request: Request) -> Response:
     engine = engine_of(request)
     if not engine.ready:
         return reply({"status": "starting", "checkpoint": None, "notes": []}, 503)
-    status = engine.checkpoint.status
+    status = await status_of(engine)
     notes = [note for note in (status["note"], engine.reload_note) if note]
     sound = status["on_disk"] in ("same", "changed") and engine.reload_note is None
     return reply({"status": "ready" if sound else "degraded", "checkpoint": status, "notes": notes})
@@ -133,7 +139,7 @@ async def page() -> Response:
 
 
 def make_app(settings: Settings, load: Callable[[str], Estimating] = Checkpoint) -> Guard:
-    """The application behind its guard; the checkpoint is read here, so that a bad one is told before anything starts."""
+    """The application behind its guard; a bad checkpoint is told here, before anything starts."""
     counters = Metrics()
     engine = Engine(settings, counters, load)
 

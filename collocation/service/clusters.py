@@ -1,13 +1,15 @@
-"""The paths that Kubernetes and Volcano call. They fail open: without a figure a pod is where it would be without us."""
+"""The paths that Kubernetes and Volcano call. They fail open: a pod without a figure is scheduled as usual."""
 
 import logging
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any
 
+from dataset_builder.devices import device_names
 from fastapi import APIRouter, Body, Request, Response
 
 from collocation.adapters import admission, kubernetes, volcano
+from collocation.adapters.gpus import device_of_card
 from collocation.adapters.kubernetes import JOB, NEED, RISK, Known, NodeBook
 from collocation.placement import Gpu, Need
 from collocation.service.engine import Engine
@@ -15,8 +17,6 @@ from collocation.service.http import StrictRoute, reply
 from collocation.service.logs import event
 from collocation.service.placing import needs
 from collocation.service.slurm import job_from_text
-from dataset_builder.configuration import device_for
-from dataset_builder.devices import device_names
 from dataset_builder.errors import UserError
 
 Anything = Annotated[dict[str, Any], Body()]
@@ -37,12 +37,7 @@ def _book(request: Request) -> NodeBook:
     return book
 
 
-@lru_cache(maxsize=256)
-def profile_for(card: str) -> str | None:
-    """The device profile of a card's name, None where there is none."""
-    noted: list[str] = []
-    found = device_for(card, noted.append)
-    return None if noted else found
+profile_for = lru_cache(maxsize=256)(device_of_card)
 
 
 async def need_of(engine: Engine, pod: Mapping[str, Any], gpus: Sequence[Gpu]) -> Need | None:

@@ -4,9 +4,12 @@ import asyncio
 import logging
 import pickle
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+from dataset_builder.devices import load_profile
+from models.questions import Question, question_of
 
 from collocation.service.batching import Batcher
 from collocation.service.cache import ByteCache, content_key
@@ -20,11 +23,9 @@ from collocation.service.requests import AnyJob, FeaturesJob, NamedJob, SpecJob,
 from collocation.service.settings import Settings
 from collocation.service.tables import question_of_features, question_of_table_body, training_of
 from collocation.service.tracing import TraceQuestion
-from dataset_builder.devices import load_profile
 from dataset_builder.errors import UserError
 from dataset_builder.families import make_spec
 from dataset_builder.schema import Spec
-from models.questions import Question, question_of
 
 _FOUND, _REFUSED = b"F", b"R"
 """How a trace ended: refusals are kept too, since the same network will be refused again."""
@@ -45,9 +46,7 @@ class Engine:
         self.responses = ByteCache(settings.limits.response_cache_bytes)
         self.traces = ByteCache(settings.limits.trace_cache_bytes)
         self.pool = TracePool(settings.workers, settings.limits)
-        self.batcher: Batcher[Asked, Estimated] = Batcher(
-            lambda asked: self.checkpoint.answers(asked), settings.limits.largest_batch
-        )
+        self.batcher: Batcher[Asked, Estimated] = Batcher(self._answers, settings.limits.largest_batch)
         self._hit, self._miss = (metrics.cached.labels("responses", outcome) for outcome in ("hit", "miss"))
         self._under_way: dict[bytes, asyncio.Task[bytes]] = {}
         self._reloading = asyncio.Lock()
@@ -60,6 +59,9 @@ class Engine:
     def count_response(self, hit: bool) -> None:
         """Count a lookup of a kept response."""
         (self._hit if hit else self._miss).inc()
+
+    def _answers(self, asked: Sequence[Asked]) -> list[Estimated]:
+        return self.checkpoint.answers(asked)  # of the moment: it may have been reloaded
 
     async def start(self) -> None:
         """Have workers ready, and the known networks traced."""
@@ -136,6 +138,7 @@ class Engine:
     def _spec(self, job: SpecJob | NamedJob) -> Spec:
         if isinstance(job, NamedJob):
             return spec_of_name(job.name, self.known)
+        check_size(job.spec.network, self.settings.limits.layers)
         return make_spec(job.spec.family, job.spec.network, training_of(job.spec.training))
 
     async def _largest(self, job: SpecJob, device: str, found: Estimated) -> int:
@@ -176,6 +179,17 @@ class Engine:
         self.metrics.traces.labels("traced" if found[:1] == _FOUND else "refused").inc()
         self.traces.put(key, found)
         return found
+
+
+def check_size(network: Mapping[str, Any], most_layers: int) -> None:
+    """Refuse what is too deep before anybody lists its layers."""
+    stages = network.get("stages")
+    blocks = sum(stage[-1] for stage in stages if stage) if isinstance(stages, list) else 0
+    for name, value in {"depth": network.get("depth"), "layers": network.get("layers"), "stages": blocks}.items():
+        if isinstance(value, int) and value > most_layers:
+            raise UserError(
+                f"expected network.{name} of at most {most_layers}, found {value}: make the network smaller"
+            )
 
 
 def many(outcomes: Sequence[dict[str, Any] | BaseException]) -> list[dict[str, Any]]:

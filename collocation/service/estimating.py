@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from models.classify import Classifier
+from models.questions import Question
+
 from dataset_builder.errors import UserError
 from dataset_builder.schema import MIB
 from models.answer import Answer
 from models.checkpoint import checkpoint_directory, load_checkpoint, load_metrics
-from models.classify import Classifier
 from models.labels import Buckets
-from models.questions import Question
 from models.storage import ESTIMATOR
 
 _LEAST_SHARE = 0.0005

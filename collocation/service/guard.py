@@ -50,6 +50,7 @@ class Guard:
         self._token = settings.token.encode() if settings.token else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

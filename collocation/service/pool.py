@@ -38,7 +38,7 @@ class TracePool:
         self.waiting = 0
 
     async def start(self) -> None:
-        """Have all processes ready; until then whoever asks waits. One that does not start is tried again when asked."""
+        """Have all processes ready; whoever asks before that waits."""
         await asyncio.gather(*(self._start(item) for item in self._all))
 
     async def _start(self, one: "_Worker") -> None:
