@@ -14,7 +14,7 @@ from statistics import fmean, median
 
 from tqdm import tqdm
 
-from dataset_builder.configuration import load_device
+from dataset_builder.devices import load_device
 from dataset_builder.measure.virtual.allocator import AllocatorOptions
 from dataset_builder.measure.virtual.backend import simulate, trace_spec
 from dataset_builder.measure.virtual.profile import DeviceProfile, parse_profile

@@ -4,7 +4,6 @@ import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
@@ -12,9 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from dataset_builder.devices import CONF
 from dataset_builder.errors import UserError
-
-CONF = Path(__file__).resolve().parent.parent / "conf"
 
 
 @dataclass(frozen=True)

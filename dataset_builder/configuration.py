@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from dataset_builder.composition import CONF, Command, compose_config
+from dataset_builder.composition import Command, compose_config
+from dataset_builder.devices import CONF, DEFAULT_DEVICE
 from dataset_builder.errors import UserError, check_choice, check_count, check_flag
 from dataset_builder.executors import Executor, LocalExecutor, SerialExecutor
 from dataset_builder.measure import Backend
@@ -30,7 +31,6 @@ _EXECUTOR_SETTINGS = {
     "ray": {"address", "cpus", "gpus", "retries", "timeout_seconds", "in_flight", "wait_seconds", "runtime_env"},
     "serial": set[str](),
 }
-_STAND_IN = "a100_40gb"
 _OTHER_CARD = {"ti", "super", "laptop", "mobile", "mig", "d"}
 """Words that make another card of one with the same number."""
 _SEEDS = 2**32
@@ -129,12 +129,6 @@ def make_cuda(settings: Mapping[str, Any], estimator: Backend | None = None) -> 
     return CudaBackend(from_mapping(CudaSettings, settings, "the settings of the backend cuda"), estimator)
 
 
-def load_device(name: str) -> dict[str, Any]:
-    """The settings of a device profile in `conf/device`."""
-    settings: dict[str, Any] = settings_of(compose_build([f"device={name}", "backend=virtual"]), [])["device"]
-    return settings
-
-
 def device_for(card: str | None, note: Callable[[str], None]) -> str:
     """The profile whose title has only words of a card's name, and most of them: 'NVIDIA A100-SXM4-40GB' is a100_40gb.
 
@@ -148,10 +142,10 @@ def device_for(card: str | None, note: Callable[[str], None]) -> str:
     if fitting:
         return max(fitting, key=lambda name: len(fitting[name]))
     note(
-        f"no device profile for the card {card}: {_STAND_IN} stands in, whose context is another: "
+        f"no device profile for the card {card}: {DEFAULT_DEVICE} stands in, whose context is another: "
         "name a nearer one with --device"
     )
-    return _STAND_IN
+    return DEFAULT_DEVICE
 
 
 def _words(text: str) -> set[str]:

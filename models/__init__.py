@@ -1,8 +1,21 @@
 """Estimators, and the classification of new networks."""
 
+from typing import TYPE_CHECKING
+
 from models._base import Estimator
 from models.answer import Answer, Bucket
 from models.example import Example, Simulated, Target
 from models.labels import Buckets
 
-__all__ = ["Answer", "Bucket", "Buckets", "Estimator", "Example", "Simulated", "Target"]
+if TYPE_CHECKING:
+    from models.classify import Classifier
+
+
+def load(name: str = "universal") -> "Classifier":
+    """The classifier of a checkpoint, by its released name or its directory: `load().classify(module, inputs)`."""
+    from models.classify import Classifier  # noqa: PLC0415 - imports torch, which who reads an answer can do without
+
+    return Classifier(name)
+
+
+__all__ = ["Answer", "Bucket", "Buckets", "Estimator", "Example", "Simulated", "Target", "load"]

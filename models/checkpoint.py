@@ -13,6 +13,7 @@ from models.classifiers import NetworkClassifier
 from models.ensemble import Ensemble
 from models.storage import attach, read_kind
 
+RELEASED = Path(__file__).resolve().parent.parent / "checkpoints"
 METRICS, CARD = "metrics.json", "README.md"
 KINDS: Mapping[str, type[Estimator]] = {NetworkClassifier.kind: NetworkClassifier, Ensemble.kind: Ensemble}
 
@@ -38,6 +39,16 @@ def save_checkpoint(estimator: Estimator, directory: Path, metrics: Mapping[str,
     attach(directory, {METRICS: (json.dumps(dict(metrics), indent=1, allow_nan=False) + "\n").encode()})
     with replacing(directory / CARD) as temporary:
         temporary.write_text(render_card(card, metrics), encoding="utf-8")
+
+
+def checkpoint_directory(name: str) -> Path:
+    """Where a checkpoint lies: the directory of that path, or else of that name among the released ones."""
+    if Path(name).is_dir():
+        return Path(name)
+    if (RELEASED / name).is_dir():
+        return RELEASED / name
+    known = sorted(path.name for path in RELEASED.iterdir() if path.is_dir()) if RELEASED.is_dir() else []
+    raise UserError(f"expected a checkpoint's directory or a released one of {known}, found {name!r}: name another")
 
 
 def load_checkpoint(directory: Path) -> Estimator:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from dataset_builder.configuration import load_device, make_backend
+from dataset_builder.configuration import make_backend
+from dataset_builder.devices import load_device
 from dataset_builder.errors import UserError, check_count
 from dataset_builder.executors import LocalExecutor
 from dataset_builder.measure import Backend

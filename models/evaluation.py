@@ -8,21 +8,20 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset_builder.configuration import load_device
+from dataset_builder.devices import load_device
 from dataset_builder.errors import UserError
 from dataset_builder.measure.virtual.profile import DeviceProfile, parse_profile
 from dataset_builder.schema import MIB, Row
 from models._base import Estimator
 from models.baselines.catalogue import FORMULAS, load_baselines
 from models.baselines.fake_tensor import FakeTensor, read_published
-from models.checkpoint import load_checkpoint
+from models.checkpoint import checkpoint_directory, load_checkpoint
 from models.comparison import Report, compare, text_table
 from models.example import Example
 from models.examples import examples_of_rows
 from models.labels import Buckets
 from models.simulation import SimulationCache
 
-RELEASED = Path(__file__).resolve().parent.parent / "checkpoints"
 _RISK = 0.01
 BASELINES = "baselines"
 """The directory of a checkpoint with the baselines that were fitted to the same examples."""
@@ -93,16 +92,6 @@ def load_estimators(name: str) -> tuple[Estimator, dict[str, Estimator]]:
     directory = checkpoint_directory(name)
     fitted = directory / BASELINES
     return load_checkpoint(directory), dict(load_baselines(fitted) if fitted.is_dir() else FORMULAS)
-
-
-def checkpoint_directory(name: str) -> Path:
-    """Where a checkpoint lies: the directory of that path, or else of that name among the released ones."""
-    if Path(name).is_dir():
-        return Path(name)
-    if (RELEASED / name).is_dir():
-        return RELEASED / name
-    known = sorted(path.name for path in RELEASED.iterdir() if path.is_dir()) if RELEASED.is_dir() else []
-    raise UserError(f"expected a checkpoint's directory or a released one of {known}, found {name!r}: name another")
 
 
 def _profiles(rows: Sequence[Row], device: str | None) -> dict[str, DeviceProfile]:

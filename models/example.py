@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from dataset_builder.errors import UserError
 from dataset_builder.families import FAMILIES
-from dataset_builder.schema import LayerRecord, StaticEstimate, TrainingSetup
+from dataset_builder.schema import LayerRecord, Measurement, StaticEstimate, Status, TrainingSetup
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,20 @@ class Simulated:
     """Where it does not fit, what it had taken when the card was full."""
     workspace_bytes: int
     """cuDNN's part at the peak: the least certain one."""
+
+
+def simulated_of(measurement: Measurement) -> Simulated:
+    """What the virtual GPU measured, as an estimator sees it."""
+    found = measurement
+    if found.requested_bytes is None or found.allocated_bytes is None or found.reserved_bytes is None:
+        raise TypeError(f"a simulation knows its peaks, found {found}")
+    return Simulated(
+        fits=found.status is Status.OK,
+        requested_bytes=found.requested_bytes,
+        allocated_bytes=found.allocated_bytes,
+        reserved_bytes=found.reserved_bytes,
+        workspace_bytes=found.breakdown["workspace"],
+    )
 
 
 @dataclass(frozen=True)

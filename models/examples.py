@@ -1,41 +1,22 @@
 """From rows, modules and layer tables to examples: one path, so that what is learned is what is asked."""
 
-import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
-from torch import nn
-
-from dataset_builder.analysis.layers import layer_table
 from dataset_builder.analysis.static import static_estimate
 from dataset_builder.errors import UserError
-from dataset_builder.families import FAMILIES
-from dataset_builder.families.external import build_external
-from dataset_builder.filters import Rejected, check
-from dataset_builder.measure.virtual.allocator import AllocatorOptions
-from dataset_builder.measure.virtual.backend import simulate
+from dataset_builder.inspection.findings import Findings
+from dataset_builder.inspection.jobs import table_of
 from dataset_builder.measure.virtual.profile import DeviceProfile
-from dataset_builder.measure.virtual.session import trace_training
-from dataset_builder.schema import (
-    MIB,
-    LayerTable,
-    Measurement,
-    Row,
-    Spec,
-    Status,
-    TrainingSetup,
-    canonical_json,
-    content_hash,
-)
-from dataset_builder.training import random_inputs
-from models.example import Example, Target
-from models.simulation import SimulationCache, simulated_of
+from dataset_builder.schema import MIB, LayerTable, Measurement, Row, Status, TrainingSetup, content_hash
+from models.example import Example, Target, simulated_of
 
-_TABLE_BATCH = 2
-"""Any batch shows a module's layers; a norm in training mode wants more than one sample."""
+if TYPE_CHECKING:
+    from models.simulation import SimulationCache
+
+_ENDLESS_BYTES = 2**50
 _ATTENTION = ("MultiheadAttention", "scaled_dot_product_attention")
 
 
@@ -65,17 +46,11 @@ def example_of_table(
     )
 
 
-def example_of_module(
-    module: nn.Module,
-    make_inputs: Callable[[int], tuple[Any, ...]],
-    training: TrainingSetup,
-    profile: DeviceProfile,
-    family: str | None = None,
-) -> Example:
-    """An example of a module on the meta device, in training mode, that takes the batches of `make_inputs`."""
-    table = layer_table(module, make_inputs(_TABLE_BATCH))
-    trace = trace_training(module, make_inputs, training, compute_capability=profile.compute_capability)
-    return example_of_table(table, training, profile, simulate(trace, profile, AllocatorOptions()), family)
+def example_of_findings(findings: Findings, profile: DeviceProfile, endless: bool = False) -> Example:
+    """An example of an inspected network on a device that it was inspected on; or on that device without an end."""
+    found = (findings.endless if endless else findings.measurements)[profile.name]
+    example = example_of_table(findings.table, findings.training, profile, found, findings.family)
+    return replace(example, capacity_bytes=_ENDLESS_BYTES) if endless else example
 
 
 def example_of_row(row: Row, profile: DeviceProfile, simulation: Measurement | None) -> Example:
@@ -85,7 +60,7 @@ def example_of_row(row: Row, profile: DeviceProfile, simulation: Measurement | N
 
 
 def examples_of_rows(
-    rows: Iterable[Row], profiles: Mapping[str, DeviceProfile], cache: SimulationCache | None
+    rows: Iterable[Row], profiles: Mapping[str, DeviceProfile], cache: "SimulationCache | None"
 ) -> list[Example]:
     """Examples of the rows that say what a job takes: completed ones, and those that ran out of memory.
 
@@ -101,31 +76,13 @@ def examples_of_rows(
     return examples
 
 
-def _of_one_device(rows: Sequence[Row], profile: DeviceProfile, cache: SimulationCache | None) -> list[Example]:
+def _of_one_device(rows: Sequence[Row], profile: DeviceProfile, cache: "SimulationCache | None") -> list[Example]:
     if cache is None:
         return [example_of_row(row, profile, None) for row in rows]
     found = cache.measure([row.spec for row in rows], profile)
     if len(found) < len(rows):
         print(f"note: {len(rows) - len(found)} rows repeat a spec or were not simulated", file=sys.stderr)
     return [example_of_row(row, profile, found[row.spec.id]) for row in rows if row.spec.id in found]
-
-
-def table_of(spec: Spec) -> LayerTable:
-    """The layers of a spec's network: by the filter where there is a plan, else by looking at the module."""
-    if spec.family in FAMILIES:
-        found = check(spec)
-        if isinstance(found, Rejected):
-            raise UserError(f"expected a network that can be trained, found that {found.reason}: change it")
-        return found
-    return _external_table(spec.family, canonical_json(dict(spec.network)))
-
-
-@lru_cache(maxsize=2000)
-def _external_table(family: str, network: str) -> LayerTable:
-    """A network of a library is looked at once, whatever it is trained with."""
-    module, inputs = build_external(family, json.loads(network))
-    shapes = [(item.shape, item.vocabulary) for item in inputs]
-    return layer_table(module, random_inputs(shapes, _TABLE_BATCH, "fp32", "meta"))
 
 
 def family_of(table: LayerTable) -> str:

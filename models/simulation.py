@@ -18,25 +18,10 @@ from dataset_builder.measure.virtual.profile import DeviceProfile
 from dataset_builder.pipeline import software_versions
 from dataset_builder.schema import Measurement, Provenance, Row, Spec, Status, content_hash
 from dataset_builder.store import JOURNAL_NAME, JournalWriter, iter_records
-from models.example import Simulated
 
 _DECISIVE = ("measure/virtual", "families", "plan.py", "subject.py", "training.py")
 """Sources below dataset_builder that decide what the virtual GPU says of a spec."""
 _TIMEOUT_SECONDS = 600.0
-
-
-def simulated_of(measurement: Measurement) -> Simulated:
-    """What the virtual GPU measured, as an estimator sees it."""
-    found = measurement
-    if found.requested_bytes is None or found.allocated_bytes is None or found.reserved_bytes is None:
-        raise TypeError(f"a simulation knows its peaks, found {found}")
-    return Simulated(
-        fits=found.status is Status.OK,
-        requested_bytes=found.requested_bytes,
-        allocated_bytes=found.allocated_bytes,
-        reserved_bytes=found.reserved_bytes,
-        workspace_bytes=found.breakdown["workspace"],
-    )
 
 
 @cache

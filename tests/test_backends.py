@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, replace
 import pytest
 from stubbed_cuda import Stubbed, fake
 
-from dataset_builder.configuration import load_device, make_virtual
+from dataset_builder.configuration import make_virtual
+from dataset_builder.devices import load_device
 from dataset_builder.errors import UserError
 from dataset_builder.families import make_spec
 from dataset_builder.measure import Backend, Outcome

@@ -8,7 +8,7 @@ import yaml
 
 from dataset_builder import calibrating
 from dataset_builder.__main__ import main
-from dataset_builder.configuration import load_device
+from dataset_builder.devices import load_device
 from dataset_builder.errors import UserError
 from dataset_builder.families import make_spec
 from dataset_builder.measure.virtual.allocator import AllocatorOptions

@@ -4,7 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from dataset_builder.configuration import load_device, make_backend
+from dataset_builder.configuration import make_backend
+from dataset_builder.devices import load_device
 from dataset_builder.errors import UserError
 from dataset_builder.filters import check
 from dataset_builder.measure import Backend, Outcome

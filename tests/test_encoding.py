@@ -9,11 +9,13 @@ from synthetic_examples import PROFILE, cnn_spec, example_of, mlp_examples, mlp_
 
 from dataset_builder.errors import UserError
 from dataset_builder.families import make_spec, plan_of
+from dataset_builder.inspection.inspector import Inspector
+from dataset_builder.inspection.jobs import ModuleJob, table_of
 from dataset_builder.measure.virtual.backend import VirtualBackend
 from dataset_builder.schema import Measurement, Provenance, Row, Spec, Status, TrainingSetup
 from dataset_builder.subject import build_subject, make_inputs
 from models.encoding import Encoder, Scale
-from models.examples import example_of_module, example_of_row, example_of_table, family_of, table_of
+from models.examples import example_of_findings, example_of_row, example_of_table, family_of
 from models.features import FEATURE_SETS, TOKEN_NUMBERS, feature_set, tokens_of
 from models.features.layers import convolutions_of, main_activation
 
@@ -37,7 +39,8 @@ def measured(spec: Spec) -> Row:
 def test_a_row_and_the_module_of_its_spec_have_the_same_features(spec, features):
     row = example_of_row(measured(spec), PROFILE, VirtualBackend(PROFILE).measure(spec).measurement)
     plan = plan_of(spec)
-    module = example_of_module(build_subject(plan), lambda size: make_inputs(plan, size), spec.training, PROFILE)
+    job = ModuleJob(build_subject(plan), lambda size: make_inputs(plan, size), family=spec.family)
+    module = example_of_findings(Inspector(job).examine(spec.training, [PROFILE]), PROFILE)
     chosen = feature_set(features)
     assert chosen.numbers(module) == chosen.numbers(row)
     assert chosen.reference_bytes(module) == chosen.reference_bytes(row)

@@ -13,8 +13,9 @@ from dataset_builder.measure.virtual.backend import VirtualBackend
 from dataset_builder.plan import InputTensor
 from dataset_builder.schema import Measurement, Provenance, Row, Spec, Status, TrainingSetup
 from models import simulation
+from models.example import simulated_of
 from models.examples import example_of_row, examples_of_rows
-from models.simulation import SimulationCache, simulated_of, source_hash
+from models.simulation import SimulationCache, source_hash
 
 MIB = 2**20
 SPECS = [mlp_spec(width=64), mlp_spec(width=80), cnn_spec()]
@@ -118,7 +119,7 @@ def test_networks_of_other_libraries_are_looked_at(monkeypatch):
         with torch.device("meta"):
             return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten()), (InputTensor((3, 6, 6)),)
 
-    monkeypatch.setattr("models.examples.build_external", build)
+    monkeypatch.setattr("dataset_builder.inspection.jobs.build_external", build)
     example = example_of_row(row(Spec("timm", {"name": "any"}, TrainingSetup(batch_size=4))), PROFILE, None)
     assert example.family == "timm"
     assert [layer.kind for layer in example.layers] == ["Conv2d", "ReLU", "Flatten"]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset_builder.composition import CONF
 from dataset_builder.configuration import compose_build, settings_of
+from dataset_builder.devices import CONF
 from dataset_builder.errors import UserError
 from dataset_builder.filters import Rejected, check
 from dataset_builder.samplers import make_sampler

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from dataset_builder.composition import CONF
+from dataset_builder.devices import CONF
 from dataset_builder.store.splits import Split
 from models.checkpoint import load_checkpoint
 from train.__main__ import main

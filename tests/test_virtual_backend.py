@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dataset_builder.composition import CONF
-from dataset_builder.configuration import load_device, make_backend
+from dataset_builder.configuration import make_backend
+from dataset_builder.devices import CONF, load_device
 from dataset_builder.errors import UserError
 from dataset_builder.families import make_spec
 from dataset_builder.measure.virtual.allocator import AllocatorOptions

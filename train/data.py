@@ -6,7 +6,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from dataset_builder.configuration import compose_build, load_device, make_build, settings_of
+from dataset_builder.configuration import compose_build, make_build, settings_of
+from dataset_builder.devices import load_device
 from dataset_builder.errors import UserError
 from dataset_builder.executors import Executor
 from dataset_builder.measure.virtual.profile import DeviceProfile, parse_profile

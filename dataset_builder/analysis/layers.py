@@ -32,7 +32,7 @@ def layer_table(module: nn.Module, inputs: Sequence[Any]) -> LayerTable:
     return LayerTable(tuple(watch.records), trainable, watch.input_elements)
 
 
-def _is_layer(module: nn.Module) -> bool:
+def is_layer(module: nn.Module) -> bool:
     """A module without children, or a known unit."""
     return isinstance(module, _UNITS) or next(module.children(), None) is None
 
@@ -74,18 +74,18 @@ class _Watch(TorchFunctionMode):
     @contextmanager
     def on(self, name: str, part: nn.Module) -> Iterator[None]:
         """Watch one module."""
-        is_layer = _is_layer(part)
+        whole = is_layer(part)
 
         def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
-            self._layers += is_layer
+            self._layers += whole
             self._path.append(name)
             self._before.append(_storages([args, kwargs]).keys())
 
         def leave(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            self._layers -= is_layer
+            self._layers -= whole
             self._path.pop()
             before = self._before.pop()
-            if is_layer and not self._layers:
+            if whole and not self._layers:
                 self._add(name, type(part).__name__, output, before, self._parameters(part), functional=False)
 
         handles = (

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from dataset_builder.families import make_spec
+from dataset_builder.inspection.jobs import table_of
 from dataset_builder.measure.virtual.profile import DeviceProfile
 from dataset_builder.schema import MIB, LayerTable, Measurement, Spec, Status, TrainingSetup
 from models.example import Example, Target
-from models.examples import example_of_table, table_of
+from models.examples import example_of_table
 
 PROFILE = DeviceProfile(
     name="plain", title="Plain", total_mib=1096, driver_mib=96, compute_capability=8.0, context_mib=200, cudnn_mib=50

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from dataset_builder.composition import CONF
+from dataset_builder.devices import CONF
 from dataset_builder.errors import UserError, check_choice
 from models.comparison import Report, text_table
 from train.configuration import Configuration, configure

@@ -49,7 +49,11 @@ def trace_spec(spec: Spec, compute_capability: float = 8.0) -> Trace:
 
 def simulate(trace: Trace, profile: DeviceProfile, options: AllocatorOptions) -> Measurement:
     """What a trace takes on a device."""
-    lowered, found = replay_on(trace, profile, options)
+    return measurement_of(trace, profile, *replay_on(trace, profile, options))
+
+
+def measurement_of(trace: Trace, profile: DeviceProfile, lowered: "Lowered", found: Replay) -> Measurement:
+    """What a replay on a device came to."""
     overhead_bytes = profile.overhead_bytes(has_convolutions(trace))
     return Measurement(
         status=Status.OK if found.oom_event is None else Status.OOM,

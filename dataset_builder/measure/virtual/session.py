@@ -1,12 +1,15 @@
 """A whole training run as a trace: parameters, a dry run, the first steps, then the steady ones as often as wanted."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dataset_builder.analysis.layers import is_layer
 from dataset_builder.measure.virtual.autocast import MetaScaler, autocast
 from dataset_builder.measure.virtual.composites import cuda_paths
 from dataset_builder.measure.virtual.kernels import cuda_kernels
@@ -15,7 +18,8 @@ from dataset_builder.measure.virtual.trace import Trace, Tracer, Use
 from dataset_builder.schema import TrainingSetup, parse_call
 from dataset_builder.training import make_optimizer, training_steps
 
-MakeInputs = Callable[[int], tuple[Tensor, ...]]
+MakeInputs = Callable[[int], tuple[Any, ...]]
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True)
@@ -32,10 +36,16 @@ def trace_training(
     setup: TrainingSetup,
     epochs: int = 2,
     compute_capability: float = 8.0,
+    make_optimizer: MakeOptimizer | None = None,
+    owners: bool = False,
 ) -> Trace:
-    """Trace a subject on the meta device through `epochs` epochs, each of some full batches and the odd last one."""
-    run = _Run(subject, make_inputs, setup, compute_capability)
-    with cuda_paths(compute_capability):
+    """Trace a subject on the meta device through `epochs` epochs, each of some full batches and the odd last one.
+
+    An optimizer that is made by a function of its own takes the place of the one that the setup names. With `owners`
+    the trace says of each block which layer it was made for.
+    """
+    run = _Run(subject, make_inputs, setup, compute_capability, make_optimizer)
+    with cuda_paths(compute_capability), _watched(subject, run.tracer) if owners else nullcontext():
         return run.trace(epochs)
 
 
@@ -43,7 +53,12 @@ class _Run:
     """Traces each kind of step once and strings copies of them together."""
 
     def __init__(
-        self, subject: nn.Module, make_inputs: MakeInputs, setup: TrainingSetup, compute_capability: float
+        self,
+        subject: nn.Module,
+        make_inputs: MakeInputs,
+        setup: TrainingSetup,
+        compute_capability: float,
+        make_optimizer: MakeOptimizer | None = None,
     ) -> None:
         self.subject = subject
         self.make_inputs = make_inputs
@@ -51,7 +66,9 @@ class _Run:
         self.autocast = autocast(setup.autocast) if setup.autocast else nullcontext
         self.scaler: MetaScaler | None = None
         self.tracer = Tracer(cuda_kernels(compute_capability))
-        self.inputs: tuple[Tensor, ...] = ()
+        self.inputs: tuple[Any, ...] = ()
+        self.make_optimizer = make_optimizer
+        self.names = {id(module): name for name, module in subject.named_modules()}
 
     def trace(self, epochs: int) -> Trace:
         """Run what must be run, then compose."""
@@ -74,9 +91,10 @@ class _Run:
         """As `module.to(device)` does: children first, then a module's own parameters and buffers."""
         self.tracer.phase = Use.PARAMETERS
         for module in _in_order_of_moving(self.subject):
+            self.tracer.owner = self.names[id(module)]
             for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
                 self.tracer.see(tensor.detach())
-        self.tracer.phase = Use.ACTIVATIONS
+        self.tracer.phase, self.tracer.owner = Use.ACTIVATIONS, ""
 
     def _dry_run(self) -> None:
         if self.setup.dry_run_batch_size:
@@ -84,7 +102,7 @@ class _Run:
                 self.subject(*self._batch(self.setup.dry_run_batch_size))
             self.inputs = ()
 
-    def _batch(self, size: int) -> tuple[Tensor, ...]:
+    def _batch(self, size: int) -> tuple[Any, ...]:
         self.tracer.phase = Use.INPUTS
         self.inputs = self.make_inputs(size)
         self.tracer.phase = Use.ACTIVATIONS
@@ -97,7 +115,8 @@ class _Run:
         default = "single" if name == "Adafactor" else "foreach"
         implementation = default if self.setup.implementation == "default" else self.setup.implementation
         parameters = [item for item in self.subject.parameters() if item.requires_grad]
-        optimizer = make_optimizer(name, dict(arguments), implementation, parameters)
+        make = self.make_optimizer or partial(make_optimizer, name, dict(arguments), implementation)
+        optimizer = make(parameters)
         optimizer.register_step_pre_hook(lambda *_: self._enter(Use.OPTIMIZER_STATE))
         optimizer.register_step_post_hook(lambda *_: self._enter(Use.ACTIVATIONS))
         return optimizer
@@ -116,13 +135,18 @@ class _Run:
 
     def _tell_uses(self, optimizer: torch.optim.Optimizer) -> None:
         """Now that a step is over, gradients and optimizer state can be told from what else was born beside them."""
-        gradients = [item.grad for item in self.subject.parameters() if item.grad is not None]
-        state = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
-        for use, tensors in ((Use.GRADIENTS, gradients), (Use.OPTIMIZER_STATE, state)):
-            for tensor in tensors:
-                block = self.tracer.block_of(tensor)
-                if block is not None:
-                    self.tracer.trace.uses[block] = use
+        for module in self.subject.modules():
+            for parameter in module.parameters(recurse=False):
+                state = [value for value in optimizer.state.get(parameter, {}).values() if isinstance(value, Tensor)]
+                self._tell_use(Use.OPTIMIZER_STATE, state, self.names[id(module)])
+                if parameter.grad is not None:
+                    self._tell_use(Use.GRADIENTS, [parameter.grad], self.names[id(module)])
+
+    def _tell_use(self, use: Use, tensors: Sequence[Tensor], owner: str) -> None:
+        for tensor in tensors:
+            block = self.tracer.block_of(tensor)
+            if block is not None:
+                self.tracer.trace.uses[block], self.tracer.trace.owners[block] = use, owner
 
     def _left(self, events: list[tuple[int, int]]) -> list[int]:
         """Blocks that a step leaves alive and that are not there for good."""
@@ -160,8 +184,48 @@ def _append_copy(trace: Trace, step: Step, before: Step, left: list[int]) -> lis
         else:
             new[block] = len(trace.uses)
             trace.uses.append(trace.uses[block])
+            trace.owners.append(trace.owners[block])
             trace.events.append((new[block], size))
     return [new[block] for block in step.left]
+
+
+class _Layers:
+    """Tells a tracer which layer is running; what runs between layers belongs to the module around them."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
+        self.inside = 0  # how many layers are running, one within the other
+        self.outer: list[str] = []
+
+    @contextmanager
+    def on(self, name: str, module: nn.Module) -> Iterator[None]:
+        """Watch one module."""
+        layer = is_layer(module)
+
+        def enter(*_: Any) -> None:
+            self.outer.append(self.tracer.owner)
+            self.tracer.owner = self.tracer.owner if self.inside else name
+            self.inside += layer
+
+        def leave(*_: Any) -> None:
+            self.tracer.owner = self.outer.pop()
+            self.inside -= layer
+
+        handles = (module.register_forward_pre_hook(enter), module.register_forward_hook(leave))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+@contextmanager
+def _watched(subject: nn.Module, tracer: Tracer) -> Iterator[None]:
+    layers = _Layers(tracer)
+    with ExitStack() as stack:
+        for name, module in subject.named_modules():
+            stack.enter_context(layers.on(name, module))
+        yield
 
 
 def _in_order_of_moving(module: nn.Module) -> Iterator[nn.Module]:

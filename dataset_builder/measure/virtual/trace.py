@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dataset_builder.errors import UntraceableError
 from dataset_builder.measure.virtual.replay import FREE
@@ -60,6 +61,8 @@ class Trace:
     events: list[tuple[int, int]] = field(default_factory=list)
     uses: list[int] = field(default_factory=list)
     """What block i holds."""
+    owners: list[str] = field(default_factory=list)
+    """The layer that block i was made for, '' where none is known."""
     calls: list[Call] = field(default_factory=list)
     approximations: set[str] = field(default_factory=set)
     """Where the trace had to assume something, a phrase each."""
@@ -75,22 +78,48 @@ def in_backward() -> bool:
     return torch._C._current_autograd_node() is not None
 
 
-def _on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """torch's own meta function; where there is none, or where it would need numbers, a sentence for the user."""
+_LARGEST_STAND_IN_BYTES = 2**28
+"""What the arguments of an operator without a meta function may take on the host, to see what it makes of them."""
+
+
+def without_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], approximations: set[str]) -> Any:
+    """An operator on meta tensors: a guess where it reads a truth value, torch's meta function, or a run on zeros.
+
+    Code that asks whether a number is bad, or a mask all set, is mostly told no. A number has no such guess.
+    """
+    if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+        if args[0].dtype == torch.bool:
+            approximations.add("a truth value was read from a tensor and taken as False")
+            return False
+        raise UntraceableError(
+            f"expected a training step whose shapes do not depend on data, found a number read from a tensor ({func}): "
+            "measure this network on a GPU (backend=cuda), or keep to tensors (torch.where in the place of if)"
+        )
     try:
         return func(*args, **kwargs)
     except NotImplementedError as error:
-        raise UntraceableError(
-            f"expected operators that torch can run without data, found {func}, which has no meta implementation: "
-            "measure this network on a GPU (backend=cuda), or take the operator out of its training step"
-        ) from error
-    except RuntimeError as error:
-        if func is not torch.ops.aten._local_scalar_dense.default:
-            raise
-        raise UntraceableError(
-            f"expected a training step whose shapes do not depend on data, found a number read from a tensor ({func}): "
-            "measure this network on a GPU (backend=cuda)"
-        ) from error
+        out = _on_zeros(func, args, kwargs)
+        if out is NotImplemented:
+            raise UntraceableError(
+                f"expected operators that torch can run without data, found {func}, which has no meta implementation: "
+                "measure this network on a GPU (backend=cuda), or take the operator out of its training step"
+            ) from error
+        approximations.add(f"{func} has no meta function: its outputs are those for zeros")
+        return out
+
+
+def _on_zeros(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an operator makes of zeros on the host, as meta tensors; none where that depends on the data."""
+    tensors = [item for item in tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
+    if torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags:
+        return NotImplemented
+    if sum(item.untyped_storage().nbytes() for item in tensors) > _LARGEST_STAND_IN_BYTES:
+        return NotImplemented
+    args, kwargs = tree_map_only(Tensor, lambda item: torch.zeros(item.shape, dtype=item.dtype), (args, kwargs))
+    try:
+        return tree_map_only(Tensor, lambda item: item.to("meta"), func(*args, **kwargs))
+    except (NotImplementedError, RuntimeError, IndexError):
+        return NotImplemented
 
 
 Kernel = Callable[["Tracer", tuple[Any, ...], dict[str, Any]], Any]
@@ -103,6 +132,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
         self.phase = Use.ACTIVATIONS
+        self.owner = ""
         self._kernels = kernels
         self._live: dict[int, Any] = {}
         self._held: set[str] = set()
@@ -117,9 +147,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         rule = SHAPES.get(func)
         out = rule(*args, **kwargs) if rule is not None else NotImplemented
         if out is NotImplemented:
-            out = self._assume(func, args)
-        if out is NotImplemented:
-            out = _on_meta(func, args, kwargs)
+            out = without_data(func, args, kwargs, self.trace.approximations)
         if isinstance(out, Tensor):
             self.see(out)
         elif isinstance(out, (tuple, list)):
@@ -127,13 +155,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(item, Tensor):
                     self.see(item)
         return out
-
-    def _assume(self, func: Any, args: tuple[Any, ...]) -> Any:
-        """Code that asks whether a number is bad, or a mask all set, is mostly told no; a number has no guess."""
-        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta and args[0].dtype == torch.bool:
-            self.trace.approximations.add("a truth value was read from a tensor and taken as False")
-            return False
-        return NotImplemented
 
     def see(self, tensor: Tensor) -> Tensor:
         """Note the birth of a tensor's storage, unless it is known or lives on the host."""
@@ -160,6 +181,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _birth(self, size: int, use: Use) -> int:
         block = len(self.trace.uses)
         self.trace.uses.append(use)
+        self.trace.owners.append(self.owner)
         self.trace.events.append((block, size))
         return block
 

@@ -1,0 +1,157 @@
+"""Runs a job on the virtual GPU: traced as seldom as devices allow, replayed on each of them."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset_builder.inspection.findings import Curve, Findings, LayerCost
+from dataset_builder.inspection.jobs import Job, own_name
+from dataset_builder.measure.virtual.allocator import AllocatorOptions
+from dataset_builder.measure.virtual.backend import Lowered, has_convolutions, measurement_of, replay_on
+from dataset_builder.measure.virtual.profile import DeviceProfile
+from dataset_builder.measure.virtual.replay import FREE, Replay
+from dataset_builder.measure.virtual.session import trace_training
+from dataset_builder.measure.virtual.timeline import timeline_of
+from dataset_builder.measure.virtual.trace import Trace, Use
+from dataset_builder.schema import MIB, LayerTable, Measurement, TrainingSetup
+
+_ENDLESS_MIB = 2**30
+"""A card of a pebibyte."""
+_CURVE_POINTS = 600
+_MOST_COSTS = 50
+
+
+def _noting(name: str) -> Any:
+    def compare(self: "_Capability", other: float) -> Any:
+        self.asked = True
+        return getattr(float, name)(self, other)
+
+    return compare
+
+
+class _Capability(float):
+    """A compute capability that knows whether anybody asked for it: a trace in which no one did is all devices'."""
+
+    asked = False
+    __lt__, __le__, __gt__, __ge__, __eq__ = map(_noting, ("__lt__", "__le__", "__gt__", "__ge__", "__eq__"))
+    __hash__ = float.__hash__
+
+
+@dataclass(frozen=True)
+class _Replayed:
+    """A trace on one kind of device that has no end."""
+
+    trace: Trace
+    lowered: Lowered
+    found: Replay
+
+
+class Inspector:
+    """Answers what a job takes, under one training setup after the other."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._table: LayerTable | None = None
+        self._setup: TrainingSetup | None = None
+        self._resolved: TrainingSetup | None = None
+        self._traces: dict[float | None, Trace] = {}
+        self._replays: dict[Any, _Replayed] = {}
+
+    def examine(self, training: TrainingSetup, profiles: Sequence[DeviceProfile]) -> Findings:
+        """Layers, and memory on each of the devices; costs of the layers on the first."""
+        self._turn_to(training)
+        if self._table is None:
+            self._table = self.job.table()
+        endless = {profile.name: self._endless(profile) for profile in profiles}
+        return Findings(
+            table=self._table,
+            training=self._resolved or training,
+            measurements={item.name: self._measure(item, endless[item.name]) for item in profiles},
+            endless={item.name: self._measurement(item, endless[item.name]) for item in profiles},
+            costs=_costs(endless[profiles[0].name], self._table)[:_MOST_COSTS],
+            family=self.job.family,
+        )
+
+    def curve(self, training: TrainingSetup, profile: DeviceProfile) -> Curve:
+        """The memory over time on a device; without end where the job does not fit."""
+        self._turn_to(training)
+        replayed = self._endless(profile)
+        found = timeline_of(replayed.trace, _without_end(profile))
+        keep = _kept_points(np.sum(list(found.requested_bytes.values()), axis=0))
+        return Curve(
+            {use: values[keep].tolist() for use, values in found.requested_bytes.items()},
+            found.reserved_bytes[keep].tolist(),
+            found.context_bytes,
+            (profile.total_mib - profile.driver_mib) * MIB,
+        )
+
+    def _turn_to(self, training: TrainingSetup) -> None:
+        if training != self._setup:
+            self._setup, self._traces, self._replays = training, {}, {}
+
+    def _trace(self, capability: float) -> Trace:
+        found = self._traces.get(None) or self._traces.get(capability)
+        if found is None:
+            if self._setup is None:
+                raise RuntimeError("there is no setup to trace")
+            noting = _Capability(capability)
+            subject, inputs, self._resolved = self.job.prepared(self._setup)
+            found = trace_training(
+                subject,
+                inputs,
+                self._resolved,
+                compute_capability=noting,
+                make_optimizer=self.job.make_optimizer,
+                owners=True,
+            )
+            self._traces[capability if noting.asked else None] = found
+        return found
+
+    def _endless(self, profile: DeviceProfile) -> _Replayed:
+        """The replay on a card without end; devices that differ in size and context alone share it."""
+        trace = self._trace(profile.compute_capability)
+        key = (id(trace), tuple(profile.workspace_bytes(call) for call in trace.calls))
+        if key not in self._replays:
+            self._replays[key] = _Replayed(trace, *replay_on(trace, _without_end(profile), AllocatorOptions()))
+        return self._replays[key]
+
+    def _measure(self, profile: DeviceProfile, endless: _Replayed) -> Measurement:
+        """What fits without end on the way there is no other on the card itself."""
+        room_bytes = profile.capacity_bytes(has_convolutions(endless.trace))
+        if endless.found.peak_reserved_bytes <= room_bytes:
+            return self._measurement(profile, endless)
+        return measurement_of(endless.trace, profile, *replay_on(endless.trace, profile, AllocatorOptions()))
+
+    def _measurement(self, profile: DeviceProfile, endless: _Replayed) -> Measurement:
+        return measurement_of(endless.trace, profile, endless.lowered, endless.found)
+
+
+def _without_end(profile: DeviceProfile) -> DeviceProfile:
+    return replace(profile, total_mib=_ENDLESS_MIB)
+
+
+def _costs(replayed: _Replayed, table: LayerTable) -> tuple[LayerCost, ...]:
+    """What is alive at the peak, by the layer that it was made for."""
+    kinds = {layer.name: layer.kind for layer in reversed(table.layers) if not layer.functional}
+    live = set(replayed.found.live_at_peak)
+    held: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for block, size in replayed.lowered.events:
+        if size != FREE and block in live:
+            use = Use(replayed.trace.uses[block])
+            owner = "" if use in (Use.WORKSPACE, Use.INPUTS) else own_name(replayed.trace.owners[block])
+            if owner:
+                held[owner][use.name.lower()] += size
+    costs = [LayerCost(name, kinds.get(name, "block"), dict(uses)) for name, uses in held.items()]
+    return tuple(sorted(costs, key=lambda item: -item.total_bytes))
+
+
+def _kept_points(requested: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Some hundred events, evenly chosen, each the highest of its stretch: no peak is lost."""
+    points = np.arange(len(requested))
+    if len(points) <= _CURVE_POINTS:
+        return points
+    return np.array([part[np.argmax(requested[part])] for part in np.array_split(points, _CURVE_POINTS)])

@@ -1,0 +1,252 @@
+"""From jobs to answers: `load("universal").classify(module, inputs)`, and the same for specs and layer tables."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from dataset_builder.analysis.optimizers import OPTIMIZERS
+from dataset_builder.devices import DEFAULT_DEVICE, load_profile
+from dataset_builder.errors import UserError, check_probability
+from dataset_builder.inspection.batches import resized
+from dataset_builder.inspection.copies import structure_of
+from dataset_builder.inspection.inspector import Inspector
+from dataset_builder.inspection.jobs import Job, ModuleJob, SpecJob
+from dataset_builder.inspection.steps import Step
+from dataset_builder.schema import MIB, LayerTable, Spec, TrainingSetup
+from models.answer import Answer, Bucket
+from models.checkpoint import checkpoint_directory, load_checkpoint
+from models.ensemble import Ensemble
+from models.example import Example
+from models.features import feature_set
+from models.labels import Buckets
+from models.questions import Question, question_of, question_of_table
+
+RISK = 0.01
+BUCKET_MIB = 1024
+TABLES_ALONE = "universal_layers"
+"""The released estimator for layer tables alone: it reads no simulation."""
+
+
+class Classifier:
+    """Answers how much of a device a training job will use, and whether it fits."""
+
+    def __init__(self, name: str, tables: str = TABLES_ALONE) -> None:
+        self.name = Path(name).name
+        self.estimator = _ensemble(name)
+        self._tables = tables
+
+    def classify(
+        self,
+        module: nn.Module,
+        inputs: Any,
+        *,
+        optimizer: str = "adamw",
+        device: str = DEFAULT_DEVICE,
+        batch_size: int | None = None,
+        dtype: str | None = None,
+        autocast: str | None = None,
+        checkpointing: bool = False,
+        accumulate: int = 1,
+        step: Step | None = None,
+        risk: float = RISK,
+    ) -> Answer:
+        """A module of this process, which is neither changed nor run with its numbers.
+
+        `inputs` is one batch (a tensor, a tuple of arguments, or a mapping of keyword arguments), or a function from a
+        batch size to one. A batch may be of any size and on any device: `batch_size` says how large it is in training.
+        `step(module, batch)` returns the loss, where the usual one for the module's output will not do.
+        """
+        start = time.perf_counter()
+        make, given = (inputs, None) if callable(inputs) and not isinstance(inputs, nn.Module) else resized(inputs)
+        size = batch_size or given
+        if size is None:
+            raise UserError("expected a batch size beside a function that makes inputs, found none: give batch_size=N")
+        job = ModuleJob(structure_of(module), make, step)
+        training = TrainingSetup(
+            batch_size=size,
+            optimizer=optimizer_named(optimizer),
+            dtype=dtype or job.dtype,
+            autocast=autocast,
+            checkpointing=checkpointing,
+            accumulate=accumulate,
+        )
+        return self._inspected(type(module).__name__, job, training, device, risk, start)
+
+    def classify_spec(
+        self, spec: Spec, *, device: str = DEFAULT_DEVICE, risk: float = RISK, target: str | None = None
+    ) -> Answer:
+        """The network and training that a spec of the builder describes; nothing of a user's is run."""
+        start = time.perf_counter()
+        return self._inspected(target or spec.id, SpecJob(spec), spec.training, device, risk, start)
+
+    def classify_table(
+        self,
+        table: LayerTable,
+        training: TrainingSetup,
+        *,
+        device: str = DEFAULT_DEVICE,
+        risk: float = RISK,
+        target: str = "layer table",
+        family: str | None = None,
+    ) -> Answer:
+        """A network of which nothing but a layer table is known: nothing is simulated."""
+        question = question_of_table(target, table, training, load_profile(device), family)
+        return self.answers([question], risk)[0]
+
+    def _inspected(
+        self, target: str, job: Job, training: TrainingSetup, device: str, risk: float, start: float
+    ) -> Answer:
+        profile = load_profile(device)
+        findings = Inspector(job).examine(training, [profile])
+        answer = self.answers([question_of(target, findings, profile)], risk)[0]
+        return replace(answer, seconds=time.perf_counter() - start)
+
+    def answers(self, questions: Sequence[Question], risk: float = RISK, bucket_mib: int | None = None) -> list[Answer]:
+        """An answer to each question, in order; those of one estimator are asked in one go.
+
+        `seconds` is the time of a single question's estimate; what was simulated before is the caller's to add.
+        """
+        check_probability("risk", risk)
+        found: dict[int, Answer] = {}
+        for name, estimator, members in self._by_estimator(questions):
+            start = time.perf_counter()
+            asked = [questions[index] for index in members]
+            made = _answers(name, estimator, asked, risk, bucket_mib or BUCKET_MIB)
+            seconds = (time.perf_counter() - start) / len(asked)
+            found.update(zip(members, (replace(item, seconds=seconds) for item in made), strict=True))
+        return [found[index] for index in range(len(questions))]
+
+    def _by_estimator(self, questions: Sequence[Question]) -> list[tuple[str, Ensemble, list[int]]]:
+        groups: dict[str, tuple[Ensemble, list[int]]] = {}
+        for index, question in enumerate(questions):
+            name, estimator = self._estimator_for(question.example)
+            groups.setdefault(name, (estimator, []))[1].append(index)
+        return [(name, estimator, members) for name, (estimator, members) in groups.items()]
+
+    def _estimator_for(self, example: Example) -> tuple[str, Ensemble]:
+        """The checkpoint itself, or another for what was not simulated where it cannot do without."""
+        if example.simulated is not None or not _needs_simulation(self.estimator):
+            return self.name, self.estimator
+        return Path(self._tables).name, self._for_tables
+
+    @cached_property
+    def _for_tables(self) -> Ensemble:
+        return _ensemble(self._tables)
+
+
+def _ensemble(name: str) -> Ensemble:
+    found = load_checkpoint(checkpoint_directory(name))
+    if not isinstance(found, Ensemble) or found.margins_ is None:
+        raise UserError(f"expected a calibrated ensemble in the checkpoint {name}, found {found.name}: name another")
+    return found
+
+
+def _needs_simulation(estimator: Ensemble) -> bool:
+    return feature_set(estimator.members[0].settings.features).needs_simulation
+
+
+def _answers(
+    name: str, estimator: Ensemble, questions: Sequence[Question], risk: float, bucket_mib: int
+) -> list[Answer]:
+    examples = [question.example for question in questions]
+    endless = [question.endless or replace(question.example, capacity_bytes=2**50) for question in questions]
+    risk = max(risk, estimator.least_risk)
+    medians, safe = (
+        _filled(figures[: len(examples)], figures[len(examples) :], examples)
+        for figures in (
+            estimator.predict_bytes([*examples, *endless]),
+            estimator.safe_bytes([*examples, *endless], risk),
+        )
+    )
+    strange = estimator.unfamiliar(examples)
+    found = []
+    for index, question in enumerate(questions):
+        buckets = Buckets(bucket_mib * MIB, question.example.capacity_bytes)
+        proba = estimator.predict_proba([question.example], buckets)[0]
+        found.append(
+            _answer(
+                question,
+                _bucket(buckets, proba),
+                estimate_bytes=medians[index],
+                safe_bytes=max(safe[index], medians[index]),
+                oom_probability=float(proba[-1]),
+                risk=risk,
+                strange=bool(strange[index]),
+                checkpoint=name,
+            )
+        )
+    return found
+
+
+def _filled(
+    figures: NDArray[np.float64], endless: NDArray[np.float64], examples: Sequence[Example]
+) -> NDArray[np.float64]:
+    """What does not fit has the figure of a card without end, which is more than its own card has in any case."""
+    capacities = np.array([example.capacity_bytes for example in examples], dtype=np.float64)
+    return np.where(np.isfinite(figures), figures, np.maximum(endless, capacities))
+
+
+def _bucket(buckets: Buckets, proba: NDArray[np.float64]) -> Bucket:
+    index = int(proba.argmax())
+    edges = buckets.edges_bytes / MIB
+    last = index == buckets.fitting
+    return Bucket(
+        index=index,
+        lower_mib=float(edges[index]),
+        upper_mib=None if last else float(edges[index + 1]),
+        probability=float(proba[index]),
+    )
+
+
+def _answer(
+    question: Question,
+    bucket: Bucket,
+    *,
+    estimate_bytes: float,
+    safe_bytes: float,
+    oom_probability: float,
+    risk: float,
+    strange: bool,
+    checkpoint: str,
+) -> Answer:
+    example, profile, peak = question.example, question.profile, question.peak
+    calibrated = f"calibrated on {profile.calibrated_on}" if profile.calibrated_on else "not calibrated"
+    return Answer(
+        target=question.target,
+        batch_size=example.training.batch_size,
+        device=profile.name,
+        bucket=bucket,
+        estimate_mib=float(estimate_bytes) / MIB,
+        safe_mib=float(safe_bytes) / MIB,
+        allocated_mib=_mib(peak.allocated_bytes) if peak else None,
+        reserved_mib=_mib(peak.reserved_bytes) if peak else None,
+        capacity_mib=example.capacity_bytes / MIB,
+        oom_probability=oom_probability,
+        risk=risk,
+        out_of_distribution=strange,
+        checkpoint=checkpoint,
+        profile=f"{profile.title}, {calibrated}",
+        seconds=0.0,
+        breakdown_mib={use: size / MIB for use, size in peak.breakdown.items()} if peak else {},
+        notes=tuple(dict.fromkeys(question.notes)),
+    )
+
+
+def _mib(size_bytes: int | None) -> float | None:
+    return None if size_bytes is None else size_bytes / MIB
+
+
+def optimizer_named(text: str) -> str:
+    """An optimizer of torch.optim in whatever case, with its arguments: 'sgd(momentum=0.9)' is SGD(momentum=0.9)."""
+    name, bracket, rest = text.strip().partition("(")
+    known = {item.lower(): item for item in OPTIMIZERS}
+    if name.lower() not in known:
+        raise UserError(f"expected an optimizer of {sorted(OPTIMIZERS)}, found {text!r}: name one of them")
+    return known[name.lower()] + bracket + rest

@@ -1,0 +1,50 @@
+"""A job on a device, ready to be answered: what features are computed from, and what the answer says beside them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dataset_builder.inspection.findings import Findings
+from dataset_builder.measure.virtual.profile import DeviceProfile
+from dataset_builder.schema import LayerTable, Measurement, TrainingSetup
+from models.example import Example
+from models.examples import example_of_findings, example_of_table
+
+
+@dataclass(frozen=True)
+class Question:
+    """One job on one device."""
+
+    target: str
+    example: Example
+    profile: DeviceProfile
+    endless: Example | None = None
+    """The same on a card without an end: what a job that does not fit would need."""
+    peak: Measurement | None = None
+    """What the breakdown is taken from: the simulation, without an end where the card is too small."""
+    notes: tuple[str, ...] = field(default=())
+
+
+def question_of(target: str, findings: Findings, profile: DeviceProfile) -> Question:
+    """An inspected network on one of the devices that it was inspected on."""
+    return Question(
+        target=target,
+        example=example_of_findings(findings, profile),
+        profile=profile,
+        endless=example_of_findings(findings, profile, endless=True),
+        peak=findings.endless[profile.name],
+        notes=(*findings.notes, *findings.measurements[profile.name].notes),
+    )
+
+
+def question_of_table(
+    target: str, table: LayerTable, training: TrainingSetup, profile: DeviceProfile, family: str | None = None
+) -> Question:
+    """A network of which nothing but a layer table is known."""
+    note = "classified from a layer table alone: nothing was simulated, and the safe figure is wider"
+    example = example_of_table(table, training, profile, family=family)
+    return Question(target, example, profile, notes=(note, *profile.notes))
+
+
+def by_device(target: str, findings: Findings, profiles: Sequence[DeviceProfile]) -> Mapping[str, Question]:
+    """The same job on several devices."""
+    return {profile.name: question_of(target, findings, profile) for profile in profiles}
