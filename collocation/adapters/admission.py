@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from collocation.adapters.kubernetes import NEED, annotations_of
+from collocation.adapters.kubernetes import NEED, annotations_of, limits_of
 from dataset_builder.errors import UserError, check_choice
 
 _GIB_MIB = 1024
@@ -87,7 +87,7 @@ def _limits_patch(pod: Mapping[str, Any], rule: Resource, amount: str) -> list[d
     containers = spec.get("containers") if isinstance(spec, Mapping) else None
     if not isinstance(containers, list) or not all(isinstance(item, Mapping) for item in containers) or not containers:
         raise UserError("expected a pod with containers, found none: check the object")
-    limits = [_limits_of(item) for item in containers]
+    limits = [limits_of(item) for item in containers]
     if any(rule.key in item for item in limits):
         return []
     # the container that asks for a GPU already, else the first
@@ -100,12 +100,6 @@ def _limits_patch(pod: Mapping[str, Any], rule: Resource, amount: str) -> list[d
     if rule.count_key and rule.count_key not in limits[index]:
         patch.append(_add(f"{path}/limits/{_escaped(rule.count_key)}", "1"))
     return [*patch, _add(f"{path}/limits/{_escaped(rule.key)}", amount)]
-
-
-def _limits_of(container: Mapping[str, Any]) -> Mapping[str, Any]:
-    resources = container.get("resources")
-    limits = resources.get("limits") if isinstance(resources, Mapping) else None
-    return limits if isinstance(limits, Mapping) else {}
 
 
 def _add(path: str, value: Any) -> dict[str, Any]:

@@ -43,8 +43,8 @@ def read_args(body: Any) -> ExtenderArgs:
     if not isinstance(pod, Mapping):
         raise UserError(f"expected ExtenderArgs with a Pod, found {sorted(body)[:10]}: check urlPrefix and verb")
     if nodes is not None:
-        items = {str(key).lower(): value for key, value in nodes.items()}.get("items") if _is_map(nodes) else None
-        if not isinstance(items, list) or not all(map(_is_map, items)):
+        items = {str(key).lower(): value for key, value in _map(nodes).items()}.get("items")
+        if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
             raise UserError("expected Nodes with a list of items, found something else: check the scheduler's version")
         return ExtenderArgs(pod, items, [name_of(item) for item in items])
     if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
@@ -54,28 +54,26 @@ def read_args(body: Any) -> ExtenderArgs:
 
 def annotations_of(thing: Object) -> Mapping[str, str]:
     """Of a pod or a node; only those that are text, as all should be."""
-    metadata = thing.get("metadata")
-    found = metadata.get("annotations") if _is_map(metadata) else None
-    return {key: value for key, value in found.items() if isinstance(value, str)} if _is_map(found) else {}
+    found = _map(_map(thing.get("metadata")).get("annotations"))
+    return {key: value for key, value in found.items() if isinstance(value, str)}
 
 
 def name_of(thing: Object) -> str:
     """The object's name."""
-    metadata = thing.get("metadata")
-    return str(metadata.get("name", "")) if _is_map(metadata) else ""
+    return str(_map(thing.get("metadata")).get("name", ""))
 
 
 def gpu_count(pod: Object) -> int:
     """How many GPUs the pod's containers ask for, at least one."""
-    total = 0
-    spec = pod.get("spec")
-    for container in (spec.get("containers") or []) if _is_map(spec) else []:
-        resources = container.get("resources") if _is_map(container) else None
-        limits = resources.get("limits") if _is_map(resources) else None
-        for key in _GPU_COUNTS:
-            value = str(limits.get(key, "")) if _is_map(limits) else ""
-            total += int(value) if value.isdecimal() and len(value) < 6 else 0
-    return max(1, total)
+    containers = _map(pod.get("spec")).get("containers")
+    limits = [limits_of(item) for item in containers] if isinstance(containers, list) else []
+    asked = [str(item.get(key, "")) for item in limits for key in _GPU_COUNTS]
+    return max(1, sum(int(text) for text in asked if text.isdecimal() and len(text) < 6))
+
+
+def limits_of(container: Any) -> Object:
+    """What a container may take at most."""
+    return _map(_map(_map(container).get("resources")).get("limits"))
 
 
 def gpus_of(node: Object, device_of: Callable[[str], str | None]) -> list[Gpu] | None:
@@ -155,10 +153,17 @@ class Verdict:
     failed: Mapping[str, str]
     unresolvable: Mapping[str, str]
 
+    @property
+    def reasons(self) -> Mapping[str, str]:
+        """Why each node that does not fit does not."""
+        return {**self.failed, **self.unresolvable}
+
 
 def judge(need: Need, count: int, known: Known) -> Verdict:
     """A node fits with `count` GPUs that have room. Of one that nobody knows nothing is said: it stays."""
-    fitting, failed, unresolvable = [], {}, {}
+    fitting: list[str] = []
+    failed: dict[str, str] = {}
+    unresolvable: dict[str, str] = {}
     for name, gpus in known.items():
         if gpus is None or len(rank(need, gpus)) >= count:
             fitting.append(name)
@@ -203,5 +208,6 @@ def _score(need: Need | None, gpus: list[Gpu] | None, policy: str) -> int:
     return round(_HIGHEST * min(1.0, left if policy == "most-free" else 1 - left))
 
 
-def _is_map(value: Any) -> bool:
-    return isinstance(value, Mapping)
+def _map(value: Any) -> Object:
+    """An object, or an empty one in the place of anything else."""
+    return value if isinstance(value, Mapping) else {}

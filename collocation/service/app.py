@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-from dataset_builder.devices import device_names, load_profile
 from fastapi import APIRouter, Body, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
+from starlette.routing import BaseRoute, Route
 
 import dataset_builder
 from collocation.service import answers, clusters
@@ -21,6 +21,7 @@ from collocation.service.placing import placements
 from collocation.service.requests import ClassifyBody, ManyJobs, PlacementBody
 from collocation.service.settings import Settings
 from collocation.service.slurm import shards_text
+from dataset_builder.devices import device_names, load_profile
 from models.checkpoint import RELEASED
 
 _PAGE = Path(__file__).with_name("page.html")
@@ -138,6 +139,11 @@ async def page() -> Response:
     return HTMLResponse(_PAGE.read_bytes())
 
 
+def path_of(route: BaseRoute) -> str:
+    """The path of a route."""
+    return route.path if isinstance(route, Route) else ""
+
+
 def make_app(settings: Settings, load: Callable[[str], Estimating] = Checkpoint) -> Guard:
     """The application behind its guard; a bad checkpoint is told here, before anything starts."""
     counters = Metrics()
@@ -165,4 +171,4 @@ def make_app(settings: Settings, load: Callable[[str], Estimating] = Checkpoint)
     for router in routers:
         app.include_router(router)
     add_error_handlers(app)
-    return Guard(app, engine, [route.path for router in routers for route in router.routes])
+    return Guard(app, engine, [path_of(route) for router in routers for route in router.routes])

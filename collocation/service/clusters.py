@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any
 
-from dataset_builder.devices import device_names
 from fastapi import APIRouter, Body, Request, Response
 
 from collocation.adapters import admission, kubernetes, volcano
@@ -17,6 +16,7 @@ from collocation.service.http import StrictRoute, reply
 from collocation.service.logs import event
 from collocation.service.placing import needs
 from collocation.service.slurm import job_from_text
+from dataset_builder.devices import device_names
 from dataset_builder.errors import UserError
 
 Anything = Annotated[dict[str, Any], Body()]
@@ -154,7 +154,7 @@ async def predicate(request: Request, body: Anything) -> Response:
     if need is None:
         return reply(volcano.predicate_reply(None))
     verdict = kubernetes.judge(need, kubernetes.gpu_count(pod), known)
-    return reply(volcano.predicate_reply(next(iter((verdict.failed | verdict.unresolvable).values()), None)))
+    return reply(volcano.predicate_reply(next(iter(verdict.reasons.values()), None)))
 
 
 @router.post("/volcano/prioritize")

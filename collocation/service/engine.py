@@ -8,9 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dataset_builder.devices import load_profile
-from models.questions import Question, question_of
-
 from collocation.service.batching import Batcher
 from collocation.service.cache import ByteCache, content_key
 from collocation.service.estimating import Asked, Checkpoint, Estimated, Estimating
@@ -23,9 +20,11 @@ from collocation.service.requests import AnyJob, FeaturesJob, NamedJob, SpecJob,
 from collocation.service.settings import Settings
 from collocation.service.tables import question_of_features, question_of_table_body, training_of
 from collocation.service.tracing import TraceQuestion
+from dataset_builder.devices import load_profile
 from dataset_builder.errors import UserError
 from dataset_builder.families import make_spec
 from dataset_builder.schema import Spec
+from models.questions import Question, question_of
 
 _FOUND, _REFUSED = b"F", b"R"
 """How a trace ended: refusals are kept too, since the same network will be refused again."""

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from models.classify import Classifier
-from models.questions import Question
-
 from dataset_builder.errors import UserError
 from dataset_builder.schema import MIB
 from models.answer import Answer
 from models.checkpoint import checkpoint_directory, load_checkpoint, load_metrics
-from models.labels import Buckets
+from models.classify import Classifier
+from models.questions import Question
 from models.storage import ESTIMATOR
 
 _LEAST_SHARE = 0.0005
@@ -87,13 +85,11 @@ class Checkpoint:
     def _distribution(self, asked: Asked) -> list[dict[str, Any]] | None:
         if not asked.distribution:
             return None
-        buckets = Buckets(asked.bucket_mib * MIB, asked.question.example.capacity_bytes)
+        buckets, shares = self._classifier.distribution(asked.question, asked.bucket_mib)
         edges = [*(buckets.edges_bytes / MIB).tolist(), None]
-        estimator = self._classifier._estimator_for(asked.question.example)[1]
-        shares = estimator.predict_proba([asked.question.example], buckets)[0].tolist()
         return [
             {"index": index, "lower_mib": edges[index], "upper_mib": edges[index + 1], "probability": share}
-            for index, share in enumerate(shares)
+            for index, share in enumerate(shares.tolist())
             if share >= _LEAST_SHARE
         ]
 

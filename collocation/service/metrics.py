@@ -37,7 +37,7 @@ class Metrics:
         self.reloads = Counter(
             "vramcast_checkpoint_reloads_total", "Reloads by outcome", ["outcome"], registry=registry
         )
-        self._timed = {}
+        self._timed: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
 
     def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
         """A gauge that is read when somebody looks."""

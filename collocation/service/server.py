@@ -32,7 +32,7 @@ class Server(uvicorn.Server):
         patient = type("Patient", (PatientProtocol,), {"header_seconds": limits.header_seconds})
         super().__init__(
             uvicorn.Config(
-                guard,  # type: ignore[arg-type]
+                guard,
                 host=settings.host,
                 port=settings.port,
                 http=patient,

@@ -27,7 +27,7 @@ def main() -> None:
             return
         question = pickle.loads(questions.read(HEADER.unpack(head)[0]))  # noqa: S301 - from the service itself
         try:
-            found = (TRACED, trace(question))
+            found: tuple[str, bytes | str] = (TRACED, trace(question))
         except (ValueError, MemoryError, RecursionError, OverflowError, RuntimeError) as error:
             found = (REFUSED, _sentence(error))
         _write(answers, pickle.dumps(found))
