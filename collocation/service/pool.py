@@ -31,10 +31,10 @@ class PoolError(Exception):
 class TracePool:
     """So many processes, each with one network at a time."""
 
-    def __init__(self, workers: int, limits: Limits) -> None:
+    def __init__(self, workers: int, limits: Limits, module: str = worker.__name__) -> None:
         self._limits = limits
         self._idle: asyncio.Queue[_Worker] = asyncio.Queue()
-        self._all = [_Worker(limits) for _ in range(workers)]
+        self._all = [_Worker(limits, module) for _ in range(workers)]
         self.waiting = 0
 
     async def start(self) -> None:
@@ -71,8 +71,9 @@ class TracePool:
 class _Worker:
     """One process, started when it is needed."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, module: str) -> None:
         self._limits = limits
+        self._module = module
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> asyncio.subprocess.Process:
@@ -81,7 +82,7 @@ class _Worker:
         self._process = process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            worker.__name__,
+            self._module,
             str(self._limits.worker_bytes),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
