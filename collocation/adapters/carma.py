@@ -3,6 +3,7 @@
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -34,12 +35,9 @@ def write_rad(path: Path, need_mib: float | None, line: int = GPUMEMNET_LINE) ->
 def write_yaml(path: Path, need_mib: float | None, key: str) -> None:
     """Set a top-level key of a YAML file, and leave all else, comments too, as it is."""
     text = _read(path)
-    try:
-        found = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"expected YAML in {path}, found text that is none: mend it") from error
-    if not isinstance(found, dict):
-        raise UserError(f"expected a mapping in {path}, found {type(found).__name__}: name another file")
+    found = _loaded(text)
+    if found is None:
+        raise UserError(f"expected a YAML mapping in {path}, found something else: name another file")
     if not re.fullmatch(r"[A-Za-z_][\w-]*", key):
         raise UserError(f"expected a plain word as the key, found {key!r}: change it")
     entry = f"{key}: {_whole(need_mib)}"
@@ -50,11 +48,20 @@ def write_yaml(path: Path, need_mib: float | None, key: str) -> None:
             raise UserError(f"expected {key} as a plain number in {path}, found another form: write 'key: number'")
     else:
         changed = f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{entry}\n"
-    if yaml.safe_load(changed) != {**found, key: _whole(need_mib)}:
+    if _loaded(changed) != {**found, key: _whole(need_mib)}:
         raise UserError(
             f"expected a YAML file whose top level can be added to, found another in {path}: write it plainly"
         )
     _replace(path, changed)
+
+
+def _loaded(text: str) -> dict[str, Any] | None:
+    """The mapping that a text is, None where it is none."""
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _whole(need_mib: float | None) -> int:

@@ -24,6 +24,16 @@ local function script_of(options)
     return text
 end
 
+-- '--gpus=1' names no resource in its value, '--gres=gpu:1' does.
+local function asks_for_gpus(options)
+    for _, name in ipairs({ "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task" }) do
+        if type(options[name]) == "string" and options[name] ~= "" then
+            return true
+        end
+    end
+    return vramcast.asks_for_gpus(options["gres"], options["tres-per-task"])
+end
+
 local function sized(options)
     local description = vramcast.description(script_of(options), options["comment"])
     if not description then
@@ -35,8 +45,7 @@ local function sized(options)
         return
     end
     slurm.log_info("vramcast: this job will take about %d MiB of GPU memory (%s)", answer.need_mib, answer.verdict)
-    if vramcast.asks_for_gpus(options["gres"], options["gpus"], options["gpus-per-node"], options["gpus-per-task"],
-        options["gpus-per-socket"], options["tres-per-task"]) then
+    if asks_for_gpus(options) then
         return
     end
     local there = options["gres"]
