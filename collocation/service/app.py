@@ -1,7 +1,7 @@
 """The application: routes for people, clients and machines that watch."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ from collocation.service import answers, clusters
 from collocation.service.engine import Engine, many
 from collocation.service.estimating import Checkpoint, Estimating
 from collocation.service.guard import Guard
-from collocation.service.http import KeptRoute, StrictRoute, add_error_handlers, problem, reply
+from collocation.service.http import PROBLEMS, KeptRoute, StrictRoute, add_error_handlers, problem, reply
 from collocation.service.metrics import Metrics
 from collocation.service.placing import placements
 from collocation.service.requests import ClassifyBody, ManyJobs, PlacementBody
@@ -25,18 +25,15 @@ from dataset_builder.devices import device_names, load_profile
 from models.checkpoint import RELEASED
 
 _PAGE = Path(__file__).with_name("page.html")
-_PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: {"model": answers.Problem, "description": "No JSON"},
-    401: {"model": answers.Problem, "description": "No token, or another"},
-    408: {"model": answers.Problem, "description": "Sent too slowly"},
-    413: {"model": answers.Problem, "description": "Too large"},
-    422: {"model": answers.Problem, "description": "Nothing that can be answered"},
-    503: {"model": answers.Problem, "description": "Come back later"},
-}
-
-kept = APIRouter(prefix="/v1", route_class=KeptRoute, responses=_PROBLEMS)
-plain = APIRouter(prefix="/v1", route_class=StrictRoute, responses=_PROBLEMS)
+kept = APIRouter(prefix="/v1", route_class=KeptRoute, responses=PROBLEMS)
+plain = APIRouter(prefix="/v1", route_class=StrictRoute, responses=PROBLEMS)
 watching = APIRouter()
+
+
+def _as_json(problem: Mapping[str, Any]) -> dict[str, Any]:
+    """A problem of a path whose answers are text: FastAPI would say that problems are too."""
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {"description": problem["description"], "content": content, "model": None}
 
 
 def engine_of(request: Request) -> Engine:
@@ -70,6 +67,7 @@ async def place(request: Request, body: Annotated[PlacementBody, Body()]) -> Res
 @kept.post(
     "/slurm",
     response_class=PlainTextResponse,
+    responses={status: _as_json(item) for status, item in PROBLEMS.items()},
     openapi_extra={"requestBody": {"required": True, "content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 async def slurm(request: Request) -> Response:
@@ -84,7 +82,7 @@ async def checkpoints(request: Request) -> Response:
     return reply({"in_use": await status_of(engine_of(request)), "released": released})
 
 
-@plain.post("/checkpoints/reload", response_model=answers.CheckpointReply, responses={403: _PROBLEMS[401]})
+@plain.post("/checkpoints/reload", response_model=answers.CheckpointReply, responses={403: PROBLEMS[401]})
 async def reload(request: Request) -> Response:
     """Read the checkpoint again, as SIGHUP does. Only for holders of the token."""
     if not engine_of(request).settings.token:

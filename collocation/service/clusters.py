@@ -12,7 +12,7 @@ from collocation.adapters.gpus import device_of_card
 from collocation.adapters.kubernetes import JOB, NEED, RISK, Known, NodeBook
 from collocation.placement import Gpu, Need
 from collocation.service.engine import Engine
-from collocation.service.http import StrictRoute, reply
+from collocation.service.http import PROBLEMS, StrictRoute, reply
 from collocation.service.logs import event
 from collocation.service.placing import needs
 from collocation.service.slurm import job_from_text
@@ -22,7 +22,7 @@ from dataset_builder.errors import UserError
 Anything = Annotated[dict[str, Any], Body()]
 POLICY = "best-fit"
 
-router = APIRouter(route_class=StrictRoute)
+router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
 
 
 def _engine(request: Request) -> Engine:

@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 from pydantic_core import from_json, to_json
 from starlette.exceptions import HTTPException
 
-from collocation.service.answers import problem_bytes
+from collocation.service.answers import Problem, problem_bytes
 from collocation.service.cache import content_key
 from collocation.service.engine import Engine
 from collocation.service.guard import RETRY_SECONDS
@@ -20,6 +20,14 @@ from dataset_builder.errors import UserError
 JSON = "application/json"
 _LONGEST = 500
 """Of a sentence that goes back: what was sent is not to come back whole."""
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    400: {"model": Problem, "description": "No JSON"},
+    401: {"model": Problem, "description": "No token, or another"},
+    408: {"model": Problem, "description": "Sent too slowly"},
+    413: {"model": Problem, "description": "Too large"},
+    422: {"model": Problem, "description": "Nothing that can be answered"},
+    503: {"model": Problem, "description": "Come back later"},
+}
 Handler = Callable[[Request], Awaitable[Response]]
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -68,6 +69,13 @@ class Server(uvicorn.Server):
     async def _reload(self) -> None:
         with suppress(UserError, OSError):  # told in the log and by /readyz
             await self.guard.engine.reload()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Say where, once the port is known."""
+        await super().startup(sockets)
+        for server in self.servers if self.started else []:
+            for item in server.sockets:
+                logs.event("serving", address=item.getsockname()[0], port=item.getsockname()[1])
 
     def handle_exit(self, sig: int, frame: object) -> None:
         """Say so, and stop."""

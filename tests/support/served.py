@@ -2,14 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from collocation.service.app import make_app
 from collocation.service.estimating import Asked, Estimated, Estimating
 from collocation.service.guard import Guard
+from collocation.service.server import Server
 from collocation.service.settings import Settings
 from collocation.service.tracing import TraceQuestion, trace
 from dataset_builder.schema import MIB
@@ -171,6 +174,25 @@ class Service:
 
         await self.guard(scope, receive, send)
         return response
+
+
+@contextmanager
+def on_loopback(settings: Settings, load: Callable[[str], Estimating] = Scripted) -> Iterator[str]:
+    """The URL of a service with a port, in a thread of this process."""
+    guard = make_app(settings, load)
+    guard.engine.pool = InProcess()  # type: ignore[assignment]
+    server = Server(settings, guard)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        while not (server.started and guard.engine.ready):
+            if not thread.is_alive():
+                raise RuntimeError("the service did not start")
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
 
 
 @asynccontextmanager
