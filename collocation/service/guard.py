@@ -47,6 +47,7 @@ class Guard:
         """Others are counted as one: a metric for each path that a client can think of would fill the memory."""
         self.log_requests = settings.log_requests
         self.in_flight = 0
+        self.metrics.watch("vramcast_requests_in_flight", "Requests being answered", lambda: self.in_flight)
         self._token = settings.token.encode() if settings.token else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -29,7 +29,6 @@ class Metrics:
         self.seconds = Histogram(
             "vramcast_request_seconds", "Time to answer by path", ["path"], buckets=_SECONDS, registry=registry
         )
-        self.in_flight = Gauge("vramcast_requests_in_flight", "Requests being answered", registry=registry)
         self.cached = Counter(
             "vramcast_cache_lookups_total", "Lookups by cache and outcome", ["cache", "outcome"], registry=registry
         )
