@@ -8,6 +8,7 @@ _COMMANDS = {
     "train": ("train.__main__", "train estimators, and evaluate them"),
     "serve": ("collocation.commands.serve", "answer schedulers and people over HTTP"),
     "place": ("collocation.commands.place", "choose a GPU for a job"),
+    "classify": ("models.command", "say how much memory a network takes, whether it fits, and what helps"),
     "evaluate": ("models.__main__", "hold estimates against measured rows"),
 }
 

@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from dataset_builder.analysis.optimizers import OPTIMIZERS
 from dataset_builder.devices import DEFAULT_DEVICE, load_profile
 from dataset_builder.errors import UserError, check_probability
+from dataset_builder.families.weightless import structure_of
 from dataset_builder.inspection.batches import resized
-from dataset_builder.inspection.copies import structure_of
 from dataset_builder.inspection.inspector import Inspector
 from dataset_builder.inspection.jobs import Job, ModuleJob, SpecJob
 from dataset_builder.inspection.steps import Step
@@ -27,8 +26,8 @@ from models.example import Example
 from models.features import feature_set
 from models.labels import Buckets
 from models.questions import Question, question_of, question_of_table
+from models.requests import RISK
 
-RISK = 0.01
 BUCKET_MIB = 1024
 TABLES_ALONE = "universal_layers"
 """The released estimator for layer tables alone: it reads no simulation."""
@@ -69,14 +68,15 @@ class Classifier:
         if size is None:
             raise UserError("expected a batch size beside a function that makes inputs, found none: give batch_size=N")
         job = ModuleJob(structure_of(module), make, step)
-        training = TrainingSetup(
-            batch_size=size,
-            optimizer=optimizer_named(optimizer),
-            dtype=dtype or job.dtype,
-            autocast=autocast,
-            checkpointing=checkpointing,
-            accumulate=accumulate,
-        )
+        wishes = {
+            "batch_size": size,
+            "optimizer": optimizer,
+            "dtype": dtype,
+            "autocast": autocast,
+            "checkpointing": checkpointing,
+            "accumulate": accumulate,
+        }
+        training = job.setup(wishes)
         return self._inspected(type(module).__name__, job, training, device, risk, start)
 
     def classify_spec(
@@ -247,12 +247,3 @@ def _answer(
 
 def _mib(size_bytes: int | None) -> float | None:
     return None if size_bytes is None else size_bytes / MIB
-
-
-def optimizer_named(text: str) -> str:
-    """An optimizer of torch.optim in whatever case, with its arguments: 'sgd(momentum=0.9)' is SGD(momentum=0.9)."""
-    name, bracket, rest = text.strip().partition("(")
-    known = {item.lower(): item for item in OPTIMIZERS}
-    if name.lower() not in known:
-        raise UserError(f"expected an optimizer of {sorted(OPTIMIZERS)}, found {text!r}: name one of them")
-    return known[name.lower()] + bracket + rest

@@ -26,7 +26,11 @@ def layer_table(module: nn.Module, inputs: Sequence[Any]) -> LayerTable:
         for name, part in module.named_modules():
             stack.enter_context(watch.on(name, part))
         stack.enter_context(watch)
-        module(*inputs)
+        try:
+            module(*inputs)
+        except Exception as error:
+            error.add_note(f"in the layer {watch.running!r}")
+            raise
     watch.add_unseen(module)
     trainable = tuple(tuple(item.shape) for item in module.parameters() if item.requires_grad)
     return LayerTable(tuple(watch.records), trainable, watch.input_elements)
@@ -70,6 +74,11 @@ class _Watch(TorchFunctionMode):
         self._layers = 0  # how many layers are running, one within the other
         self._path: list[str] = [""]  # the modules that are running, outermost first
         self._before: list[Set[int]] = []
+
+    @property
+    def running(self) -> str:
+        """The innermost module that is running."""
+        return self._path[-1]
 
     @contextmanager
     def on(self, name: str, part: nn.Module) -> Iterator[None]:

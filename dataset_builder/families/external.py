@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from dataset_builder.errors import UserError
 from dataset_builder.families.libraries import import_library
+from dataset_builder.families.weightless import built_on_meta
 from dataset_builder.plan import InputTensor
 
 Network = Mapping[str, Any]
@@ -23,18 +23,13 @@ def build_external(family: str, network: Network, device: str = "meta") -> Built
 
 
 def _built_on(device: str, make: Callable[[], nn.Module]) -> nn.Module:
-    try:
-        with torch.device(device):
-            return make().to(device)  # some parameters are made on the CPU whatever the default
-    except (NotImplementedError, RuntimeError):
-        # some constructors compute with values, which meta tensors do not have
-        return make().to(device)
+    return built_on_meta(make) if device == "meta" else make().to(device)
 
 
 def _timm(network: Network, device: str) -> Built:
     timm = import_library("timm")
-    create = timm.create_model
-    subject = _built_on(device, lambda: create(network["name"], pretrained=False, num_classes=network["num_classes"]))
+    arguments = {"pretrained": False, "num_classes": network["num_classes"], **network.get("arguments", {})}
+    subject = _built_on(device, lambda: timm.create_model(network["name"], **arguments))
     return subject, (InputTensor(tuple(network["input_shape"])),)
 
 
@@ -46,15 +41,43 @@ def _torchvision(network: Network, device: str) -> Built:
 
 
 def _hugging_face(network: Network, device: str) -> Built:
-    """A class of transformers with the settings of its configuration; fed tokens, a mask and labels."""
+    """A class of transformers with the settings of its configuration; fed what its kind takes, and labels."""
     transformers = import_library("transformers")
-    architecture = getattr(transformers, network["architecture"])
+    architecture = getattr(transformers, network["architecture"], None)
+    if architecture is None:
+        raise UserError(
+            f"expected a class of transformers {transformers.__version__}, found {network['architecture']!r}: "
+            "check the name, or update transformers"
+        )
     config = architecture.config_class(**network.get("config", {}))
-    tokens, vocabulary = (int(network["sequence"]),), int(config.vocab_size)
-    classes = "SequenceClassification" in network["architecture"]
-    labels = InputTensor((), int(config.num_labels)) if classes else InputTensor(tokens, vocabulary)
-    inputs = {"input_ids": InputTensor(tokens, vocabulary), "attention_mask": InputTensor(tokens, 2), "labels": labels}
-    return ByKeyword(_built_on(device, lambda: architecture(config)), list(inputs)), tuple(inputs.values())
+    subject = _built_on(device, lambda: architecture(config))
+    inputs = _hugging_face_inputs(subject, network)
+    return ByKeyword(subject, list(inputs)), tuple(inputs.values())
+
+
+_TEXT_OF_SPEECH = 128
+"""Tokens of a transcript, where nobody says how many."""
+
+
+def _hugging_face_inputs(subject: Any, network: Network) -> dict[str, InputTensor]:
+    """What a class of transformers takes, by the name of its main input, and labels for its own loss."""
+    config, name, kind = subject.config, subject.main_input_name, network["architecture"]
+    vocabulary = getattr(config, "vocab_size", None) or getattr(config.get_text_config(), "vocab_size", None)
+    inputs: dict[str, InputTensor] = {}
+    if name == "pixel_values":
+        size = network.get("image_size") or config.image_size
+        sides = tuple(size) if isinstance(size, list | tuple) else (int(size), int(size))
+        inputs[name] = InputTensor((int(config.num_channels), *sides))
+        tokens: tuple[int, ...] = ()
+    elif name == "input_features":  # mel spectra; two frames become one place (WhisperEncoder)
+        inputs[name] = InputTensor((int(config.num_mel_bins), 2 * int(config.max_source_positions)))
+        tokens = (int(network.get("sequence") or _TEXT_OF_SPEECH),)
+    else:
+        tokens = (int(network["sequence"]),)
+        inputs = {"input_ids": InputTensor(tokens, vocabulary), "attention_mask": InputTensor(tokens, 2)}
+    if "Classification" in kind and "Token" not in kind:
+        return {**inputs, "labels": InputTensor((), int(config.num_labels))}
+    return {**inputs, "labels": InputTensor(tokens, vocabulary)}
 
 
 class ByKeyword(nn.Module):

@@ -1,15 +1,17 @@
 """Runs a job on the virtual GPU: traced as seldom as devices allow, replayed on each of them."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dataset_builder.analysis.optimizers import OPTIMIZERS
 from dataset_builder.inspection.findings import Curve, Findings, LayerCost
-from dataset_builder.inspection.jobs import Job, own_name
+from dataset_builder.inspection.jobs import Job, Prepared, own_name
+from dataset_builder.inspection.optimizers import stand_in
 from dataset_builder.measure.virtual.allocator import AllocatorOptions
 from dataset_builder.measure.virtual.backend import Lowered, has_convolutions, measurement_of, replay_on
 from dataset_builder.measure.virtual.profile import DeviceProfile
@@ -17,7 +19,7 @@ from dataset_builder.measure.virtual.replay import FREE, Replay
 from dataset_builder.measure.virtual.session import trace_training
 from dataset_builder.measure.virtual.timeline import timeline_of
 from dataset_builder.measure.virtual.trace import Trace, Use
-from dataset_builder.schema import MIB, LayerTable, Measurement, TrainingSetup
+from dataset_builder.schema import MIB, LayerTable, Measurement, TrainingSetup, parse_call
 
 _ENDLESS_MIB = 2**30
 """A card of a pebibyte."""
@@ -48,6 +50,31 @@ class _Replayed:
     trace: Trace
     lowered: Lowered
     found: Replay
+
+
+class Inspection(Protocol):
+    """A network that is examined under one training setup after the other, in this process or in a child."""
+
+    def examine(self, wishes: Mapping[str, Any], profiles: Sequence[DeviceProfile]) -> Findings:
+        """What it takes under the training that is wished for, on some devices."""
+
+    def curve(self, wishes: Mapping[str, Any], profile: DeviceProfile) -> Curve:
+        """The memory over time on a device."""
+
+
+class LocalInspection:
+    """An inspection in this process, for networks that no user's code is run for."""
+
+    def __init__(self, job: Job) -> None:
+        self.inspector = Inspector(job)
+
+    def examine(self, wishes: Mapping[str, Any], profiles: Sequence[DeviceProfile]) -> Findings:
+        """What it takes under the training that is wished for, on some devices."""
+        return self.inspector.examine(self.inspector.job.setup(wishes), profiles)
+
+    def curve(self, wishes: Mapping[str, Any], profile: DeviceProfile) -> Curve:
+        """The memory over time on a device."""
+        return self.inspector.curve(self.inspector.job.setup(wishes), profile)
 
 
 class Inspector:
@@ -99,15 +126,16 @@ class Inspector:
             if self._setup is None:
                 raise RuntimeError("there is no setup to trace")
             noting = _Capability(capability)
-            subject, inputs, self._resolved = self.job.prepared(self._setup)
+            job = self.job.prepared(self._setup)
             found = trace_training(
-                subject,
-                inputs,
-                self._resolved,
+                job.subject,
+                job.make_inputs,
+                job.training,
                 compute_capability=noting,
-                make_optimizer=self.job.make_optimizer,
+                make_optimizer=job.make_optimizer,
                 owners=True,
             )
+            self._resolved = _as_known(job, found)
             self._traces[capability if noting.asked else None] = found
         return found
 
@@ -128,6 +156,19 @@ class Inspector:
 
     def _measurement(self, profile: DeviceProfile, endless: _Replayed) -> Measurement:
         return measurement_of(endless.trace, profile, endless.lowered, endless.found)
+
+
+def _as_known(job: Prepared, trace: Trace) -> TrainingSetup:
+    """The setup, with the nearest optimizer of torch.optim in the place of one that estimators do not know."""
+    if parse_call(job.training.optimizer)[0] in OPTIMIZERS:
+        return job.training
+    dead = {block for block, size in trace.events if size == FREE}
+    state_bytes = sum(
+        size for block, size in trace.events
+        if size != FREE and trace.uses[block] == Use.OPTIMIZER_STATE and trace.owners[block] and block not in dead
+    )  # fmt: skip
+    trainable = sum(item.numel() * item.element_size() for item in job.subject.parameters() if item.requires_grad)
+    return replace(job.training, optimizer=stand_in(state_bytes, trainable))
 
 
 def _without_end(profile: DeviceProfile) -> DeviceProfile:

@@ -3,24 +3,25 @@
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dataset_builder.analysis.layers import layer_table
 from dataset_builder.errors import UserError
 from dataset_builder.families import FAMILIES
 from dataset_builder.families.external import build_external
+from dataset_builder.families.weightless import structure_of
 from dataset_builder.filters import Rejected, check
 from dataset_builder.inspection.batches import MakeBatch, batches
 from dataset_builder.inspection.checkpointing import enable_checkpointing
-from dataset_builder.inspection.copies import structure_of
-from dataset_builder.inspection.steps import Called, Step, Stepped, default_step, plain_loss
+from dataset_builder.inspection.optimizers import DEFAULT, OWN, made_by, optimizer_named
+from dataset_builder.inspection.steps import Called, Step, Stepped, plain_loss
 from dataset_builder.measure.virtual.session import MakeInputs, MakeOptimizer
 from dataset_builder.measure.virtual.trace import without_data
 from dataset_builder.schema import LayerTable, Spec, TrainingSetup, canonical_json
@@ -33,20 +34,35 @@ OptimizerOf = Callable[[nn.Module], torch.optim.Optimizer]
 """The optimizer that a module brings along."""
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A job under one training setup, ready to be traced."""
+
+    subject: nn.Module
+    """On meta and in training mode."""
+    make_inputs: MakeInputs
+    training: TrainingSetup
+    """With what the network decides of it."""
+    make_optimizer: MakeOptimizer | None = None
+    """The optimizer that takes the place of the one that the setup names."""
+
+
 class Job(ABC):
     """A network that can be trained in several ways."""
 
     family: str | None = None
-    make_optimizer: MakeOptimizer | None = None
-    """The optimizer that takes the place of the one that a setup names."""
 
     @abstractmethod
     def table(self) -> LayerTable:
         """The layers of the network."""
 
     @abstractmethod
-    def prepared(self, training: TrainingSetup) -> tuple[nn.Module, MakeInputs, TrainingSetup]:
-        """The network on meta in training mode, its inputs, and the setup with what the network decides of it."""
+    def setup(self, wishes: Mapping[str, Any]) -> TrainingSetup:
+        """The training that somebody wishes for, with what he leaves to the network."""
+
+    @abstractmethod
+    def prepared(self, training: TrainingSetup) -> Prepared:
+        """The job under a setup."""
 
 
 class SpecJob(Job):
@@ -60,13 +76,27 @@ class SpecJob(Job):
         """By the filter where there is a plan."""
         return table_of(self.spec)
 
-    def prepared(self, training: TrainingSetup) -> tuple[nn.Module, MakeInputs, TrainingSetup]:
+    def setup(self, wishes: Mapping[str, Any]) -> TrainingSetup:
+        """The spec's own, changed."""
+        changes = {name: value for name, value in wishes.items() if value is not None}
+        if changes.get("batch_size", self.spec.training.batch_size) != self.spec.training.batch_size:
+            changes.setdefault("last_batch_size", None)  # the odd last batch belongs to the batches before it
+        if "optimizer" in changes:
+            changes["optimizer"] = optimizer_named(changes["optimizer"])
+        return replace(self.spec.training, **changes)
+
+    def prepared(self, training: TrainingSetup) -> Prepared:
         """Built anew for each setup, as a backend does."""
         subject, inputs = subject_of(replace(self.spec, training=training))
         if training.checkpointing and self.family not in FAMILIES:
             enable_checkpointing(subject)
         shapes = [(item.shape, item.vocabulary) for item in inputs]
-        return subject, lambda size: random_inputs(shapes, size, training.dtype, "meta"), training
+        make = partial(_random, shapes, training.dtype)
+        return Prepared(subject, make, training, made_by(training.optimizer))
+
+
+def _random(shapes: Sequence[tuple[tuple[int, ...], int | None]], dtype: str, size: int) -> tuple[Tensor, ...]:
+    return random_inputs(shapes, size, dtype, "meta")
 
 
 class ModuleJob(Job):
@@ -93,6 +123,14 @@ class ModuleJob(Job):
         counts = Counter(names.get(item.dtype, "fp32") for item in self.module.parameters())
         return counts.most_common(1)[0][0] if counts else "fp32"
 
+    def setup(self, wishes: Mapping[str, Any]) -> TrainingSetup:
+        """In the module's dtype and with its own optimizer, unless others are wished for."""
+        given = {name: value for name, value in wishes.items() if value is not None}
+        optimizer = optimizer_named(given.get("optimizer") or (OWN if self.optimizer else DEFAULT))
+        if optimizer == OWN and self.optimizer is None:
+            raise UserError("expected a network with configure_optimizers, found none: name one by --optimizer")
+        return TrainingSetup(**{"dtype": self.dtype, **given, "optimizer": optimizer})
+
     def table(self) -> LayerTable:
         """By running it once."""
         return self._looked_at[0]
@@ -112,23 +150,33 @@ class ModuleJob(Job):
         layers = tuple(replace(item, name=own_name(item.name)) for item in table.layers)
         return replace(table, layers=layers), plain_loss(outputs[-1], batch) if self.step is None else None
 
-    def prepared(self, training: TrainingSetup) -> tuple[nn.Module, MakeInputs, TrainingSetup]:
+    def prepared(self, training: TrainingSetup) -> Prepared:
         """A copy of the structure in the setup's dtype; in the builder's own step where that will do."""
-        module, loss = structure_of(self.module).to(DTYPES[training.dtype]), self._looked_at[1]
+        module, loss = structure_of(self.module), self._looked_at[1]
+        if training.dtype != self.dtype:
+            module = module.to(DTYPES[training.dtype])
         if training.checkpointing:
             enable_checkpointing(module)
         for size in training.batch_sizes:  # drawn here, lest the tracer take what is drawn for a part of the job
             self.batch(size, training.dtype)
-        self.make_optimizer = (lambda _: self.optimizer(module)) if self.optimizer else None  # type: ignore[misc]
+        whole = partial(self._whole, training.dtype)
+        make = self._own_optimizer(module) if training.optimizer == OWN else made_by(training.optimizer)
         if loss is None:
-            stepped = Stepped(module, self.step or default_step)
-            return stepped, lambda size: (self.batch(size, training.dtype),), replace(training, loss="own")
+            return Prepared(Stepped(module, self.step), whole, replace(training, loss="own"), make)
+        return Prepared(module, lambda size: _listed(whole(size)[0]), replace(training, loss=loss), make)
 
-        def inputs(size: int) -> tuple[Any, ...]:
-            batch = self.batch(size, training.dtype)
-            return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+    def _whole(self, dtype: str, size: int) -> tuple[Any]:
+        return (self.batch(size, dtype),)
 
-        return module, inputs, replace(training, loss=loss)
+    def _own_optimizer(self, module: nn.Module) -> MakeOptimizer:
+        configure = self.optimizer
+        if configure is None:
+            raise RuntimeError("the module brings no optimizer along")
+        return lambda _: configure(module)
+
+
+def _listed(batch: Any) -> tuple[Any, ...]:
+    return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
 
 
 class Dataless(TorchDispatchMode):  # type: ignore[no-untyped-call]

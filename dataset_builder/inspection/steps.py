@@ -19,9 +19,10 @@ Step = Callable[[nn.Module, Any], Tensor]
 
 @dataclass(frozen=True)
 class Loss:
-    """An answer that is a loss and nothing else: what 'own' asks of a network."""
+    """A loss, and what lives as long as it in the usual loop."""
 
     loss: Tensor
+    output: Any = None
 
 
 class Called(nn.Module):
@@ -37,26 +38,24 @@ class Called(nn.Module):
 
 
 class Stepped(nn.Module):
-    """A network that is fed whole batches and answers with its loss."""
+    """A network that is fed whole batches and answers with its loss: by a step of its user's, or the one suggested."""
 
-    def __init__(self, subject: nn.Module, step: Step) -> None:
+    def __init__(self, subject: nn.Module, step: Step | None) -> None:
         super().__init__()
         self.subject = subject
         self.step = step
 
     def forward(self, batch: Any) -> Loss:
         """A step up to the loss."""
+        if self.step is None:
+            output = call(self.subject, batch)
+            return Loss(suggested_loss(output, batch), output)
         found: Any = self.step(self.subject, batch)
         if isinstance(found, Mapping):  # Lightning lets a step answer with more than its loss
             found = found.get("loss")
         if not isinstance(found, Tensor) or found.dim():
             raise UserError(f"expected a training step that returns a scalar loss, found {_described(found)}: mend it")
         return Loss(found)
-
-
-def default_step(network: nn.Module, batch: Any) -> Tensor:
-    """Run a network, and take the loss that its output suggests."""
-    return suggested_loss(call(network, batch), batch)
 
 
 def plain_loss(output: Any, batch: Any) -> str | None:

@@ -4,42 +4,33 @@ It is a process of its own for each spec, and imports torch and what builds a ne
 be in the figures. It ends with its parent.
 """
 
-import ctypes
 import json
 import os
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
+from dataset_builder.children import end_with_parent, write_line
 from dataset_builder.errors import UserError
 from dataset_builder.measure.cuda.protocol import CONTEXT, GO, PEAKS, REFUSED, Request, Result, is_out_of_memory
 from dataset_builder.schema import Status
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 EVIDENCE_LENGTH = 500
 
 
 def main(report_fd: int) -> int:
     """Answer one request; the return value is the exit code."""
-    _die_with_parent()
+    end_with_parent()
     os.set_inheritable(report_fd, False)  # a program that is started here must not hold it open
     try:
         result = _run(Request.from_json(json.loads(_read_line())), report_fd)
     except UserError as error:
-        _report(report_fd, {"event": REFUSED, "reason": str(error)})
+        write_line(report_fd, {"event": REFUSED, "reason": str(error)})
         return 2
-    _report(report_fd, result.to_json())
+    write_line(report_fd, result.to_json())
     return 0 if result.status is Status.OK else 1
-
-
-def _report(report_fd: int, event: Mapping[str, Any]) -> None:
-    rest = json.dumps(event).encode() + b"\n"
-    while rest:
-        rest = rest[os.write(report_fd, rest) :]
 
 
 def _read_line() -> bytes:
@@ -51,12 +42,6 @@ def _read_line() -> bytes:
             sys.exit(3)  # the parent is gone
         line += data
     return line
-
-
-def _die_with_parent() -> None:
-    """Have Linux end this process with its parent, even while C code holds the interpreter lock."""
-    with suppress(OSError, AttributeError):  # not Linux
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _end_with_input() -> None:
@@ -96,7 +81,7 @@ def _meet_parent(torch: Any, report_fd: int) -> int:
         raise UserError(
             f"expected a CUDA context on this GPU, found: {found}; see its mode and errors in nvidia-smi -q"
         ) from error
-    _report(report_fd, {"event": CONTEXT, "uuid": _uuid(torch)})
+    write_line(report_fd, {"event": CONTEXT, "uuid": _uuid(torch)})
     if _read_line() != GO:
         raise RuntimeError("the parent said something else than go")
     threading.Thread(target=_end_with_input, daemon=True).start()

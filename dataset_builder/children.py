@@ -1,0 +1,176 @@
+"""Child processes to talk to: lines in, lines of JSON out on a pipe of their own, and an end to all they began.
+
+Only the parent's side. A child ends with its parent by `end_with_parent`.
+"""
+
+import ctypes
+import json
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+TICK_SECONDS = 0.05
+"""How often the child's end is looked at while nothing comes."""
+TERM_SECONDS = 1.0
+KILL_SECONDS = 5.0
+"""A process that waits inside a hung driver cannot be killed, and is not waited for longer than this."""
+PIPE_BYTES = 65_536
+"""All that a pipe of Linux holds: one read empties it, however much is to come (pipe(7))."""
+TAIL_BYTES = 16_384
+LAST_LINES = 5
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def end_with_parent() -> None:
+    """Have Linux end this process with its parent, even while C code holds the interpreter lock."""
+    with suppress(OSError, AttributeError):  # not Linux
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def write_line(channel: int, value: Mapping[str, Any]) -> None:
+    """Write a mapping as a line of JSON, whole."""
+    rest = json.dumps(value).encode() + b"\n"
+    while rest:
+        rest = rest[os.write(channel, rest) :]
+
+
+class ChildProcess:
+    """A process in a group of its own; the last word of its command is the number of the pipe that it answers on."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        longest_answer_bytes: int,
+        directory: Path | None = None,
+    ) -> None:
+        self.fault: str | None = None
+        """What is wrong with its reports, None if nothing is."""
+        self._longest_answer_bytes = longest_answer_bytes
+        self._tail, self._unread = bytearray(), bytearray()
+        self._answers, theirs = os.pipe()
+        self._output, printed = os.pipe()
+        try:
+            self.process = subprocess.Popen(
+                [*command, str(theirs)],
+                stdin=subprocess.PIPE,
+                stdout=printed,  # libraries print there what belongs to the evidence
+                stderr=printed,
+                pass_fds=(theirs,),
+                env=dict(environment),
+                cwd=directory,
+                start_new_session=True,  # a group of its own, which can be ended whole
+            )
+        except BaseException:
+            os.close(self._answers)
+            os.close(self._output)
+            raise
+        finally:
+            os.close(theirs)
+            os.close(printed)
+        self._selector = selectors.DefaultSelector()
+        for channel in (self._answers, self._output):
+            os.set_blocking(channel, False)
+            self._selector.register(channel, selectors.EVENT_READ)
+
+    def send(self, data: bytes) -> None:
+        """Send to its standard input."""
+        if self.process.stdin:
+            with suppress(BrokenPipeError):  # it is dead already, and how is seen later
+                self.process.stdin.write(data)
+                self.process.stdin.flush()
+
+    def reports(self, patience_seconds: float) -> list[Mapping[str, Any]]:
+        """What it has reported by now, or within some time: mappings with an 'event'."""
+        if not self._selector.get_map():
+            time.sleep(min(TICK_SECONDS, patience_seconds))
+        else:
+            for key, _ in self._selector.select(patience_seconds):
+                if not self._read(key.fd):
+                    self._selector.unregister(key.fd)
+        return self._events()
+
+    def _read(self, channel: int) -> bool:
+        """Take what is in a pipe; False at its end."""
+        try:
+            data = os.read(channel, PIPE_BYTES)
+        except BlockingIOError:
+            return True
+        if channel == self._answers:
+            self._unread += data
+            if len(self._unread) > self._longest_answer_bytes:
+                self.fault = f"the child's answer has no end (over {self._longest_answer_bytes} bytes)"
+        else:
+            self._tail = (self._tail + data)[-TAIL_BYTES:]
+        return bool(data)
+
+    def _events(self) -> list[Mapping[str, Any]]:
+        *lines, rest = self._unread.split(b"\n")
+        self._unread = bytearray(rest)
+        found: list[Mapping[str, Any]] = []
+        for line in lines:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                event = None
+            if not isinstance(event, dict) or "event" not in event:
+                self.fault = f"the child's answer is no report ({bytes(line[:80])!r})"
+                return found
+            found.append(event)
+        return found
+
+    def has_ended(self) -> bool:
+        """Whether the child is dead, without reaping it: while it is a zombie, its group's number is its own."""
+        with suppress(ChildProcessError):
+            return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return True
+
+    def end(self) -> None:
+        """End the group: kindly while its leader lives, then all that is left of it."""
+        if not self.has_ended():
+            self._signal(signal.SIGTERM)
+            self._wait(TERM_SECONDS)
+        self._signal(signal.SIGKILL)
+        self._wait(KILL_SECONDS)
+        self._read(self._output)
+        if self.has_ended():
+            self.process.wait()
+        if self.process.stdin:
+            with suppress(BrokenPipeError):
+                self.process.stdin.close()
+        self._selector.close()
+        os.close(self._answers)
+        os.close(self._output)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self.has_ended() and time.monotonic() < until:
+            time.sleep(0.005)
+
+    @property
+    def said(self) -> str:
+        """The last lines that it printed, joined."""
+        lines = self._tail.decode(errors="replace").splitlines()
+        return " | ".join([line.strip() for line in lines if line.strip()][-LAST_LINES:])
+
+
+def ending_in_words(exit_code: int | None) -> str:
+    """How a child ended."""
+    if exit_code is None:
+        return "the child cannot be ended: it waits inside the driver"
+    if exit_code >= 0:
+        return f"the child ended with exit code {exit_code}"
+    try:
+        return f"the child was killed by {signal.Signals(-exit_code).name}"
+    except ValueError:  # a real-time signal
+        return f"the child was killed by signal {-exit_code}"

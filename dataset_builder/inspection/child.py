@@ -1,0 +1,135 @@
+"""The process that runs a user's code: `python -m dataset_builder.inspection.child FD` answers requests on FD.
+
+The user's path comes first. Nothing of `models`, `train` or `conf` is imported here, nor can it be: users have packages
+of those names.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any
+
+import dataset_builder
+from dataset_builder.children import end_with_parent, write_line
+from dataset_builder.errors import UntraceableError, UserError
+
+DONE, REFUSED, THEIRS = "done", "refused", "theirs"
+_OURS = Path(dataset_builder.__file__).resolve().parent
+_NAMES_OF_USERS = frozenset({"models", "train", "collocation", "conf", "vramcast", "benchmarks", "tests"})
+
+
+def main(report_fd: int) -> int:
+    """Answer requests until the parent closes the input."""
+    end_with_parent()
+    os.set_inheritable(report_fd, False)  # a program that is started here must not hold it open
+    requests = os.fdopen(os.dup(0), "rb")  # a user's code that reads its input finds none
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    service = _Service()
+    for line in requests:
+        write_line(report_fd, _answer(service, json.loads(line)))
+    return 0
+
+
+def _answer(service: "_Service", request: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return {"event": DONE, **getattr(service, request["do"])(request)}
+    except UserError as error:
+        return {"event": REFUSED, "reason": _with_place(error), "traced": not isinstance(error, UntraceableError)}
+    except (Exception, SystemExit) as error:  # whatever foreign code raises
+        return {"event": THEIRS, **_theirs(error)}
+
+
+class _Service:
+    """What can be asked of the child; torch is imported with the first request."""
+
+    def build(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Build the network, once."""
+        from dataset_builder.inspection.building import build_job  # noqa: PLC0415 - the parent imports torch meanwhile
+        from dataset_builder.inspection.inspector import Inspector  # noqa: PLC0415
+        from dataset_builder.inspection.targets import LIBRARIES, Wanted  # noqa: PLC0415
+
+        wanted = Wanted.from_json(request["wanted"])
+        if wanted.target.kind not in LIBRARIES:
+            _put_user_first(wanted.directory, wanted.target.name if wanted.target.kind == "file" else None)
+        self.inspector = Inspector(build_job(wanted))
+        return {}
+
+    def examine(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """What the network takes under a setup, on some devices."""
+        from dataset_builder.measure.virtual.profile import parse_profile  # noqa: PLC0415
+
+        profiles = [parse_profile(item) for item in request["devices"]]
+        training = self.inspector.job.setup(request["wishes"])
+        return {"findings": self.inspector.examine(training, profiles).to_json()}
+
+    def curve(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The memory over time."""
+        from dataset_builder.measure.virtual.profile import parse_profile  # noqa: PLC0415
+
+        training = self.inspector.job.setup(request["wishes"])
+        return {"curve": vars(self.inspector.curve(training, parse_profile(request["device"])))}
+
+
+class _UsersOwn:
+    """Finds packages whose names users share with vramcast, everywhere but in vramcast."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if path is not None or name not in _NAMES_OF_USERS:
+            return None
+        home = str(_OURS.parent)
+        found = PathFinder.find_spec(name, [item for item in sys.path if str(Path(item or ".").resolve()) != home])
+        if found is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return found
+
+
+def _put_user_first(directory: str, file: str | None) -> None:
+    """As `python file.py` would: the file's directory, then where the user is."""
+    places = [Path(file).resolve().parent] if file else []
+    sys.path[:0] = [str(item) for item in dict.fromkeys([*places, Path(directory).resolve()])]
+    if (places or [Path(directory).resolve()])[0] != _OURS.parent:
+        sys.meta_path.insert(0, _UsersOwn)
+
+
+def _frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Where an exception comes from: the lines of the user's own, and the last one."""
+    frames = list(traceback.extract_tb(error.__traceback__))
+    return [frame for frame in frames[:-1] if _is_users(frame.filename)] + frames[-1:]
+
+
+def _is_ours(filename: str) -> bool:
+    return Path(filename).is_relative_to(_OURS) or filename.startswith("<frozen")
+
+
+def _is_users(filename: str) -> bool:
+    return not _is_ours(filename) and "site-packages" not in filename and Path(filename).is_file() and not (
+        Path(filename).is_relative_to(sys.base_prefix)
+    )  # fmt: skip
+
+
+def _place(error: BaseException) -> str | None:
+    """The last line of the user's own on the way to an exception."""
+    users = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    return f"{users[-1].filename}:{users[-1].lineno}" if users else None
+
+
+def _with_place(error: UserError) -> str:
+    place = _place(error)
+    return f"{error} (at {place})" if place else str(error)
+
+
+def _theirs(error: BaseException) -> dict[str, Any]:
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(_frames(error))]
+    ending = "".join(traceback.format_exception_only(error)).strip()
+    summary = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    summary += "".join(f", {note}" for note in getattr(error, "__notes__", ())).replace("'subject.", "'")
+    return {"traceback": "".join(lines) + ending, "summary": summary, "place": _place(error)}
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,66 @@
+"""From a request to an answer: the same for one job on a screen and for many in a file."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from dataset_builder.devices import known_cards, load_profile
+from dataset_builder.inspection.inspector import Inspection
+from dataset_builder.inspection.optimizers import DEFAULT, optimizer_named
+from dataset_builder.schema import LayerTable, TrainingSetup
+from models.advice import advice
+from models.answer import FITS, Answer
+from models.classify import Classifier
+from models.conversation import Conversation
+from models.questions import question_of_table
+from models.requests import Request
+from models.screen import Page
+
+
+def answered(request: Request, subject: LayerTable | Inspection, classifier: Classifier, start: float) -> Answer:
+    """One answer, and the largest batch where somebody asks for it."""
+    if isinstance(subject, LayerTable):
+        return _of_table(request, subject, classifier, start)
+    talk = _talk(request, subject, classifier)
+    found = talk.answer(request.device)
+    if request.max_batch:
+        found = replace(found, max_batch_size=talk.largest(found)[0])
+    return replace(found, seconds=time.perf_counter() - start)
+
+
+def looked_at(
+    request: Request, subject: LayerTable | Inspection, classifier: Classifier, start: float
+) -> tuple[Page, Conversation | None]:
+    """A page with all cards, the largest batch, and what would help where the job does not fit safely."""
+    title = load_profile(request.device).title
+    if isinstance(subject, LayerTable):
+        answer = _of_table(request, subject, classifier, start)
+        cards = [_of_table(replace(request, device=card.name), subject, classifier, start) for card in known_cards()]
+        return Page(answer, title, table_training(request.wishes), cards=cards), None
+    talk = _talk(request, subject, classifier)
+    names = [card.name for card in known_cards()]
+    devices = list(dict.fromkeys([request.device, *names]))
+    findings = talk.examine(devices)
+    by_device = dict(zip(devices, talk.answers(findings, devices), strict=True))
+    answer, cards = by_device[request.device], [by_device[name] for name in names]
+    batch, largest = talk.largest(answer)
+    helpful = [] if answer.verdict == FITS else advice(talk, answer, findings.training, largest, cards)
+    answer = replace(answer, max_batch_size=batch, seconds=time.perf_counter() - start)
+    return Page(answer, title, findings.training, findings.costs, cards, helpful), talk
+
+
+def _talk(request: Request, subject: Inspection, classifier: Classifier) -> Conversation:
+    return Conversation(request.target, subject, classifier, request.wishes, request.risk, request.bucket_mib)
+
+
+def _of_table(request: Request, table: LayerTable, classifier: Classifier, start: float) -> Answer:
+    question = question_of_table(request.target, table, table_training(request.wishes), load_profile(request.device))
+    found = classifier.answers([question], request.risk, request.bucket_mib)[0]
+    return replace(found, seconds=time.perf_counter() - start)
+
+
+def table_training(wishes: Mapping[str, Any]) -> TrainingSetup:
+    """The training of a network without code, as it is wished for."""
+    given = {name: value for name, value in wishes.items() if value is not None}
+    return TrainingSetup(**{**given, "optimizer": optimizer_named(given.get("optimizer", DEFAULT))})

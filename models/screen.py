@@ -1,0 +1,173 @@
+"""An answer as one screen that a person can read: plain text, in colours only where the terminal has them."""
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dataset_builder.inspection.findings import LayerCost
+from dataset_builder.schema import MIB, TrainingSetup
+from models.advice import Suggestion
+from models.answer import FITS, TIGHT, TOO_LARGE, Answer
+
+_PARTS: Mapping[str, tuple[str, str, str]] = {
+    "parameters": ("parameters", "#", "34"),
+    "gradients": ("gradients", "G", "36"),
+    "optimizer_state": ("optimizer", "O", "35"),
+    "activations": ("activations", "=", "32"),
+    "temporaries": ("temporaries", "~", "33"),
+    "workspace": ("workspaces of libraries", "w", "31"),
+    "inputs": ("inputs", "i", "37"),
+    "allocator_cache": ("cache of the allocator", ".", "90"),
+    "context": ("CUDA context and libraries", "c", "94"),
+}
+"""Of the breakdown: name, mark where there are no colours, and colour (ECMA-48, SGR)."""
+_VERDICTS = {FITS: "32", TIGHT: "33", TOO_LARGE: "31"}
+_LAYERS = 10
+_NARROW, _WIDE = 60, 120
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that is shown of one job."""
+
+    answer: Answer
+    title: str
+    """The card's."""
+    training: TrainingSetup | None = None
+    costs: Sequence[LayerCost] = ()
+    cards: Sequence[Answer] = ()
+    suggestions: Sequence[Suggestion] = field(default=())
+
+
+def rendered(page: Page, width: int = 100, colours: bool = False) -> str:
+    """The screen."""
+    paint = _Paint(colours)
+    width = min(max(width, _NARROW), _WIDE)
+    parts = [
+        _head(page, paint),
+        _bar(page.answer, width, paint),
+        _layers(page, width),
+        _cards(page, paint),
+        _batch(page.answer),
+        _advice(page, width, paint),
+        _notes(page.answer, width),
+    ]
+    return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part))) + "\n"
+
+
+class _Paint:
+    def __init__(self, colours: bool) -> None:
+        self.colours = colours
+
+    def __call__(self, text: str, colour: str) -> str:
+        return f"\x1b[{colour}m{text}\x1b[0m" if self.colours else text
+
+
+def size(mib: float) -> str:
+    """A figure in the unit that people think in."""
+    return f"{mib / 1024:,.1f} GiB" if mib >= 1024 else f"{mib:,.0f} MiB"
+
+
+def _head(page: Page, paint: _Paint) -> Iterator[str]:
+    answer = page.answer
+    yield f"{answer.target}, {_setup(page)}, on {page.title}"
+    yield ""
+    verdict = paint(answer.verdict.upper(), f"1;{_VERDICTS[answer.verdict]}")
+    yield f"  {verdict}: about {size(answer.estimate_mib)} of the {size(answer.capacity_mib)} that the card has"
+    bucket = answer.bucket
+    bounds = (
+        f"{bucket.lower_mib / 1024:.3g} to {bucket.upper_mib / 1024:.3g} GiB"
+        if bucket.upper_mib is not None
+        else f"more than {size(bucket.lower_mib)}"
+    )
+    yield f"  likeliest bucket  {bounds}, with {bucket.probability:.0%}"
+    yield f"  safe to reserve   {size(answer.safe_mib)}, too little in {100 * answer.risk:.2g} % of cases at most"
+    yield f"  out of memory     {_chance(answer.oom_probability)}"
+    if answer.allocated_mib is not None and answer.reserved_mib is not None:
+        allocated, reserved = size(answer.allocated_mib), size(answer.reserved_mib)
+        yield f"  simulated peaks   {allocated} allocated, {reserved} reserved by torch"
+    if answer.out_of_distribution:
+        yield "  unlike what the estimator was trained on: the figures are the simulation's, with a wide margin"
+
+
+def _setup(page: Page) -> str:
+    training = page.training
+    if training is None:
+        return f"batch {page.answer.batch_size}"
+    extras = [
+        f"autocast {training.autocast}" if training.autocast else "",
+        "checkpointing" if training.checkpointing else "",
+        f"{training.accumulate} batches a step" if training.accumulate > 1 else "",
+    ]
+    return ", ".join([f"batch {training.batch_size}", training.optimizer, training.dtype, *filter(None, extras)])
+
+
+def _chance(probability: float) -> str:
+    if probability < 0.001:
+        return "less than 0.1 %"
+    return "more than 99.9 %" if probability > 0.999 else f"{probability:.1%}"
+
+
+def _bar(answer: Answer, width: int, paint: _Paint) -> Iterator[str]:
+    """What the memory holds at the peak; the longest remainders get the places that rounding leaves."""
+    total = sum(answer.breakdown_mib.values())
+    if not total:
+        return
+    yield f"At the peak ({size(total)}, simulated)"
+    shares = {name: (width - 4) * value / total for name, value in answer.breakdown_mib.items()}
+    places = {name: int(share) for name, share in shares.items()}
+    for name in sorted(shares, key=lambda key: places[key] - shares[key])[: width - 4 - sum(places.values())]:
+        places[name] += 1
+    marks = ((_PARTS.get(name, (name, "?", "0")), count) for name, count in places.items())
+    yield "  " + "".join(paint(("█" if paint.colours else mark) * count, colour) for (_, mark, colour), count in marks)
+    for name, value in sorted(answer.breakdown_mib.items(), key=lambda item: -item[1]):
+        if value / total >= 0.001:
+            label, mark, colour = _PARTS.get(name, (name, "?", "0"))
+            shown = paint("█" if paint.colours else mark, colour)
+            yield f"  {shown} {label:27} {size(value):>11}  {value / total:6.1%}"
+
+
+def _layers(page: Page, width: int) -> Iterator[str]:
+    costs = page.costs[:_LAYERS]
+    if not costs:
+        return
+    yield "The costliest layers at the peak, with their parameters, gradients, optimizer state and activations"
+    room = max(width - 44, 20)
+    for cost in costs:
+        name = cost.name if len(cost.name) <= room else "…" + cost.name[1 - room :]
+        yield f"  {name:{room}} {cost.kind[:24]:24} {size(cost.total_bytes / MIB):>12}"
+
+
+def _cards(page: Page, paint: _Paint) -> Iterator[str]:
+    if not page.cards:
+        return
+    yield f"{'Card':16} {'has':>10} {'estimate':>11} {'safe':>11}"
+    for card in page.cards:
+        figures = f"{size(card.capacity_mib):>10} {size(card.estimate_mib):>11} {size(card.safe_mib):>11}"
+        yield f"  {card.device:14} {figures}  {paint(card.verdict, _VERDICTS[card.verdict])}"
+
+
+def _batch(answer: Answer) -> Iterator[str]:
+    if answer.max_batch_size is None:
+        return
+    if answer.max_batch_size:
+        yield f"The largest batch that fits this card safely: {answer.max_batch_size}"
+    else:
+        yield "No batch fits this card safely, not even one sample."
+
+
+def _advice(page: Page, width: int, paint: _Paint) -> Iterator[str]:
+    if not page.suggestions:
+        return
+    yield "What would help, each simulated and estimated"
+    room = min(max(len(item.change) for item in page.suggestions), width - 40)
+    for item in page.suggestions:
+        found = item.answer
+        figures = f"{size(found.estimate_mib):>11}, safe {size(found.safe_mib):>11}"
+        yield f"  {item.change:{room}} {figures}  {paint(found.verdict, _VERDICTS[found.verdict])}"
+
+
+def _notes(answer: Answer, width: int) -> Iterator[str]:
+    source = f"By {answer.checkpoint}, for {answer.profile}; {answer.seconds:.1f} s. Nothing was measured on a card."
+    for text in (source, *(f"note: {note}" for note in answer.notes)):
+        yield from textwrap.wrap(text, width, subsequent_indent="  ")

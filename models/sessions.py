@@ -1,0 +1,84 @@
+"""Where a request is looked at: a child process for whatever runs code, this one for specs, no one for layer tables."""
+
+from typing import TYPE_CHECKING, Any, Self
+
+from dataset_builder.errors import UserError
+from dataset_builder.inspection.client import ChildInspection
+from dataset_builder.inspection.targets import LIBRARIES, Wanted, is_document, read_document
+from dataset_builder.schema import LayerTable, Spec
+from models.requests import Request
+
+if TYPE_CHECKING:  # a child is started before this process imports torch
+    from dataset_builder.inspection.inspector import Inspection
+
+_GPUMEMNET = "gpumemnet:"
+_LIFE = 40
+"""Networks of libraries that one child looks at: libraries keep some memory of each."""
+
+
+def described(target: str) -> Spec | LayerTable | None:
+    """The spec or the layer table that a target stands for; None for one that must be built by running code."""
+    if target.startswith(_GPUMEMNET):
+        from dataset_builder.families.gpumemnet import spec_of_filename  # noqa: PLC0415
+
+        return spec_of_filename(target.removeprefix(_GPUMEMNET))
+    if not is_document(target):
+        return None
+    value = read_document(target)
+    if isinstance(value, dict) and {"family", "network", "training"} <= value.keys():
+        return Spec.from_json(value)
+    from dataset_builder.inspection.layer_tables import read_table  # noqa: PLC0415
+
+    return read_table(value)
+
+
+class Sessions:
+    """Inspections one after the other; a child is kept as long as what comes next may run in it."""
+
+    def __init__(self, timeout_seconds: float, memory_mib: int) -> None:
+        self._limits = (timeout_seconds, memory_mib)
+        self._child: ChildInspection | None = None
+        self._wanted: Wanted | None = None
+        self._lived = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the child, if there is one."""
+        if self._child is not None:
+            self._child.close()
+        self._child, self._wanted, self._lived = None, None, 0
+
+    def start(self, request: Request) -> "LayerTable | Inspection":
+        """Begin to look at what a request names: a table is all that there is to it, a child builds meanwhile."""
+        found = described(request.target)
+        if found is None:
+            return self._building(request.wanted())
+        for name, value in (("input", request.input), ("inputs", request.inputs), ("args", request.args)):
+            if value:
+                raise UserError(f"expected no {name} beside {request.target}, found {value!r}: leave it out")
+        return found if isinstance(found, LayerTable) else _local(found)
+
+    def _building(self, wanted: Wanted) -> ChildInspection:
+        library = wanted.target.kind in LIBRARIES
+        if self._child is not None and wanted == self._wanted:
+            return self._child
+        tenant = self._wanted is not None and self._wanted.target.kind in LIBRARIES
+        if self._child is None or not library or not tenant or self._lived >= _LIFE or not self._child.alive:
+            self.close()
+            self._child = ChildInspection(wanted, *self._limits)
+        else:
+            self._child.turn_to(wanted)
+        self._wanted, self._lived = wanted, self._lived + 1
+        return self._child
+
+
+def _local(spec: Spec) -> Any:
+    from dataset_builder.inspection.inspector import LocalInspection  # noqa: PLC0415
+    from dataset_builder.inspection.jobs import SpecJob  # noqa: PLC0415
+
+    return LocalInspection(SpecJob(spec))

@@ -1,0 +1,70 @@
+"""The memory of a training run over time, as a table and as a picture."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset_builder.errors import UserError
+from dataset_builder.inspection.findings import Curve
+from dataset_builder.schema import MIB
+
+_GIB = 1024 * MIB
+_ORDER = ("parameters", "optimizer_state", "gradients", "inputs", "workspace", "activations", "temporaries")
+_COLOURS = {
+    "context": "#bab0ac", "parameters": "#4c78a8", "optimizer_state": "#b279a2", "gradients": "#72b7b2",
+    "inputs": "#9d755d", "workspace": "#e45756", "activations": "#54a24b", "temporaries": "#eeca3b",
+}  # fmt: skip
+_SUFFIXES = (".png", ".svg")
+
+
+@dataclass(frozen=True)
+class TimelineTable:
+    """Memory after each of some events of a run, in GiB: layers that stand on each other, from the context up."""
+
+    layers: dict[str, NDArray[np.float64]]
+    reserved: NDArray[np.float64]
+    """Context included, as the device counts it."""
+    capacity: float
+
+
+def timeline_table(curve: Curve) -> TimelineTable:
+    """The layers in the order in which they stand on each other; those that are never there are left out."""
+    points = len(curve.reserved_bytes)
+    layers = {"context": np.full(points, curve.context_bytes / _GIB)}
+    for name in _ORDER:
+        values = np.asarray(curve.requested_bytes.get(name, [0] * points), dtype=np.float64) / _GIB
+        if values.any():
+            layers[name] = values
+    reserved = (np.asarray(curve.reserved_bytes, dtype=np.float64) + curve.context_bytes) / _GIB
+    return TimelineTable(layers, reserved, curve.capacity_bytes / _GIB)
+
+
+def check_picture(path: Path) -> None:
+    """Refuse what cannot be drawn before an hour is spent on what it would show."""
+    if path.suffix.lower() not in _SUFFIXES:
+        raise UserError(f"expected a picture's name that ends in one of {list(_SUFFIXES)}, found {path}: change it")
+    if not path.parent.is_dir():
+        raise UserError(f"expected a directory for the picture at {path.parent}, found none: make it")
+
+
+def draw_timeline(table: TimelineTable, title: str, path: Path) -> None:
+    """What is held over the events of a run, what the allocator reserves for it, and the end of the card."""
+    from models.drawing import picture, quiet  # noqa: PLC0415 - imports matplotlib
+
+    with picture(path, 9, 4.8) as figure:
+        axes = figure.add_subplot()
+        events = np.arange(len(table.reserved))
+        names = [name.replace("_", " ") for name in table.layers]
+        colours = [_COLOURS[name] for name in table.layers]
+        axes.stackplot(events, *table.layers.values(), labels=names, colors=colours, step="post")
+        axes.step(events, table.reserved, where="post", color="black", linewidth=1, label="reserved by torch")
+        if table.capacity < 2 * table.reserved.max():
+            axes.axhline(table.capacity, color="#e45756", linestyle="--", linewidth=1.2, label="the card")
+        axes.set(xlabel="events of allocation, from the first step on", ylabel="memory on the device [GiB]")
+        axes.set(xlim=(0, max(len(events) - 1, 1)), ylim=(0, None))
+        axes.set_title(title, fontsize=10)
+        handles, labels = axes.get_legend_handles_labels()
+        axes.legend(handles[::-1], labels[::-1], fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+        quiet(axes)
