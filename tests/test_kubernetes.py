@@ -96,7 +96,9 @@ def test_nodes_are_scored_from_0_to_10_and_the_tightest_is_best() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("annotations", [{}, {"vramcast/job": "{"}, {"vramcast/job": "resnet50"}, {"vramcast/risk": "2"}])
+@pytest.mark.parametrize(
+    "annotations", [{}, {"vramcast/job": "{"}, {"vramcast/job": "resnet50"}, {"vramcast/risk": "2"}]
+)
 def test_a_pod_without_a_figure_goes_everywhere(annotations: dict[str, str]) -> None:
     async def scenario(service: Service) -> None:
         body = with_nodes()

@@ -330,5 +330,3 @@ def test_no_request_is_dropped_by_a_reload() -> None:
         assert set(await asyncio.gather(*tasks)) == {200}
 
     run(scenario)
-
-

@@ -1,4 +1,4 @@
-"""The parts of the service that need no application: the cache, the batcher, the search for the largest batch."""
+"""The parts of the service that need no application: the cache, the batcher, jobs as text."""
 
 import asyncio
 import threading
@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from collocation.adapters.text import job_of_text
 from collocation.service.batching import Batcher
 from collocation.service.cache import ByteCache, content_key
-from collocation.service.largest import MOST_TRIES, largest_batch
 from dataset_builder.errors import UserError
 
 
@@ -80,38 +79,6 @@ def test_one_bad_question_spoils_no_other() -> None:
         batcher.close()
 
     asyncio.run(scenario())
-
-
-@given(st.integers(1, 5000), st.integers(0, 30_000), st.floats(0.5, 500), st.integers(1, 300), st.integers(0, 3))
-def test_the_largest_batch_is_found_in_few_tries(start: int, base: int, slope: float, step: int, bend: int) -> None:
-    """Memory grows with the batch in steps, and perhaps faster than a line."""
-
-    def memory(size: int) -> float:
-        return base + slope * (size // step * step) * (1 + bend * size / 10_000)
-
-    tries: list[int] = []
-
-    async def safe(size: int) -> float:
-        tries.append(size)
-        return memory(size)
-
-    most = asyncio.run(largest_batch(safe, 40_000, start, most_tries=60))
-    assert most == 0 or memory(most) <= 40_000
-    assert most == 2**20 or memory(most + 1) > 40_000
-    quick = asyncio.run(largest_batch(safe, 40_000, start))
-    assert quick <= most
-    assert quick == 0 or memory(quick) <= 40_000
-
-
-def test_a_line_takes_a_handful_of_tries() -> None:
-    tries: list[int] = []
-
-    async def safe(size: int) -> float:
-        tries.append(size)
-        return 500 + 37.5 * size
-
-    assert asyncio.run(largest_batch(safe, 40_000, 32)) == 1053
-    assert len(tries) <= 6 < MOST_TRIES
 
 
 @pytest.mark.parametrize("text", ["", " ", "{", '{"a": NaN}', "[" * 10, "x" * 300_000])

@@ -106,14 +106,24 @@ def test_gpus_that_a_user_asked_for_stand(tmp_path: Path, field: str) -> None:
 
 def test_a_job_that_says_nothing_asks_nothing(tmp_path: Path) -> None:
     with loopback((200, ANSWER)) as service:
-        for fields in ({}, {"script": "#!/bin/sh\n#VRAMCASTING x\n"}, {"comment": "about vramcast: nice"}, {"script": 7}):
+        for fields in (
+            {},
+            {"script": "#!/bin/sh\n#VRAMCASTING x\n"},
+            {"comment": "about vramcast: nice"},
+            {"script": 7},
+        ):
             assert submit(service, tmp_path, "lua54", **fields)[1] == fields
     assert service.asked == []
 
 
 @pytest.mark.parametrize(
     ("status", "answer"),
-    [(503, b'{"status":"error","error":"come back"}'), (200, b"shards=many"), (200, b"shards=-3\nneed_mib=1"), (200, b"")],
+    [
+        (503, b'{"status":"error","error":"come back"}'),
+        (200, b"shards=many"),
+        (200, b"shards=-3\nneed_mib=1"),
+        (200, b""),
+    ],
 )
 def test_without_an_answer_the_job_is_as_it_came(tmp_path: Path, lua: str, status: int, answer: bytes) -> None:
     with loopback((status, answer)) as service:
@@ -177,7 +187,9 @@ def test_a_token_goes_along_and_not_on_the_command_line(tmp_path: Path) -> None:
         text = shared.read_text(encoding="utf-8").replace("token = nil", "token = 'a\"b'")
         shared.write_text(text.replace("http://127.0.0.1:8080", service.url), encoding="utf-8")
         runtime = runtime_of("lua54")
-        runtime.execute("popen = io.popen; io.popen = function(command, mode) asked = command; return popen(command, mode) end")
+        runtime.execute(
+            "popen = io.popen; io.popen = function(command, mode) asked = command; return popen(command, mode) end"
+        )
         runtime.globals().dofile(str(tmp_path / "job_submit.lua"))
         runtime.globals().slurm_job_submit(runtime.table_from({"script": SCRIPT}), None, 0)
         assert service.asked[0][2]["Authorization"] == 'Bearer a"b'
@@ -199,4 +211,4 @@ def test_an_interpreter_of_its_own_finds_the_same(tmp_path: Path, program: str) 
         print(job.tres_per_node)"""
         found = subprocess.run([program, "-e", ask], capture_output=True, text=True, check=False)
     assert found.stdout == "gres/shard:7\n", found.stderr
-    assert service.asked[0][1] == b"it's \"x\""
+    assert service.asked[0][1] == b'it\'s "x"'

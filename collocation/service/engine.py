@@ -5,6 +5,7 @@ import logging
 import pickle
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,6 @@ from collocation.service.batching import Batcher
 from collocation.service.cache import ByteCache, content_key
 from collocation.service.estimating import Asked, Checkpoint, Estimated, Estimating
 from collocation.service.known import read_known, spec_of_name
-from collocation.service.largest import largest_batch
 from collocation.service.logs import event
 from collocation.service.metrics import Metrics
 from collocation.service.pool import OverloadedError, PoolError, TracePool
@@ -24,10 +24,16 @@ from dataset_builder.devices import load_profile
 from dataset_builder.errors import UserError
 from dataset_builder.families import make_spec
 from dataset_builder.schema import Spec
+from models.answer import Answer
+from models.batch_search import largest_batch
 from models.questions import Question, question_of
 
 _FOUND, _REFUSED = b"F", b"R"
 """How a trace ended: refusals are kept too, since the same network will be refused again."""
+
+
+_SEARCHES = 4
+"""For the largest batch, at once: each waits for traces, of which a few at a time are made in any case."""
 
 
 class Engine:
@@ -47,6 +53,7 @@ class Engine:
         self.pool = TracePool(settings.workers, settings.limits)
         self.batcher: Batcher[Asked, Estimated] = Batcher(self._answers, settings.limits.largest_batch)
         self._hit, self._miss = (metrics.cached.labels("responses", outcome) for outcome in ("hit", "miss"))
+        self._searches = ThreadPoolExecutor(_SEARCHES, thread_name_prefix="largest-batch")
         self._under_way: dict[bytes, asyncio.Task[bytes]] = {}
         self._reloading = asyncio.Lock()
         metrics.watch("vramcast_response_cache_bytes", "Size of kept responses", lambda: self.responses.size_bytes)
@@ -77,6 +84,7 @@ class Engine:
         self.ready = False
         await self.pool.close()
         self.batcher.close()
+        self._searches.shutdown(wait=False, cancel_futures=True)
 
     async def reload(self) -> dict[str, Any]:
         """Read the checkpoint again. Batches that are under way end with the old one; a bad one changes nothing."""
@@ -141,17 +149,19 @@ class Engine:
         return make_spec(job.spec.family, job.spec.network, training_of(job.spec.training))
 
     async def _largest(self, job: SpecJob, device: str, found: Estimated) -> int:
-        spec = self._spec(job)
-        first = spec.training.batch_size
+        """The search is one for all of the project and waits for each answer; so it has a thread."""
+        spec, loop = self._spec(job), asyncio.get_running_loop()
 
-        async def safe_mib(size: int) -> float:
-            if size == first:
-                return found.answer.safe_mib
+        def ask(size: int) -> Answer:
             training = replace(spec.training, batch_size=size, last_batch_size=None)
-            findings = pickle.loads(await self._traced(replace(spec, training=training), (device,)))  # noqa: S301
-            return (await self._ask(question_of(spec.id, findings, load_profile(device)), job)).answer.safe_mib
+            asked = self._at(replace(spec, training=training), job, device)
+            return asyncio.run_coroutine_threadsafe(asked, loop).result(2 * self.settings.limits.trace_seconds)
 
-        return await largest_batch(safe_mib, found.answer.capacity_mib, first)
+        return (await loop.run_in_executor(self._searches, largest_batch, ask, found.answer))[0]
+
+    async def _at(self, spec: Spec, job: SpecJob, device: str) -> Answer:
+        findings = pickle.loads(await self._traced(spec, (device,)))  # noqa: S301 - from our own worker
+        return (await self._ask(question_of(spec.id, findings, load_profile(device)), job)).answer
 
     async def _traced(self, spec: Spec, devices: tuple[str, ...]) -> bytes:
         """Pickled findings: kept ones, those that another request waits for, or fresh ones."""

@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dataset_builder.devices import load_profile
-
 from collocation.placement import Gpu, rank, refusals
 from collocation.service.engine import Engine
 from collocation.service.estimating import Estimated
 from collocation.service.requests import PlacementBody
+from dataset_builder.devices import load_profile
 
 
 async def placements(engine: Engine, body: PlacementBody) -> dict[str, Any]:

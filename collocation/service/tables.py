@@ -2,12 +2,11 @@
 
 from dataclasses import replace
 
-from models.questions import Question, question_of_table
-
 from collocation.service.requests import FeaturesJob, Table, TableJob, Training
 from dataset_builder.measure.virtual.profile import DeviceProfile
 from dataset_builder.schema import LayerRecord, LayerTable, TrainingSetup
 from models.example import Simulated
+from models.questions import Question, question_of_table
 
 
 def training_of(body: Training) -> TrainingSetup:

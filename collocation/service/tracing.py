@@ -4,11 +4,10 @@ import pickle
 from dataclasses import dataclass
 
 from dataset_builder.devices import load_profile
-from dataset_builder.inspection.inspector import Inspector
-from dataset_builder.inspection.jobs import SpecJob
-
 from dataset_builder.errors import UserError
 from dataset_builder.families.libraries import cope_with_torchvision
+from dataset_builder.inspection.inspector import Inspector
+from dataset_builder.inspection.jobs import SpecJob
 from dataset_builder.schema import Spec
 
 cope_with_torchvision()

@@ -27,7 +27,7 @@ GPUMEMNET = "gpumemnet:input:784_output:10_depth:3_arch:pyramid_batch:64.out"
 
 
 class Scripted:
-    """An estimator that says what the static estimate says, twice that to be safe; it notes the batches it was asked."""
+    """An estimator that says what the static estimate says, and twice that to be safe; it notes its batches."""
 
     def __init__(self, name: str = "scripted") -> None:
         self.name = name
