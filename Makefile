@@ -35,6 +35,7 @@ test: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.build_rate
 	$(BIN)/python -W ignore -m benchmarks.trace_speed
+	$(BIN)/python -m benchmarks.service_load
 
 # Mends what can be mended by a program, and says the rest.
 lint: $(STAMP)

@@ -9,14 +9,19 @@ import asyncio
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import uvloop
 
 CONNECTIONS = 32
 SOAK = 100_000
@@ -159,9 +164,6 @@ def process(words: list[str], port: int, ready: str) -> Iterator["subprocess.Pop
 
 
 def _wait_for(process: "subprocess.Popen[bytes]", port: int, path: str) -> None:
-    import urllib.error
-    import urllib.request
-
     until = time.monotonic() + 180
     while time.monotonic() < until:
         if process.poll() is not None:
@@ -180,8 +182,6 @@ def _wait_for(process: "subprocess.Popen[bytes]", port: int, path: str) -> None:
 
 
 def free_port() -> int:
-    import socket
-
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -194,8 +194,6 @@ def resident_mib(pid: int) -> float:
 
 
 def ask(port: int, path: str, bodies: list[bytes], requests: int) -> Measured:
-    import uvloop
-
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(loaded(port, path, bodies, requests))
 

@@ -15,7 +15,7 @@ from collocation.service import answers, clusters
 from collocation.service.engine import Engine, many
 from collocation.service.estimating import Checkpoint, Estimating
 from collocation.service.guard import Guard
-from collocation.service.http import PROBLEMS, KeptRoute, StrictRoute, add_error_handlers, problem, reply
+from collocation.service.http import PROBLEMS, StrictRoute, add_error_handlers, problem, reply
 from collocation.service.metrics import Metrics
 from collocation.service.placing import placements
 from collocation.service.requests import ClassifyBody, ManyJobs, PlacementBody
@@ -25,8 +25,7 @@ from dataset_builder.devices import device_names, load_profile
 from models.checkpoint import RELEASED
 
 _PAGE = Path(__file__).with_name("page.html")
-kept = APIRouter(prefix="/v1", route_class=KeptRoute, responses=PROBLEMS)
-plain = APIRouter(prefix="/v1", route_class=StrictRoute, responses=PROBLEMS)
+jobs = APIRouter(prefix="/v1", route_class=StrictRoute, responses=PROBLEMS)
 watching = APIRouter()
 
 
@@ -48,7 +47,7 @@ async def status_of(engine: Engine) -> dict[str, Any]:
     return await asyncio.to_thread(lambda: checkpoint.status)
 
 
-@kept.post("/classify", response_model=answers.AnswerReply | answers.AnswersReply)
+@jobs.post("/classify", response_model=answers.AnswerReply | answers.AnswersReply)
 async def classify(request: Request, body: Annotated[ClassifyBody, Body()]) -> Response:
     """How much memory a job will take on a device; or several jobs, each with an answer or a problem of its own."""
     engine = engine_of(request)
@@ -58,13 +57,13 @@ async def classify(request: Request, body: Annotated[ClassifyBody, Body()]) -> R
     return reply(await engine.classify(body))
 
 
-@kept.post("/placements", response_model=answers.PlacementsReply)
+@jobs.post("/placements", response_model=answers.PlacementsReply)
 async def place(request: Request, body: Annotated[PlacementBody, Body()]) -> Response:
     """On which of the GPUs the job fits with what is free there, ranked by a policy."""
     return reply(await placements(engine_of(request), body))
 
 
-@kept.post(
+@jobs.post(
     "/slurm",
     response_class=PlainTextResponse,
     responses={status: _as_json(item) for status, item in PROBLEMS.items()},
@@ -75,14 +74,14 @@ async def slurm(request: Request) -> Response:
     return PlainTextResponse(await shards_text(engine_of(request), await request.body()))
 
 
-@plain.get("/checkpoints", response_model=answers.CheckpointsReply)
+@jobs.get("/checkpoints", response_model=answers.CheckpointsReply)
 async def checkpoints(request: Request) -> Response:
     """The estimator in use, and those that were released."""
     released = sorted(path.name for path in RELEASED.iterdir() if path.is_dir()) if RELEASED.is_dir() else []
     return reply({"in_use": await status_of(engine_of(request)), "released": released})
 
 
-@plain.post("/checkpoints/reload", response_model=answers.CheckpointReply, responses={403: PROBLEMS[401]})
+@jobs.post("/checkpoints/reload", response_model=answers.CheckpointReply, responses={403: PROBLEMS[401]})
 async def reload(request: Request) -> Response:
     """Read the checkpoint again, as SIGHUP does. Only for holders of the token."""
     if not engine_of(request).settings.token:
@@ -90,7 +89,7 @@ async def reload(request: Request) -> Response:
     return reply(await engine_of(request).reload())
 
 
-@plain.get("/devices", response_model=answers.DevicesReply)
+@jobs.get("/devices", response_model=answers.DevicesReply)
 async def devices(request: Request) -> Response:
     """All device profiles that a job can be answered for."""
     found = [load_profile(name) for name in device_names()]
@@ -165,7 +164,7 @@ def make_app(settings: Settings, load: Callable[[str], Estimating] = Checkpoint)
         redoc_url=None,
     )
     app.state.engine, app.state.metrics = engine, counters
-    routers = [kept, plain, watching, *([clusters.router] if settings.kubernetes else [])]
+    routers = [jobs, watching, *([clusters.router] if settings.kubernetes else [])]
     for router in routers:
         app.include_router(router)
     add_error_handlers(app)

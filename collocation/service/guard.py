@@ -4,18 +4,12 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
-from typing import Any
+from collections.abc import Collection
 
 from collocation.service.answers import problem_bytes
 from collocation.service.engine import Engine
+from collocation.service.keeping import Application, Keeping, Message, Receive, Scope, Send
 from collocation.service.logs import LOGGER, event
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 ALWAYS = ("/healthz", "/readyz", "/metrics")
 """Answered under overload too: they tell of it."""
@@ -39,6 +33,7 @@ class Guard:
 
     def __init__(self, app: Application, engine: Engine, paths: Collection[str]) -> None:
         self.app = app
+        self.keeping = Keeping(app, engine)
         self.engine = engine
         self.metrics = engine.metrics
         settings = engine.settings
@@ -98,7 +93,7 @@ class Guard:
             given = True
             return {"type": "http.request", "body": body, "more_body": False}
 
-        await self.app(scope, replayed, send)
+        await self.keeping.answer(scope, body, replayed, send)
 
     def _is_allowed(self, header: bytes) -> bool:
         scheme, _, token = header.partition(b" ")

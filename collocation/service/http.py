@@ -1,18 +1,15 @@
-"""How requests become calls, and how errors become answers: strict JSON, kept responses, one form of problems."""
+"""How requests become calls, and how errors become answers: strict JSON, and one form of problems."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import PlainTextResponse
 from fastapi.routing import APIRoute
 from pydantic_core import from_json, to_json
 from starlette.exceptions import HTTPException
 
 from collocation.service.answers import Problem, problem_bytes
-from collocation.service.cache import content_key
-from collocation.service.engine import Engine
 from collocation.service.guard import RETRY_SECONDS
 from collocation.service.pool import OverloadedError, PoolError
 from dataset_builder.errors import UserError
@@ -51,32 +48,6 @@ class StrictRoute(APIRoute):
 
         async def handle(request: Request) -> Response:
             return await inner(StrictRequest(request.scope, request.receive))
-
-        return handle
-
-
-class KeptRoute(APIRoute):
-    """A route whose good answers are kept, by all that the request says."""
-
-    def get_route_handler(self) -> Handler:  # type: ignore[override]
-        """A kept response, or that of FastAPI's own handler."""
-        inner, path = super().get_route_handler(), self.path.encode()
-        media = "text/plain" if self.response_class is PlainTextResponse else JSON
-
-        async def handle(request: Request) -> Response:
-            engine: Engine = request.app.state.engine
-            strict = StrictRequest(request.scope, request.receive)
-            # The content type is part of what is said: a body of another kind is refused.
-            key = content_key(path, request.headers.get("content-type", "").encode(), await strict.body())
-            kept = engine.responses.get(key)
-            engine.count_response(kept is not None)
-            if kept is not None:
-                return Response(kept, media_type=media)
-            checkpoint = engine.checkpoint
-            response = await inner(strict)
-            if response.status_code == 200 and checkpoint is engine.checkpoint:  # not reloaded meanwhile
-                engine.responses.put(key, bytes(response.body))
-            return response
 
         return handle
 
