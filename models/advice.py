@@ -92,4 +92,4 @@ def _together(single: Sequence[tuple[str, dict[str, Any]]]) -> tuple[str, dict[s
     if len(chosen) < 2:
         return None
     merged = {name: value for _, wishes in chosen for name, value in wishes.items()}
-    return "all of: " + ", ".join(change.partition(" (")[0] for change, _ in chosen), merged
+    return " + ".join(change.partition(" (")[0] for change, _ in chosen), merged

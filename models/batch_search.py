@@ -1,6 +1,6 @@
 """The largest batch that fits, from few traces: memory is nearly a line in the batch, and every answer a real one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from models.answer import FITS, Answer
 
@@ -8,43 +8,51 @@ Ask = Callable[[int], Answer]
 """The answer for a batch size."""
 _MOST_TRACES = 10
 _LARGEST = 2**20
+_EXACT = 100
+"""Batches are told apart to a hundredth of their size: finer steps cost traces, and are within the estimate's error."""
 
 
 def largest_batch(ask: Ask, start: Answer) -> tuple[int, Answer | None]:
-    """The largest batch whose safe answer fits, with that answer; (0, None) where none does.
+    """The largest batch whose safe answer fits, to one percent, with that answer; (0, None) where none does.
 
-    Between a batch that fits and one that does not the next is where a line through both meets the card. After ten
-    traces the larger of those that fit is the answer.
+    The next batch to look at is where a line through the two answers that are nearest to the card meets it; every
+    third time it is the middle of what is left, for memory rises in steps too.
     """
-    fitting: Answer | None = start if start.verdict == FITS else None
-    failing: Answer | None = None if fitting else start
-    for _ in range(_MOST_TRACES):
-        batch = _next(fitting, failing)
+    known = {start.batch_size: start}
+    for trace in range(_MOST_TRACES):
+        batch = _next(list(known.values()), halve=trace % 3 == 2)
         if batch is None:
             break
-        answer = ask(batch)
-        if answer.verdict == FITS:
-            fitting = answer
-        else:
-            failing = answer
-    return (fitting.batch_size, fitting) if fitting else (0, None)
+        known[batch] = ask(batch)
+    fitting = [answer for answer in known.values() if answer.verdict == FITS]
+    best = max(fitting, key=lambda answer: answer.batch_size, default=None)
+    return (best.batch_size, best) if best else (0, None)
 
 
-def _next(fitting: Answer | None, failing: Answer | None) -> int | None:
+def _next(known: Sequence[Answer], halve: bool) -> int | None:
     """The batch to look at next, None where there is nothing left to find out."""
-    if fitting is None:
-        if failing is None or failing.batch_size == 1:
-            return None
-        return max(
-            1, min(failing.batch_size - 1, int(failing.batch_size * failing.capacity_mib / failing.safe_mib / 2))
-        )
-    if failing is None:
-        grown = int(fitting.batch_size * max(fitting.capacity_mib / fitting.safe_mib * 1.1, 2))
-        return min(grown, _LARGEST) if fitting.batch_size < _LARGEST else None
-    low, high = fitting.batch_size, failing.batch_size
-    if high - low <= 1:
+    failing = [answer.batch_size for answer in known if answer.verdict != FITS]
+    low = max((answer.batch_size for answer in known if answer.verdict == FITS), default=0)
+    high = min(failing, default=_LARGEST)
+    if high - low <= max(1, low // _EXACT):
         return None
-    slope = (failing.safe_mib - fitting.safe_mib) / (high - low)
-    guess = low + int((fitting.capacity_mib - fitting.safe_mib) / slope) if slope > 0 else (low + high) // 2
-    # a guess at the edge would be repeated for ever: from there a step inwards
-    return min(max(guess, low + 1 + (high - low) // 64), high - 1 - (high - low) // 64)
+    if len(known) == 1:
+        only = known[0]
+        share = only.capacity_mib / only.safe_mib
+        guess = int(only.batch_size * (share * 0.9 if share > 1 else share / 2))
+    elif failing and low and halve:
+        guess = (low + high) // 2
+    else:
+        guess = _crossing(known)
+        guess += 0 if failing else max(1, guess // 50)  # a bound from above is wanted too
+    return min(max(guess, low + 1), high - 1)
+
+
+def _crossing(known: Sequence[Answer]) -> int:
+    near = sorted(known, key=lambda answer: abs(answer.safe_mib - answer.capacity_mib))[:2]
+    rise = near[0].safe_mib - near[1].safe_mib
+    run = near[0].batch_size - near[1].batch_size
+    if not rise or rise * run <= 0:  # no line to follow: halve what is left
+        sizes = sorted(answer.batch_size for answer in known)
+        return (sizes[0] + sizes[-1]) // 2
+    return near[0].batch_size + int((near[0].capacity_mib - near[0].safe_mib) * run / rise)

@@ -164,18 +164,15 @@ def _answers(
     examples = [question.example for question in questions]
     endless = [question.endless or replace(question.example, capacity_bytes=2**50) for question in questions]
     risk = max(risk, estimator.least_risk)
+    forecast, safe, strange = estimator.judged([*examples, *endless], risk)
     medians, safe = (
         _filled(figures[: len(examples)], figures[len(examples) :], examples)
-        for figures in (
-            estimator.predict_bytes([*examples, *endless]),
-            estimator.safe_bytes([*examples, *endless], risk),
-        )
+        for figures in (forecast.median_bytes(), safe)
     )
-    strange = estimator.unfamiliar(examples)
     found = []
     for index, question in enumerate(questions):
         buckets = Buckets(bucket_mib * MIB, question.example.capacity_bytes)
-        proba = estimator.predict_proba([question.example], buckets)[0]
+        proba = forecast.one(index).proba(buckets)[0]
         found.append(
             _answer(
                 question,
@@ -195,8 +192,8 @@ def _filled(
     figures: NDArray[np.float64], endless: NDArray[np.float64], examples: Sequence[Example]
 ) -> NDArray[np.float64]:
     """What does not fit has the figure of a card without end, which is more than its own card has in any case."""
-    capacities = np.array([example.capacity_bytes for example in examples], dtype=np.float64)
-    return np.where(np.isfinite(figures), figures, np.maximum(endless, capacities))
+    above = np.array([example.capacity_bytes + MIB for example in examples], dtype=np.float64)
+    return np.where(np.isfinite(figures), figures, np.maximum(endless, above))
 
 
 def _bucket(buckets: Buckets, proba: NDArray[np.float64]) -> Bucket:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import time
@@ -24,6 +25,7 @@ _JOB_WORDS = ("target", "batch_size", "optimizer", "dtype", "autocast", "checkpo
 def main(argv: Sequence[str]) -> int:
     """Carry out the command; the return value is the exit code."""
     arguments = _parser().parse_args(argv)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the estimator is small: threads would wait for each other
     try:
         check_count("--memory-limit-mib", arguments.memory_limit_mib)
         with Sessions(arguments.timeout, arguments.memory_limit_mib) as sessions:

@@ -45,6 +45,10 @@ class Mixture:
         weights = torch.cat([torch.zeros(components), torch.tensor([-2.0])])
         return torch.cat([weights, torch.linspace(-0.5, 0.5, components), torch.full((components,), -0.7)])
 
+    def rows(self, chosen: slice) -> "Mixture":
+        """Of some of the examples."""
+        return Mixture(self.log_weights[chosen], self.locations[chosen], self.scales[chosen])
+
     def log_mass(self, lower: Tensor, upper: Tensor) -> Tensor:
         """[n]: the logarithm of the probability between two finite bounds [n], exact far out in the tails.
 

@@ -108,13 +108,20 @@ class Ensemble(Forecaster):
 
         An unfamiliar one, for which no such promise can be made, is given the margin of a quarter of the risk.
         """
+        return self.judged(examples, risk)[1]
+
+    def judged(
+        self, examples: Sequence[Example], risk: float
+    ) -> tuple[Forecast, NDArray[np.float64], NDArray[np.bool_]]:
+        """The forecast, the safe answers, and which examples are unfamiliar: all of it for the work of one."""
         if self.margins_ is None:
             raise UserError("expected a calibrated estimator for a safe answer, found none: call calibrate() first")
         strata, strange = [example.stratum for example in examples], self.unfamiliar(examples)
         margins = self.margins_.margins(strata, risk)
         wider = self.margins_.margins(strata, max(risk / _CAUTION, self.margins_.least_risk))
         margins = np.where(strange, np.maximum(margins, wider), margins)
-        return self._forecast(examples, strange).bytes_at_score(margins)
+        found = self._forecast(examples, strange)
+        return found, found.bytes_at_score(margins), strange
 
     @property
     def least_risk(self) -> float:

@@ -59,6 +59,11 @@ class Forecast:
         found: Array = torch.cat([below.diff(dim=1), last], dim=1).numpy()
         return found
 
+    def one(self, index: int) -> "Forecast":
+        """The distribution of a single job."""
+        chosen = slice(index, index + 1)
+        return Forecast(self.mixture.rows(chosen), self.overhead_bytes[chosen], self.capacity_bytes[chosen])
+
     def quantile_bytes(self, level: float) -> Array:
         """[n]: what is exceeded with probability 1 - level, on the device; infinity for what does not fit."""
         return self._to_bytes(self.mixture.quantile(level).numpy())

@@ -160,11 +160,13 @@ def _advice(page: Page, width: int, paint: _Paint) -> Iterator[str]:
     if not page.suggestions:
         return
     yield "What would help, each simulated and estimated"
-    room = min(max(len(item.change) for item in page.suggestions), width - 40)
+    room = min(max(len(item.change) for item in page.suggestions), max(width - 46, 30))
     for item in page.suggestions:
         found = item.answer
         figures = f"{size(found.estimate_mib):>11}, safe {size(found.safe_mib):>11}"
-        yield f"  {item.change:{room}} {figures}  {paint(found.verdict, _VERDICTS[found.verdict])}"
+        *above, last = textwrap.wrap(item.change, room)
+        yield from (f"  {line}" for line in above)
+        yield f"  {last:{room}} {figures}  {paint(found.verdict, _VERDICTS[found.verdict])}"
 
 
 def _notes(answer: Answer, width: int) -> Iterator[str]:

@@ -199,6 +199,14 @@ def other_cases(operator: Any) -> Iterator[Case]:
             yield ((x,), {})
 
 
+def grouped_cases(operator: Any) -> Iterator[Case]:
+    """Experts' products and the gradients of their weights, in the one precision that torch's meta function takes."""
+    offsets = torch.empty(4, dtype=torch.int32, device="meta")
+    x, grad = (torch.empty(24, size, dtype=torch.bfloat16, device="meta") for size in (16, 32))
+    yield ((x, torch.empty(4, 16, 32, dtype=torch.bfloat16, device="meta"), offsets), {})
+    yield ((x.T, grad, offsets), {})
+
+
 FAMILIES = {
     unary_cases: lambda name: True,
     gradient_cases: lambda name: name.endswith("_backward.default"),
@@ -207,6 +215,7 @@ FAMILIES = {
     softmax_cases: lambda name: "softmax" in name,
     loss_cases: lambda name: "nll_loss" in name,
     matrix_cases: lambda name: name.split(".")[0].endswith(("mm", "bmm")),
+    grouped_cases: lambda name: name == "_grouped_mm.default",
     embedding_cases: lambda name: name.startswith("embedding"),
     cat_cases: lambda name: name == "cat.default",
     reduction_cases: lambda name: name in ("sum.dim_IntList", "mean.dim"),

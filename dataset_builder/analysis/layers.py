@@ -16,12 +16,13 @@ _UNITS = (nn.MultiheadAttention, nn.RNNBase)
 _LAYOUT = frozenset({"reshape", "contiguous", "clone", "to", "float", "half", "bfloat16", "expand", "repeat", "pad"})
 
 
-def layer_table(module: nn.Module, inputs: Sequence[Any]) -> LayerTable:
+def layer_table(module: nn.Module, inputs: Sequence[Any], batch_size: int | None = None) -> LayerTable:
     """Run the module once on the given inputs (batch first) and write down every layer and loose function.
 
-    Give both on the meta device: nothing is computed then.
+    Give both on the meta device: nothing is computed then. A batch whose samples are no rows, such as graphs, says how
+    many they are.
     """
-    watch = _Watch(module, inputs)
+    watch = _Watch(module, inputs, batch_size)
     with ExitStack() as stack:
         for name, part in module.named_modules():
             stack.enter_context(watch.on(name, part))
@@ -63,11 +64,11 @@ _READS = (torch.Tensor.__bool__, torch.Tensor.item)
 class _Watch(TorchFunctionMode):
     """Records layers through hooks, and functions that are called outside of them."""
 
-    def __init__(self, module: nn.Module, inputs: Sequence[Any]) -> None:
+    def __init__(self, module: nn.Module, inputs: Sequence[Any], batch_size: int | None) -> None:
         super().__init__()
         self.records: list[LayerRecord] = []
         given = list(_tensors(inputs))
-        self.batch_size = given[0].shape[0] if given and given[0].dim() else 1
+        self.batch_size = batch_size or (given[0].shape[0] if given and given[0].dim() else 1)
         self.input_elements = sum(tensor.numel() for tensor in given) // self.batch_size
         self._held = _storages([*module.parameters(), *module.buffers()]).keys()
         self._counted: set[int] = set()  # parameters that a layer before has brought in

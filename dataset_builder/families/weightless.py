@@ -1,13 +1,15 @@
 """Modules without numbers: built so, or copied so. What would fill a rack is built in the memory of its structure."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 
 from dataset_builder.errors import UserError
 
@@ -22,7 +24,7 @@ def built_on_meta(make: Callable[[], nn.Module]) -> nn.Module:
             module = make()
     except (NotImplementedError, RuntimeError) as error:
         try:
-            with _parameters_on_meta(), _NoCuda():
+            with _parameters_on_meta(), _LargeOnMeta(), _NoCuda():
                 module = make()
         except Exception as second:
             raise second from error if type(second) is not type(error) else None
@@ -76,6 +78,26 @@ def _parameters_on_meta() -> Iterator[None]:
         yield
     finally:
         nn.Module.register_parameter = original  # type: ignore[method-assign]
+
+
+_SMALL = 2**24
+"""Elements up to which a tensor of a constructor is real: nobody computes a learning rate from more."""
+
+
+class _LargeOnMeta(TorchFunctionMode):
+    """Makes large tensors on meta, and small ones where they are wanted."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _device_constructors() and kwargs.get("device") is None and _elements(args, kwargs) > _SMALL:
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+def _elements(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """Of the shape that a function like torch.empty is given, in one of its two ways."""
+    sizes = kwargs.get("size", args[0] if args and isinstance(args[0], tuple | list) else args)
+    return prod(size for size in sizes if isinstance(size, int)) if isinstance(sizes, tuple | list) else 0
 
 
 def _is_cuda(value: Any) -> bool:

@@ -33,7 +33,10 @@ def _llama(
 
 
 def _t5(size: int, inner: int, layers: int, heads: int) -> Sizes:
-    return {"d_model": size, "d_kv": 64, "d_ff": inner, "num_layers": layers, "num_heads": heads}
+    return {
+        "d_model": size, "d_kv": 64, "d_ff": inner, "num_layers": layers, "num_heads": heads,
+        "decoder_start_token_id": 0,
+    }  # fmt: skip
 
 
 def _whisper(size: int, layers: int, heads: int, mel: int = 80, vocabulary: int = 51865) -> Sizes:

@@ -33,10 +33,9 @@ def enable_checkpointing(module: nn.Module) -> None:
 
 def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
     """The children of the outermost lists that have two or more of a kind, each with layers inside it."""
+    blocks = [item for item in module.children() if next(item.children(), None) is not None]
+    if isinstance(module, nn.ModuleList | nn.Sequential) and len(blocks) > len({type(item) for item in blocks}):
+        yield from blocks
+        return
     for child in module.children():
-        blocks = [item for item in child.children() if next(item.children(), None) is not None]
-        kinds = {type(item) for item in blocks}
-        if isinstance(child, nn.ModuleList | nn.Sequential) and len(blocks) > len(kinds):
-            yield from blocks
-        else:
-            yield from repeated_blocks(child)
+        yield from repeated_blocks(child)

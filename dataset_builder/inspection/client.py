@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -43,10 +44,14 @@ class ChildInspection:
         self._memory_mib = memory_mib
         command = [sys.executable, "-P", "-m", "dataset_builder.inspection.child"]
         self._child = ChildProcess(command, _environment(), _LONGEST_ANSWER_BYTES, Path(wanted.directory))
+        self._built = True
         self.turn_to(wanted)
 
     def turn_to(self, wanted: Wanted) -> None:
         """Build another network in the same process: for libraries, whose code does not get into each other's way."""
+        if not self._built:
+            with suppress(UserError, TheirError):  # of a network that nobody asked about
+                self._receive()
         self._send({"do": "build", "wanted": wanted.to_json()})
         self._built = False
 
@@ -132,8 +137,9 @@ def _resident_bytes(pid: int) -> int:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, with vramcast where the child finds it, and without the network that no one needs."""
+    """This process's, with vramcast where the child finds it, no network, and one thread: nothing is computed."""
     home = str(Path(dataset_builder.__file__).resolve().parent.parent)
     paths = [home, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    return {**os.environ, **offline, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "CUDA_VISIBLE_DEVICES": ""}
+    own = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **offline, **own}

@@ -23,6 +23,7 @@ from dataset_builder.inspection.checkpointing import enable_checkpointing
 from dataset_builder.inspection.optimizers import DEFAULT, OWN, made_by, optimizer_named
 from dataset_builder.inspection.steps import Called, Step, Stepped, plain_loss
 from dataset_builder.measure.virtual.session import MakeInputs, MakeOptimizer
+from dataset_builder.measure.virtual.shapes import SHAPES
 from dataset_builder.measure.virtual.trace import without_data
 from dataset_builder.schema import LayerTable, Spec, TrainingSetup, canonical_json
 from dataset_builder.subject import subject_of
@@ -144,7 +145,7 @@ class ModuleJob(Job):
         handle = watched.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
         try:
             with Dataless():  # type: ignore[no-untyped-call]
-                table = layer_table(watched, (batch,))
+                table = layer_table(watched, (batch,), TABLE_BATCH)
         finally:
             handle.remove()
         layers = tuple(replace(item, name=own_name(item.name)) for item in table.layers)
@@ -183,7 +184,9 @@ class Dataless(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs networks on meta as the virtual GPU does, without a trace."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return without_data(func, args, kwargs or {}, set())
+        rule = SHAPES.get(func)
+        out = rule(*args, **(kwargs or {})) if rule is not None else NotImplemented
+        return without_data(func, args, kwargs or {}, set()) if out is NotImplemented else out
 
 
 def own_name(name: str) -> str:

@@ -74,9 +74,9 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _number(text: str) -> int:
-    """A count of parameters; '--' and '(recursive)' are none of the layer's own."""
-    found = re.match(r"[\d,]+", text.strip())
-    return int(found[0].replace(",", "")) if found else 0
+    """A count of parameters, in brackets for frozen ones; '--' and '(recursive)' are none of the layer's own."""
+    found = re.match(r"\(?([\d,]+)", text.strip())
+    return int(found[1].replace(",", "")) if found else 0
 
 
 def _summary_layers(text: str) -> Iterator[LayerRecord]:

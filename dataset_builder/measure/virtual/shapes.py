@@ -209,6 +209,16 @@ def multiply(a: Tensor, b: Tensor) -> bool:
     return fit and a.is_meta and b.is_meta
 
 
+@_rule("_grouped_mm.default")
+def _grouped_mm(a: Tensor, b: Tensor, offsets: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+    """The products of a mixture's experts, one after the other; torch's meta function takes half precision alone."""
+    if not a.is_meta or a.dtype != b.dtype or offsets is None:
+        return NotImplemented
+    if a.dim() == b.dim() == 2:  # the gradient of the experts' weights (native/cuda/GroupedBlas.cpp)
+        return _empty((offsets.shape[0], a.shape[0], b.shape[1]), a)
+    return _empty((a.shape[-2], b.shape[-1]), a)
+
+
 @_rule("embedding.default")
 def _embedding(weight: Tensor, indices: Tensor, *args: Any) -> Any:
     return _empty((*indices.shape, weight.shape[1]), weight)

@@ -1,0 +1,89 @@
+"""A spread of networks of timm and transformers, built from their names: `make breadth` looks at ten times as many."""
+
+from importlib.util import find_spec
+
+import pytest
+
+from dataset_builder.devices import load_profile
+from dataset_builder.errors import UserError
+from dataset_builder.inspection.architectures import ARCHITECTURES, known_architecture
+from dataset_builder.inspection.building import build_job
+from dataset_builder.inspection.inspector import LocalInspection
+from dataset_builder.inspection.targets import Wanted, parse_target
+from dataset_builder.schema import Status
+
+A100 = load_profile("a100_40gb")
+TIMM = {  # parameters as timm's own table of results has them, in millions
+    "resnet18": 11.69, "vgg11": 132.86, "mobilenetv3_small_050": 1.59, "mnasnet_small": 2.03, "lcnet_050": 1.88,
+    "tinynet_e": 2.04, "regnetx_002": 2.68, "repvgg_a0": 9.11, "selecsls42b": 32.46, "dla34": 15.74,
+    "resnetv2_18": 11.69, "convnext_atto": 3.70, "poolformer_s12": 11.92, "vit_tiny_patch16_224": 5.72,
+    "deit_tiny_distilled_patch16_224": 5.91, "mixer_s32_224": 19.10, "gmlp_ti16_224": 5.87, "levit_128s": 7.78,
+    "mobilevit_xxs": 1.27, "edgenext_xx_small": 1.33, "pvt_v2_b0": 3.67, "botnet26t_256": 12.49, "ghostnet_050": 2.59,
+}  # fmt: skip
+SMALL_LAYERS = {"num_hidden_layers": 2}
+HUGGING_FACE = {
+    "bert-base": {**SMALL_LAYERS}, "roberta-base": {**SMALL_LAYERS}, "distilbert-base": {"n_layers": 2},
+    "electra-base": {**SMALL_LAYERS}, "albert-base-v2": {**SMALL_LAYERS}, "gpt2": {"n_layer": 2},
+    "llama-7b": {**SMALL_LAYERS}, "mistral-7b": {**SMALL_LAYERS}, "qwen2-0.5b": {**SMALL_LAYERS},
+    "mixtral-8x7b": {**SMALL_LAYERS}, "t5-small": {"num_layers": 2, "num_decoder_layers": 2},
+    "bart-base": {"encoder_layers": 2, "decoder_layers": 2}, "vit-base": {**SMALL_LAYERS},
+    "whisper-tiny": {"encoder_layers": 2, "decoder_layers": 2}, "xlnet-base": {"n_layer": 2},
+}  # fmt: skip
+
+
+def needs(library):
+    if find_spec(library) is None:
+        pytest.skip(f"needs {library}")
+
+
+def examined(text, **arguments):
+    job = build_job(Wanted(target=parse_target(text), arguments=arguments))
+    return LocalInspection(job).examine({"batch_size": 4}, [A100])
+
+
+def failures(texts, check):
+    found = {}
+    for text, (arguments, expected) in texts.items():
+        try:
+            check(examined(text, **arguments), expected)
+        except Exception as error:  # all of them are told at once
+            found[text] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def test_networks_of_timm_are_classified():
+    needs("timm")
+
+    def check(findings, millions):
+        assert findings.measurements["a100_40gb"].status is Status.OK
+        assert round(findings.table.parameters / 1e6, 2) == millions
+        assert findings.family == "timm"
+
+    assert failures({f"timm:{name}": ({}, millions) for name, millions in TIMM.items()}, check) == {}
+
+
+def test_networks_of_transformers_are_classified():
+    needs("transformers")
+
+    def check(findings, _):
+        assert findings.measurements["a100_40gb"].breakdown["parameters"] > 0
+        assert findings.training.loss == "own"
+
+    assert failures({f"hf:{name}": (sizes, None) for name, sizes in HUGGING_FACE.items()}, check) == {}
+
+
+def test_names_may_be_decorated():
+    assert known_architecture("meta-llama/Llama-2-70b-hf") == ARCHITECTURES["llama-70b"]
+    assert known_architecture("google/vit-base-patch16-224") == ARCHITECTURES["vit-base"]
+    assert known_architecture("bert-base-uncased") == ARCHITECTURES["bert-base"]
+    with pytest.raises(UserError, match=r"download the config\.json"):
+        known_architecture("somebody/else")
+
+
+def test_a_config_file_names_its_class(tmp_path):
+    needs("transformers")
+    path = tmp_path / "config.json"
+    path.write_text(
+        '{"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 2}'
+    )
+    assert examined(f"hf:{path}").table.parameters == 50257 * 64 + 1024 * 64 + (12 * 64 * 64 + 13 * 64) + 2 * 64

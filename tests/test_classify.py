@@ -1,0 +1,264 @@
+"""Answers: what load().classify() says of modules, specs and tables, and that it is what the estimator says."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from synthetic_examples import mlp_examples, mlp_spec
+from torch import nn
+
+import models
+from dataset_builder.devices import DEFAULT_DEVICE, load_device, load_profile
+from dataset_builder.errors import UserError
+from dataset_builder.inspection.findings import Curve, table_to_json
+from dataset_builder.inspection.jobs import table_of
+from dataset_builder.inspection.layer_tables import read_table
+from dataset_builder.measure.virtual.backend import VirtualBackend
+from dataset_builder.schema import MIB, TrainingSetup
+from models.answer import FITS, TIGHT, TOO_LARGE, Answer, Bucket
+from models.batch_search import largest_batch
+from models.classifiers import NetworkSettings
+from models.classify import Classifier
+from models.ensemble import Ensemble
+from models.examples import example_of_table
+from models.fitting import PlainFitter
+from models.questions import question_of_table
+from models.screen import Page, rendered
+from models.timeline import check_picture, draw_timeline, timeline_table
+
+A100 = load_profile(DEFAULT_DEVICE)
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    return models.load("universal")
+
+
+def network():
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+
+
+def test_a_module_is_answered_for_with_all_that_the_service_promises(classifier):
+    answer = classifier.classify(network(), torch.empty(2, 64), batch_size=32, optimizer="adam")
+    assert answer.fits
+    assert answer.verdict == FITS
+    assert 400 < answer.estimate_mib <= answer.safe_mib < answer.capacity_mib == 40410
+    assert answer.bucket.lower_mib <= answer.estimate_mib < answer.bucket.upper_mib
+    assert sum(answer.breakdown_mib.values()) == pytest.approx(answer.reserved_mib + answer.breakdown_mib["context"])
+    values = json.loads(json.dumps(answer.to_json(), allow_nan=False))
+    assert values.keys() >= {
+        "target", "batch_size", "device", "status", "bucket", "estimate_mib", "safe_mib", "allocated_mib",
+        "reserved_mib", "fits", "oom_probability", "out_of_distribution", "max_batch_size", "breakdown_mib",
+        "checkpoint", "profile", "seconds",
+    }  # fmt: skip
+    assert values["bucket"].keys() == {"index", "lower_mib", "upper_mib", "probability"}
+    assert (values["target"], values["batch_size"], values["checkpoint"]) == ("Sequential", 32, "universal")
+
+
+def test_inputs_are_a_batch_a_mapping_or_a_function(classifier):
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = network()
+
+        def forward(self, *, x):
+            return self.net(x)
+
+    plain = classifier.classify(network(), torch.empty(16, 64))
+    made = classifier.classify(network(), lambda size: torch.empty(size, 64), batch_size=16)
+    named = classifier.classify(Named(), {"x": torch.empty(16, 64)})
+    assert plain.batch_size == made.batch_size == named.batch_size == 16
+    assert plain.estimate_mib == made.estimate_mib == pytest.approx(named.estimate_mib, rel=0.01)
+    with pytest.raises(UserError, match="give batch_size=N"):
+        classifier.classify(network(), lambda size: torch.empty(size, 64))
+
+
+def test_what_does_not_fit_is_told_what_it_would_need(classifier):
+    answer = classifier.classify(nn.Linear(4096, 4096), torch.empty(2**20, 4096, device="meta"), device="rtx_4060")
+    assert not answer.fits
+    assert answer.verdict == TOO_LARGE
+    assert answer.bucket.upper_mib is None
+    assert answer.oom_probability > 0.9
+    assert answer.estimate_mib > 2 * 2**20 * 4096 * 4 / MIB
+    assert answer.safe_mib >= answer.estimate_mib
+
+
+def test_a_spec_is_answered_for_as_the_estimator_says(classifier):
+    """The path of a user's question is that of the rows which the estimator was judged on."""
+    spec = mlp_spec(width=700, batch=64, last_batch_size=3)
+    answer = classifier.classify_spec(spec)
+    measured = VirtualBackend(A100).measure(spec).measurement
+    example = example_of_table(table_of(spec), spec.training, A100, measured, spec.family)
+    assert answer.estimate_mib * MIB == pytest.approx(classifier.estimator.predict_bytes([example])[0])
+    assert answer.safe_mib * MIB == pytest.approx(classifier.estimator.safe_bytes([example], 0.01)[0])
+    assert answer.reserved_mib * MIB == measured.reserved_bytes
+
+
+@pytest.fixture(scope="module")
+def for_tables(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("estimators") / "tables"
+    settings = NetworkSettings(bucket_mib=50, width=16, blocks=1, features="gpumemnet")
+    fitted = Ensemble.of(settings, 1, PlainFitter(epochs=4, batch_size=32, learning_rate=5e-3))
+    fitted.fit(mlp_examples(120), mlp_examples(40, seed=1)).calibrate(mlp_examples(150, seed=2)).save(directory)
+    return directory
+
+
+def test_a_table_alone_is_answered_for_by_an_estimator_that_needs_no_simulation(for_tables):
+    spec = mlp_spec(width=300)
+    answer = Classifier("universal", tables=str(for_tables)).classify_table(table_of(spec), spec.training)
+    assert (answer.allocated_mib, answer.reserved_mib, answer.breakdown_mib) == (None, None, {})
+    assert answer.checkpoint == "tables"
+    assert any("layer table alone" in note for note in answer.notes)
+
+
+def test_many_questions_are_answered_in_their_order(classifier, for_tables):
+    mixed = Classifier("universal", tables=str(for_tables))
+    specs = [mlp_spec(width=width) for width in (100, 900)]
+    tables = [question_of_table(str(index), table_of(spec), spec.training, A100) for index, spec in enumerate(specs)]
+    found = mixed.answers([*tables[:1], *tables[1:]])
+    assert [item.target for item in found] == ["0", "1"]
+    assert found[0].estimate_mib == mixed.answers(tables[:1])[0].estimate_mib
+    with pytest.raises(UserError, match="risk"):
+        mixed.answers(tables, risk=2)
+
+
+TORCHSUMMARY = """
+----------------------------------------------------------------
+        Layer (type)               Output Shape         Param #
+================================================================
+            Conv2d-1            [-1, 8, 30, 30]             224
+              ReLU-2            [-1, 8, 30, 30]               0
+            Linear-3                   [-1, 10]          72,010
+        Sequential-4                   [-1, 10]               0
+================================================================
+Total params: 72,234
+Trainable params: 72,234
+Non-trainable params: 0
+----------------------------------------------------------------
+Input size (MB): 0.01
+"""
+TORCHINFO = """
+==========================================================================================
+Layer (type:depth-idx)                   Output Shape              Param #
+==========================================================================================
+Net                                      [4, 10]                   --
+├─Sequential: 1-1                        [4, 8, 30, 30]            --
+│    └─Conv2d: 2-1                       [4, 8, 30, 30]            224
+│    └─ReLU: 2-2                         [4, 8, 30, 30]            --
+├─Linear: 1-2                            [4, 10]                   (72,010)
+==========================================================================================
+Total params: 72,234
+Trainable params: 224
+Non-trainable params: 72,010
+==========================================================================================
+Input size (MB): 0.05
+"""
+
+
+def test_printed_tables_are_read():
+    summary = read_table(TORCHSUMMARY)
+    assert [(layer.kind, layer.activations, layer.parameters) for layer in summary.layers] == [
+        ("Conv2d", 7200, 224), ("ReLU", 7200, 0), ("Linear", 10, 72010),
+    ]  # fmt: skip
+    info = read_table(TORCHINFO)
+    assert [(layer.kind, layer.activations) for layer in info.layers] == [
+        ("Conv2d", 7200),
+        ("ReLU", 7200),
+        ("Linear", 10),
+    ]
+    assert info.trainable_shapes == ((224,),)
+    assert info.input_elements == pytest.approx(3 * 32 * 32, rel=0.05)
+    assert info.parameters == 72234
+
+
+def test_tables_in_json_are_read_and_refused():
+    table = table_of(mlp_spec())
+    assert read_table(json.loads(json.dumps(table_to_json(table)))) == table
+    short = read_table({"layers": [{"kind": "Linear", "output_shape": [10], "parameters": 50}], "input_elements": 4})
+    assert (short.layers[0].activations, short.trainable_shapes) == (10, ((50,),))
+    for value in ({}, {"layers": [{}], "input_elements": 1}, {"layers": [{"kind": "Linear"}]}, "no table", []):
+        with pytest.raises(UserError, match="expected"):
+            read_table(value)
+
+
+def answer_of(batch, need, capacity=1000.0, safe=1.1, **more):
+    bucket = Bucket(index=0, lower_mib=0, upper_mib=None, probability=1)
+    return Answer(
+        target="made", batch_size=batch, device="a100_40gb", bucket=bucket, estimate_mib=need, safe_mib=safe * need,
+        allocated_mib=1, reserved_mib=2, capacity_mib=capacity, oom_probability=0, risk=0.01, out_of_distribution=False,
+        checkpoint="made", profile="made", seconds=1, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("start", [1, 7, 64, 500])
+@pytest.mark.parametrize(("fixed", "each"), [(100, 9.0), (0, 3.7), (890, 1.0), (2, 0.1)])
+def test_the_largest_batch_is_found_in_few_traces(fixed, each, start):
+    asked = []
+
+    def ask(batch):
+        asked.append(batch)
+        return answer_of(batch, fixed + each * batch + 3 * (batch // 16))
+
+    truth = max((n for n in range(1, 20_000) if ask(n).verdict == FITS), default=0)
+    first = ask(start)
+    asked.clear()
+    found, answer = largest_batch(ask, first)
+    assert found <= truth
+    assert truth == 19_999 or found >= 0.99 * truth - 1
+    assert len(asked) <= 10
+    assert answer is not None
+    assert answer.batch_size == found
+
+
+def test_no_batch_fits_where_the_weights_do_not():
+    assert largest_batch(lambda size: answer_of(size, 2000 + size), answer_of(64, 2064)) == (0, None)
+
+
+def test_verdicts():
+    assert [answer_of(1, need).verdict for need in (500, 950, 1200)] == [FITS, TIGHT, TOO_LARGE]
+
+
+def test_the_screen_is_narrow_enough_and_has_colours_only_where_they_are_wanted():
+    answer = answer_of(
+        8, 5000, breakdown_mib={"activations": 300.0, "context": 100.0}, max_batch_size=0, notes=("a note",)
+    )
+    page = Page(answer, "A Card", TrainingSetup(batch_size=8), cards=[answer])
+    text = rendered(page, 80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\x1b" not in text
+    assert "DOES NOT FIT" in text
+    assert text.count("=") >= 50  # three quarters of the bar
+    assert "note: a note" in text
+    assert "\x1b[1;31mDOES NOT FIT\x1b[0m" in rendered(page, 80, colours=True)
+
+
+def test_the_timeline_is_a_table_and_a_picture(tmp_path):
+    curve = Curve({"parameters": [5, 5], "activations": [0, 7], "inputs": [0, 0]}, [6, 14], 2, 100)
+    table = timeline_table(curve)
+    assert list(table.layers) == ["context", "parameters", "activations"]
+    assert np.array_equal(table.reserved * 2**30, [8, 16])
+    for name in ("a.png", "a.svg"):
+        draw_timeline(table, "a network", tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 1000
+    with pytest.raises(UserError, match="ends in one of"):
+        check_picture(tmp_path / "a.gif")
+
+
+def test_devices_are_read_without_hydra():
+    assert load_device("a100_40gb")["total_mib"] == 40960
+    with pytest.raises(UserError, match="expected device to be one of"):
+        load_device("abacus")
+
+
+def test_a_checkpoint_that_is_not_there_is_told_with_those_that_are():
+    with pytest.raises(UserError, match="universal"):
+        models.load("nothing")
+
+
+def test_an_answer_is_changed_by_its_risk(classifier):
+    spec = mlp_spec(width=800)
+    careful, bold = (classifier.classify_spec(spec, risk=risk) for risk in (0.01, 0.5))
+    assert careful.safe_mib > bold.safe_mib
+    assert replace(careful, safe_mib=0, risk=0, seconds=0) == replace(bold, safe_mib=0, risk=0, seconds=0)

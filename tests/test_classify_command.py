@@ -1,0 +1,159 @@
+"""`vramcast classify`, with children that run users' code."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dataset_builder.errors import UserError
+from dataset_builder.inspection.client import ChildInspection, TheirError
+from dataset_builder.inspection.targets import Wanted, parse_target
+from models.command import main
+from models.requests import Request
+
+FILE = Path(__file__).parent / "support" / "written_networks.py"
+GPUMEMNET = "gpumemnet:input:784_output:10_depth:3_arch:pyramid_batch:64.out"
+SPEC = {
+    "family": "mlp",
+    "network": {"arch": "uniform", "input_features": 30, "output_features": 3, "depth": 1},
+    "training": {"batch_size": 16},
+}
+
+
+def classified(capfd, *words):
+    code = main([*words, "--json"])
+    out, err = capfd.readouterr()
+    return code, [json.loads(line) for line in out.splitlines()], err
+
+
+def test_many_jobs_are_answered_in_order_and_errors_stop_none(capfd, tmp_path):
+    (tmp_path / "spec.json").write_text(json.dumps(SPEC))
+    unet = {"target": f"{FILE}:UNet", "batch_size": 4, "input": "3,32,32"}
+    lines = [
+        json.dumps({"target": GPUMEMNET}),
+        json.dumps(unet),
+        json.dumps({**unet, "batch_size": 8, "optimizer": "sgd", "device": "t4"}),
+        json.dumps({"target": f"{FILE}:broken", "batch_size": 4, "input": "3"}),
+        "no JSON",
+        json.dumps({"target": str(tmp_path / "spec.json"), "max_batch": True, "device": "rtx_4060"}),
+        json.dumps({**unet, "colour": "red"}),
+        json.dumps({"target": f"{FILE}:UNet"}),
+    ]
+    (tmp_path / "jobs.jsonl").write_text("\n".join(lines) + "\n")
+    code, found, _ = classified(capfd, "--jobs", str(tmp_path / "jobs.jsonl"))
+    assert code == 0
+    assert [item["status"] for item in found] == ["ok", "ok", "ok", "error", "error", "ok", "error", "error"]
+    assert [item["target"] for item in found[:4]] == [GPUMEMNET, *[f"{FILE}:UNet"] * 2, f"{FILE}:broken"]
+    assert found[0]["batch_size"] == 64
+    assert (found[2]["device"], found[2]["batch_size"]) == ("t4", 8)
+    assert found[3]["error"].startswith("ValueError: a fault of the user's own (at ")
+    assert found[4]["target"] is None
+    assert found[5]["max_batch_size"] > 100
+    assert "colour" in found[6]["error"]
+    assert "--batch-size" in found[7]["error"]
+    assert not any("\n" in item.get("error", "") for item in found)
+
+
+def test_a_users_packages_come_first_and_his_prints_do_no_harm(tmp_path):
+    """As a user runs it: in a directory of his own, with packages that have our names, one of them without __init__."""
+    for package in ("models", "conf"):
+        (tmp_path / package).mkdir()
+    (tmp_path / "models" / "net.py").write_text("WIDTH = 12\n")
+    (tmp_path / "conf" / "__init__.py").write_text("CLASSES = 3\n")
+    (tmp_path / "train.py").write_text(
+        "import sys\nfrom torch import nn\nfrom models.net import WIDTH\nfrom conf import CLASSES\n"
+        "print('{\"event\": \"done\"}')\nsys.stderr.write('noise')\n"
+        "def make():\n    print('more')\n    return nn.Linear(WIDTH, CLASSES)\n"
+    )
+    words = [sys.executable, "-m", "vramcast", "classify", "train:make", "--batch-size", "8", "--input", "12", "--json"]
+    home = str(Path(__file__).parent.parent)
+    found = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": home}, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["target"] == "train:make"
+
+
+def test_a_users_exception_is_his_with_its_line_and_code_three(capfd):
+    code, _, err = classified(capfd, f"{FILE}:broken", "--batch-size", "2", "--input", "3")
+    line = next(n for n, text in enumerate(FILE.read_text().splitlines(), 1) if "a fault of the user's own" in text)
+    assert code == 3
+    assert f'File "{FILE}", line {line}, in broken' in err
+    assert "dataset_builder/inspection" not in err
+    assert err.rstrip().endswith(f"ValueError: a fault of the user's own (at {FILE}:{line})")
+
+
+@pytest.fixture(scope="module")
+def child():
+    with ChildInspection(Wanted(target=parse_target(f"{FILE}:mismatched"), inputs=("10",))) as found:
+        yield found
+
+
+def test_shapes_that_do_not_fit_are_told_with_their_layer(child):
+    with pytest.raises(TheirError, match="in the layer '1'"):
+        child.examine({"batch_size": 2}, [])
+
+
+def test_a_child_lives_on_after_an_error(child):
+    child.turn_to(Wanted(target=parse_target(f"{FILE}:Undecided"), inputs=("10",)))
+    with pytest.raises(UserError, match=rf"a number read from a tensor.*\(at {FILE}:\d+\)"):
+        child.examine({"batch_size": 2}, [])
+    assert child.alive
+
+
+def test_code_that_ends_the_process_is_told(child):
+    child.turn_to(Wanted(target=parse_target("os:abort"), inputs=("10",)))
+    with pytest.raises(TheirError, match="the child was killed by SIGABRT"):
+        child.examine({"batch_size": 2}, [])
+    assert not child.alive
+
+
+def test_a_child_that_takes_too_long_or_too_much_is_ended():
+    target = parse_target(f"{FILE}:endless")
+    for limits, why in (((0.2, 8192), "within 0.2 s"), ((60, 20), "in 20 MiB")):
+        with ChildInspection(Wanted(target=target), *limits) as found, pytest.raises(UserError, match=why):
+            found.examine({"batch_size": 2}, [])
+        assert not found.alive
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "found no target"),
+        (["timm:resnet18"], "give --batch-size"),
+        ([GPUMEMNET, "--risk", "2"], "risk"),
+        ([GPUMEMNET, "--dtype", "int8"], "dtype"),
+        ([GPUMEMNET, "--device", "abacus"], "expected device to be one of"),
+        ([GPUMEMNET, "--input", "3"], "leave it out"),
+        ([GPUMEMNET, "--plot", "picture.gif"], "ends in one of"),
+        ([GPUMEMNET, "--arg", "depth"], "expected an argument such as"),
+        (["nothing.json"], "expected a file that describes a network"),
+        (["--jobs", "nothing.jsonl"], "expected a file of jobs"),
+    ],
+)
+def test_bad_words_get_a_sentence_and_code_two(capfd, words, why):
+    code, out, err = classified(capfd, *words)
+    assert (code, out) == (2, [])
+    assert why in err
+    assert "Traceback" not in err
+
+
+def test_the_screen_says_what_to_do(capfd, tmp_path):
+    network = {"arch": "uniform", "input_features": 3000, "output_features": 3, "depth": 2}
+    (tmp_path / "spec.json").write_text(json.dumps({**SPEC, "network": network, "training": {"batch_size": 400_000}}))
+    assert main([str(tmp_path / "spec.json"), "--device", "rtx_4060", "--plot", str(tmp_path / "a.svg")]) == 0
+    out, _ = capfd.readouterr()
+    assert "DOES NOT FIT" in out
+    for words in ("At the peak", "costliest layers", "rtx_4090", "The largest batch",
+                  "--autocast bf16", "adamw8bit", "a bigger card", "(gradient"):  # fmt: skip
+        assert words in out
+    assert (tmp_path / "a.svg").stat().st_size > 1000
+
+
+def test_a_request_keeps_what_it_was_given():
+    found = Request.of({"target": "timm:resnet18", "batch_size": 4, "input": ["3,64,64"], "args": {"num_classes": 5}})
+    assert found.wanted().inputs == ("3,64,64",)
+    assert found.wanted().arguments == {"num_classes": 5}

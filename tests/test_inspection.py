@@ -1,0 +1,206 @@
+"""Networks that users write: built without weights, fed what they take, and traced with a step of theirs or ours."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dataset_builder.devices import known_cards, load_profile
+from dataset_builder.errors import UserError
+from dataset_builder.families import make_spec
+from dataset_builder.families.weightless import built_on_meta, structure_of
+from dataset_builder.inspection.building import build_job
+from dataset_builder.inspection.findings import Findings
+from dataset_builder.inspection.inspector import Inspector, LocalInspection
+from dataset_builder.inspection.jobs import ModuleJob, SpecJob
+from dataset_builder.inspection.optimizers import optimizer_named
+from dataset_builder.inspection.targets import Wanted, parse_target
+from dataset_builder.measure.virtual.backend import VirtualBackend
+from dataset_builder.schema import Status, TrainingSetup
+
+FILE = Path(__file__).parent / "support" / "written_networks.py"
+A100 = load_profile("a100_40gb")
+
+
+def wanted(factory, **more):
+    return Wanted(target=parse_target(f"{FILE}:{factory}"), **more)
+
+
+def job(factory, *inputs, **more):
+    return build_job(wanted(factory, inputs=inputs, **more))
+
+
+def examined(found, **wishes):
+    return LocalInspection(found).examine({"batch_size": 4, **wishes}, [A100])
+
+
+def held(findings, use):
+    return findings.measurements["a100_40gb"].breakdown[use]
+
+
+@pytest.mark.parametrize(
+    ("factory", "inputs", "layer", "loss"),
+    [
+        ("UNet", ("3,32,32",), "up.0", "own"),
+        ("Fpn", ("3,32,32",), "sides.2", "own"),
+        ("Denoiser", ("3,16,16", "1"), "attention", "mse"),
+        ("Tagger", ("9:100",), "lstm", "cross_entropy"),
+        ("Tied", ("9:500",), "words", "cross_entropy"),
+        ("Computing", ("9:500",), "head", "cross_entropy"),
+        ("on_a_card", ("10",), "", "cross_entropy"),
+    ],
+)
+def test_networks_are_traced_with_the_loss_that_their_output_suggests(factory, inputs, layer, loss):
+    findings = examined(job(factory, *inputs))
+    assert findings.training.loss == loss
+    assert layer in {record.name for record in findings.table.layers}
+    assert findings.measurements["a100_40gb"].status is Status.OK
+    assert held(findings, "parameters") >= 4 * findings.table.parameters
+
+
+def test_a_graph_network_is_fed_by_a_function():
+    findings = examined(job("GraphNet", inputs_factory="graph"))
+    assert findings.table.input_elements > 50 * 12
+    assert [record.kind for record in findings.table.layers if not record.functional] == ["Linear", "Linear"]
+
+
+def test_a_step_of_the_users_own_takes_the_place_of_ours():
+    findings = examined(job("blocks", inputs_factory="views", step_factory="contrast"), batch_size=4096)
+    assert findings.training.loss == "own"
+    plain = examined(job("blocks", "64"), batch_size=4096)
+    assert held(findings, "activations") > 1.5 * held(plain, "activations")  # two views
+
+
+def test_what_is_frozen_has_neither_gradients_nor_state():
+    findings = examined(job("lora", "256"), batch_size=64)
+    assert findings.table.parameters == 2 * (256 * 256 + 256 + 2 * 2 * 256)
+    trainable = sum(torch.Size(shape).numel() for shape in findings.table.trainable_shapes)
+    assert trainable == 2 * 2 * 2 * 256
+    owners = {cost.name: cost for cost in findings.costs}
+    assert set(owners["0.frozen"].held_bytes).isdisjoint({"gradients", "optimizer_state"})
+
+
+def test_tied_weights_are_counted_once():
+    made = job("Tied", "9:500")
+    assert made.module.head.weight is made.module.words.weight
+    assert examined(made).table.parameters == 500 * 32
+    untied = nn.Sequential(nn.Embedding(500, 32), nn.Linear(32, 500, bias=False))
+    untied[1].weight = untied[0].weight
+    copied = structure_of(untied)
+    assert copied[1].weight is copied[0].weight
+
+
+def test_data_in_the_control_flow_gets_a_sentence():
+    with pytest.raises(UserError, match="a number read from a tensor"):
+        examined(job("Undecided", "10"))
+
+
+def test_a_network_that_looks_like_lightnings_brings_step_and_optimizer():
+    found = job("Lit", "10")
+    findings = examined(found)
+    assert findings.training.optimizer == "SGD(momentum=0.9)"
+    assert findings.training.loss == "own"
+    assert examined(found, optimizer="adam").training.optimizer == "Adam"
+
+
+def test_inputs_that_nothing_tells_are_asked_for():
+    with pytest.raises(UserError, match="expected to know what Linear is fed"):
+        job("on_a_card")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("resnet50", "name the network in one of these ways"),
+        ("nowhere.py:make", "expected a Python file at nowhere.py"),
+        ("timm:", "name the network in one of these ways"),
+        ("a-b:make", "name the network in one of these ways"),
+    ],
+)
+def test_targets_that_are_none_are_refused(text, why):
+    with pytest.raises(UserError, match=why):
+        parse_target(text)
+
+
+def test_a_function_that_is_not_there_is_told_with_those_that_are():
+    with pytest.raises(UserError, match=r"expected nothing_of in .*, found .*'UNet'"):
+        job("nothing_of")
+
+
+def test_weights_are_never_made():
+    def make():
+        assert torch.linspace(0, 1, 3)[-1].item() == 1.0  # meta has no numbers: the constructor starts again
+        return nn.Sequential(*(nn.Linear(200_000, 200_000) for _ in range(3)))  # 160 GB each
+
+    built = built_on_meta(make)
+    assert all(item.is_meta for item in built.parameters())
+    assert sum(item.numel() for item in built.parameters()) > 10**11
+
+
+def test_a_module_in_memory_is_copied_without_its_numbers():
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    made = ModuleJob(structure_of(module), lambda size: torch.empty(size, 4))
+    Inspector(made).examine(made.setup({"batch_size": 8}), [A100])
+    assert not module.training
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+    assert all(item.grad is None for item in module.parameters())
+
+
+def test_dtypes_accumulation_autocast_and_checkpointing_change_what_they_should():
+    made = job("blocks", "64", arguments={"depth": 8, "size": 256})
+    made.batch = ModuleJob(made.module, lambda size: torch.empty(size, 256)).batch
+    plain = examined(made, batch_size=512)
+    assert held(examined(made, batch_size=512, dtype="bf16"), "parameters") < 0.6 * held(plain, "parameters")
+    assert held(examined(made, batch_size=512, checkpointing=True), "activations") < 0.5 * held(plain, "activations")
+    assert held(examined(made, batch_size=512, autocast="bf16"), "activations") < held(plain, "activations")
+    parts = examined(made, batch_size=128, accumulate=4)
+    assert parts.measurements["a100_40gb"].allocated_bytes < plain.measurements["a100_40gb"].allocated_bytes
+
+
+def test_state_in_eight_bits_is_a_quarter():
+    made = job("blocks", "64", arguments={"size": 256})
+    made.batch = ModuleJob(made.module, lambda size: torch.empty(size, 256)).batch
+    costs = {name: examined(made, optimizer=name).costs for name in ("adamw", "adamw8bit")}
+    state = {name: sum(item.held_bytes.get("optimizer_state", 0) for item in found) for name, found in costs.items()}
+    assert 0.25 < state["adamw8bit"] / state["adamw"] < 0.28  # and a scale for each 256 elements
+
+
+@pytest.mark.parametrize(("text", "name"), [("ADAMW", "AdamW"), ("sgd(momentum=0.9)", "SGD(momentum=0.9)")])
+def test_optimizers_are_named_in_any_case(text, name):
+    assert optimizer_named(text) == name
+
+
+@pytest.mark.parametrize("text", ["lion", "lbfgs", "adam(momentum=1)"])
+def test_optimizers_that_are_none_are_refused(text):
+    with pytest.raises(UserError, match="expected"):
+        optimizer_named(text)
+
+
+def test_cards_on_which_a_network_runs_alike_share_a_trace():
+    made = ModuleJob(structure_of(nn.Linear(8, 8)), lambda size: torch.empty(size, 8))
+    inspector = Inspector(made)
+    findings = inspector.examine(made.setup({"batch_size": 2}), known_cards())
+    assert list(inspector._traces) == [None]
+    assert len(findings.measurements) == len(known_cards())
+
+
+def test_a_card_that_is_too_small_is_told_what_would_be_needed():
+    made = ModuleJob(structure_of(nn.Linear(4096, 4096)), lambda size: torch.empty(size, 4096))
+    findings = Inspector(made).examine(made.setup({"batch_size": 2**20}), [load_profile("rtx_4060")])
+    assert findings.measurements["rtx_4060"].status is Status.OOM
+    endless = findings.endless["rtx_4060"]
+    assert endless.status is Status.OK
+    assert endless.reserved_bytes > 2 * 2**20 * 4096 * 4
+    assert Findings.from_json(findings.to_json()) == findings
+
+
+def test_a_spec_is_inspected_as_its_backend_measures_it():
+    network = {"arch": "uniform", "input_features": 100, "output_features": 3, "depth": 2}
+    spec = make_spec("mlp", network, TrainingSetup(batch_size=32, last_batch_size=5))
+    found = SpecJob(spec)
+    findings = Inspector(found).examine(found.setup({}), [A100])
+    measured = VirtualBackend(A100).measure(spec).measurement
+    assert findings.measurements["a100_40gb"].device_used_bytes == measured.device_used_bytes
+    assert found.setup({"batch_size": 64}).last_batch_size is None
