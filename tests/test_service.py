@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 from served import GPUMEMNET, MLP, Scripted, Service, serving
 
+import models
+from collocation.service.estimating import Checkpoint
 from collocation.service.settings import Limits, Settings
 from dataset_builder.devices import device_names
+from dataset_builder.families import make_spec
+from dataset_builder.schema import TrainingSetup
 
 TABLE = {
     "layers": [
@@ -258,3 +262,24 @@ def test_an_estimator_of_ones_own_is_loaded_by_name() -> None:
         assert found.json["checkpoint"] == "other"
 
     run(scenario, Settings(checkpoint="other"), load=Scripted)
+
+
+def test_the_released_estimator_says_over_http_what_it_says_in_python() -> None:
+    spec = make_spec("mlp", MLP["network"], TrainingSetup(**MLP["training"]))
+    expected = models.load("universal").classify_spec(spec, device="t4", risk=0.02).to_json()
+
+    async def scenario(service: Service) -> None:
+        job = {"spec": MLP, "device": "t4", "risk": 0.02}
+        found = (await service.post("/v1/classify", {**job, "distribution": True})).json
+        shares = found.pop("distribution")
+        assert {**found, "seconds": 0} == {**json.loads(json.dumps(expected)), "seconds": 0}
+        assert sum(item["probability"] for item in shares) == pytest.approx(1, abs=0.02)
+        likeliest = max(shares, key=lambda item: item["probability"])
+        assert likeliest == found["bucket"]
+        many = (await service.post("/v1/classify", {"jobs": [job, {**job, "device": "a100_40gb"}, job]})).json[
+            "answers"
+        ]
+        assert [item["device"] for item in many] == ["t4", "a100_40gb", "t4"]
+        assert many[0]["estimate_mib"] == pytest.approx(found["estimate_mib"])
+
+    run(scenario, load=Checkpoint)
