@@ -230,14 +230,17 @@ def _round(empty_port: int, port: int, known: list[bytes], requests: int) -> flo
 
 
 def _soak(pid: int, port: int, known: list[bytes], requests: int) -> float:
-    """Known networks and, one in fifty, a device and a width of buckets that make another question of one."""
+    """Known networks and, one in fifty, one of them in other words, which goes through the estimator again."""
     draw = random.Random(1)
 
-    def fresh(body: bytes) -> bytes:
+    def fresh(body: bytes, index: int) -> bytes:
         found: dict[str, Any] = json.loads(body)
-        return json.dumps({**found, "bucket_mib": draw.randrange(64, 4096), "distribution": True}).encode()
+        return json.dumps({**found, "distribution": True}).encode() + b" " * index  # longer than any before
 
-    mixed = [fresh(draw.choice(known)) if index % 50 == 0 else known[index % len(known)] for index in range(requests)]
+    mixed = [
+        fresh(draw.choice(known), index // 50) if index % 50 == 0 else known[index % len(known)]
+        for index in range(requests)
+    ]
     half = len(mixed) // 2
     first = ask(port, "/v1/classify", mixed[:half], half)
     before = resident_mib(pid)
