@@ -11,7 +11,7 @@ import pytest
 from served import MLP, Scripted, Service, serving
 
 from collocation.service.estimating import Checkpoint
-from collocation.service.pool import OverloadedError, PoolError, TracePool
+from collocation.service.pool import LostError, OverloadedError, PoolError, TracePool
 from collocation.service.settings import Limits, Settings
 from dataset_builder.errors import UserError
 from models.checkpoint import RELEASED
@@ -206,6 +206,19 @@ def test_a_refused_network_is_not_traced_twice() -> None:
             assert (await service.post("/v1/classify", {"spec": MLP, "device": "t4"})).status == 422
         assert len(service.pool.asked) == 1
         service.pool.error = None
+
+    run(scenario)
+
+
+def test_a_network_that_was_lost_is_tried_again() -> None:
+    async def scenario(service: Service) -> None:
+        body = {"jobs": [{"spec": MLP, "device": "t4"}]}
+        service.pool.error = LostError("expected a network that is traced in time, found a slower one")
+        lost = await service.post("/v1/classify", body)
+        assert lost.json["answers"][0]["status"] == "error"
+        service.pool.error = None
+        again = await service.post("/v1/classify", body)
+        assert again.json["answers"][0]["status"] == "ok"
 
     run(scenario)
 

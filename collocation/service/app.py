@@ -16,6 +16,7 @@ from collocation.service.engine import Engine, many
 from collocation.service.estimating import Checkpoint, Estimating
 from collocation.service.guard import Guard
 from collocation.service.http import PROBLEMS, StrictRoute, add_error_handlers, problem, reply
+from collocation.service.logs import LOGGER
 from collocation.service.metrics import Metrics
 from collocation.service.placing import placements
 from collocation.service.requests import ClassifyBody, ManyJobs, PlacementBody
@@ -53,7 +54,7 @@ async def classify(request: Request, body: Annotated[ClassifyBody, Body()]) -> R
     engine = engine_of(request)
     if isinstance(body, ManyJobs):
         outcomes = await asyncio.gather(*(engine.classify(job) for job in body.jobs), return_exceptions=True)
-        return reply({"answers": many(outcomes)})
+        return reply({"answers": many(outcomes)}, kept=not any(isinstance(item, Exception) for item in outcomes))
     return reply(await engine.classify(body))
 
 
@@ -136,6 +137,12 @@ async def page() -> Response:
     return HTMLResponse(_PAGE.read_bytes())
 
 
+def _tell_failure(starting: "asyncio.Task[None]") -> None:
+    """A service that does not become ready says why."""
+    if not starting.cancelled() and starting.exception() is not None:
+        LOGGER.error("did not start", exc_info=starting.exception())
+
+
 def path_of(route: BaseRoute) -> str:
     """The path of a route."""
     return route.path if isinstance(route, Route) else ""
@@ -149,6 +156,7 @@ def make_app(settings: Settings, load: Callable[[str], Estimating] = Checkpoint)
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         starting = asyncio.create_task(engine.start())
+        starting.add_done_callback(_tell_failure)
         try:
             yield
         finally:

@@ -15,7 +15,7 @@ from collocation.service.estimating import Asked, Checkpoint, Estimated, Estimat
 from collocation.service.known import read_known, spec_of_name
 from collocation.service.logs import event
 from collocation.service.metrics import Metrics
-from collocation.service.pool import OverloadedError, PoolError, TracePool
+from collocation.service.pool import LostError, OverloadedError, PoolError, TracePool
 from collocation.service.requests import AnyJob, FeaturesJob, NamedJob, SpecJob, TableJob
 from collocation.service.settings import Settings
 from collocation.service.tables import question_of_features, question_of_table_body, training_of
@@ -32,6 +32,7 @@ _FOUND, _REFUSED = b"F", b"R"
 """How a trace ended: refusals are kept too, since the same network will be refused again."""
 
 
+_OUTCOMES = {LostError: "lost", OverloadedError: "overloaded", PoolError: "failed"}
 _SEARCHES = 4
 """For the largest batch, at once: each waits for traces, of which a few at a time are made in any case."""
 
@@ -180,11 +181,11 @@ class Engine:
     async def _trace(self, key: bytes, spec: Spec, devices: tuple[str, ...]) -> bytes:
         try:
             found = _FOUND + await self.pool.trace(TraceQuestion(spec, devices, self.settings.limits.layers))
+        except (LostError, OverloadedError, PoolError) as error:  # another time it may go well
+            self.metrics.traces.labels(_OUTCOMES[type(error)]).inc()
+            raise
         except UserError as error:
             found = _REFUSED + str(error).encode()
-        except (OverloadedError, PoolError) as error:
-            self.metrics.traces.labels("overloaded" if isinstance(error, OverloadedError) else "failed").inc()
-            raise
         self.metrics.traces.labels("traced" if found[:1] == _FOUND else "refused").inc()
         self.traces.put(key, found)
         return found

@@ -52,9 +52,10 @@ class StrictRoute(APIRoute):
         return handle
 
 
-def reply(value: Any, status: int = 200) -> Response:
-    """A value as JSON."""
-    return Response(to_json(value), status, media_type=JSON)
+def reply(value: Any, status: int = 200, kept: bool = True) -> Response:
+    """A value as JSON, which may be kept where its path is."""
+    headers = None if kept else {"cache-control": "no-store"}
+    return Response(to_json(value), status, media_type=JSON, headers=headers)
 
 
 def problem(status: int, sentence: str, where: str | None = None, headers: dict[str, str] | None = None) -> Response:

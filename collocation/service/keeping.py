@@ -19,6 +19,9 @@ KEPT = {
 }
 """Paths whose answers depend on the body and the checkpoint alone, and what they answer with."""
 
+NOT_KEPT = (b"cache-control", b"no-store")
+"""Of an answer that may be another the next time."""
+
 
 class Keeping:
     """Pure ASGI around the application: a kept answer takes a fraction of the time of the frameworks behind it."""
@@ -47,16 +50,16 @@ class Keeping:
         await send({"type": "http.response.body", "body": kept})
 
     async def _worked_out(self, key: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        checkpoint, status, parts = self.engine.checkpoint, 0, []
+        checkpoint, good, parts = self.engine.checkpoint, False, []
 
         async def noted(message: Message) -> None:
-            nonlocal status
+            nonlocal good
             if message["type"] == "http.response.start":
-                status = message["status"]
+                good = message["status"] == 200 and NOT_KEPT not in message["headers"]
             else:
                 parts.append(message.get("body", b""))
             await send(message)
 
         await self.app(scope, receive, noted)
-        if status == 200 and checkpoint is self.engine.checkpoint:  # not reloaded meanwhile
+        if good and checkpoint is self.engine.checkpoint:  # not reloaded meanwhile
             self.engine.responses.put(key, b"".join(parts))

@@ -24,6 +24,10 @@ class OverloadedError(Exception):
     """More is asked than can be answered soon."""
 
 
+class LostError(UserError):
+    """A network that a worker did not come back from: perhaps its own fault, perhaps that of a busy machine."""
+
+
 class PoolError(Exception):
     """No worker process can be started."""
 
@@ -108,14 +112,14 @@ class _Worker:
         except TimeoutError:
             await self.end()
             event("trace timed out", logging.WARNING, seconds=self._limits.trace_seconds)
-            raise UserError(
+            raise LostError(
                 f"expected a network that is traced within {self._limits.trace_seconds:g} s, found a slower one: "
                 "make it smaller"
             ) from None
         except (asyncio.IncompleteReadError, ConnectionError):
             code = await self.end()
             event("worker died", logging.WARNING, exit_code=code)
-            raise UserError("expected a network that can be traced, found that the worker died of it") from None
+            raise LostError("expected a network that can be traced, found that the worker died of it") from None
         if kind == worker.REFUSED:
             raise UserError(found)
         return bytes(found)
