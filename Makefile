@@ -38,6 +38,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.cold_start
 	$(BIN)/python -m benchmarks.inference
 	$(BIN)/python -m benchmarks.simulator_scale
+	$(BIN)/python -m benchmarks.service_load
 
 # Hundreds of known networks, each classified: half an hour, kept in runs/breadth, taken up again where it was stopped.
 breadth: $(STAMP)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
@@ -65,7 +65,7 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], what: str) -> T:
     return cls(**values)
 
 
-@cache
+@lru_cache(maxsize=1024)  # bounded: a service is asked for whatever its clients write
 def parse_call(text: str) -> tuple[str, Mapping[str, Any]]:
     """Split 'SGD(momentum=0.9)' into its name and its keyword arguments."""
     try:

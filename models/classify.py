@@ -123,6 +123,12 @@ class Classifier:
             found.update(zip(members, (replace(item, seconds=seconds) for item in made), strict=True))
         return [found[index] for index in range(len(questions))]
 
+    def distribution(self, question: Question, bucket_mib: int = BUCKET_MIB) -> tuple[Buckets, NDArray[np.float64]]:
+        """The buckets of a device, and the probability of each for a question: [classes]."""
+        buckets = Buckets(bucket_mib * MIB, question.example.capacity_bytes)
+        _, estimator = self._estimator_for(question.example)
+        return buckets, estimator.predict_proba([question.example], buckets)[0]
+
     def _by_estimator(self, questions: Sequence[Question]) -> list[tuple[str, Ensemble, list[int]]]:
         groups: dict[str, tuple[Ensemble, list[int]]] = {}
         for index, question in enumerate(questions):

@@ -1,0 +1,272 @@
+"""The service under load: `python -m benchmarks.service_load`.
+
+Requests a second of POST /v1/classify, as of an empty FastAPI endpoint under the same server in the same run, over 32
+connections; then 100,000 requests, with the memory of the process before and after. All on loopback.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+CONNECTIONS = 32
+SOAK = 100_000
+_WORKING_SET = 200
+"""Jobs that are asked for over and over, as schedulers do: at submission, at every attempt to place."""
+_LEAST_RATIO = 0.5
+_MOST_GROWTH = 1.1
+
+
+def jobs(count: int, seed: int) -> list[bytes]:
+    """Perceptrons, each another one."""
+    draw = random.Random(seed)
+    found = []
+    for _ in range(count):
+        network = {
+            "arch": "pyramid",
+            "input_features": draw.randrange(16, 4096),
+            "output_features": draw.randrange(2, 100),
+            "depth": draw.randrange(1, 6),
+        }
+        training = {"batch_size": draw.randrange(1, 1024)}
+        found.append(json.dumps({"spec": {"family": "mlp", "network": network, "training": training}}).encode())
+    return found
+
+
+@dataclass
+class Measured:
+    """One run of a load."""
+
+    requests: int
+    seconds: float
+    latencies: list[float]
+    statuses: dict[int, int]
+
+    @property
+    def rate(self) -> float:
+        return self.requests / self.seconds
+
+    def percentile_ms(self, share: float) -> float:
+        ordered = sorted(self.latencies)
+        return 1000 * ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+    def line(self, what: str) -> str:
+        p50, p99 = self.percentile_ms(0.5), self.percentile_ms(0.99)
+        others = {status: count for status, count in self.statuses.items() if status != 200}
+        return f"{what}: {self.rate:,.0f} requests a second, p50 {p50:.1f} ms, p99 {p99:.1f} ms" + (
+            f", other answers: {others}" if others else ""
+        )
+
+
+class Load(asyncio.Protocol):
+    """One connection that asks as soon as it is answered. Next to nothing, so that the service is what is measured."""
+
+    def __init__(
+        self, path: str, next_body: Callable[[], bytes | None], done: asyncio.Future[None], run: Measured
+    ) -> None:
+        self.head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: ".encode()
+        self.next_body = next_body
+        self.done = done
+        self.run = run
+        self.buffer = b""
+        self.transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+        self._ask()
+
+    def _ask(self) -> None:
+        body = self.next_body()
+        if body is None:
+            self.transport.close()
+            return
+        self.start = time.perf_counter()
+        self.transport.write(self.head + str(len(body)).encode() + b"\r\n\r\n" + body)
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        head, found, rest = self.buffer.partition(b"\r\n\r\n")
+        if not found:
+            return
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        if len(rest) < length:
+            return
+        self.buffer = b""
+        self.run.latencies.append(time.perf_counter() - self.start)
+        status = int(head[9:12])
+        self.run.statuses[status] = self.run.statuses.get(status, 0) + 1
+        self._ask()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+async def loaded(port: int, path: str, bodies: list[bytes], requests: int) -> Measured:
+    """So many requests over all connections; bodies in turn."""
+    loop, run, left = asyncio.get_running_loop(), Measured(requests, 0.0, [], {}), iter(range(requests))
+
+    def next_body() -> bytes | None:
+        index = next(left, None)
+        return None if index is None else bodies[index % len(bodies)]
+
+    start, ends = time.perf_counter(), []
+    for _ in range(CONNECTIONS):
+        ends.append(loop.create_future())
+        await loop.create_connection(lambda end=ends[-1]: Load(path, next_body, end, run), "127.0.0.1", port)
+    await asyncio.gather(*ends)
+    run.seconds = time.perf_counter() - start
+    if len(run.latencies) != requests:
+        raise RuntimeError(f"{requests} requests, {len(run.latencies)} answers: a connection was lost")
+    return run
+
+
+EMPTY = """
+import sys, uvicorn
+from fastapi import FastAPI
+from fastapi.responses import Response
+app = FastAPI()
+
+@app.post("/")
+async def empty() -> Response:
+    return Response(b"{}", media_type="application/json")
+
+uvicorn.run(app, port=int(sys.argv[1]), access_log=False, log_level="error", loop="uvloop", http="httptools")
+"""
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where it listens, and which process it is."""
+
+    port: int
+    pid: int
+
+
+@contextmanager
+def process(words: list[str], ready: str) -> Iterator[Server]:
+    """A server of its own process, on the port that is its last word, once it answers."""
+    environment, port = {**os.environ, "OMP_NUM_THREADS": "1"}, free_port()
+    with Path(os.devnull).open("wb") as nowhere:
+        found = subprocess.Popen([sys.executable, *words, str(port)], stderr=nowhere, stdout=nowhere, env=environment)
+        try:
+            _wait_for(found, port, ready)
+            yield Server(port, found.pid)
+        finally:
+            found.terminate()
+            found.wait(60)
+
+
+def _wait_for(process: "subprocess.Popen[bytes]", port: int, path: str) -> None:
+    until = time.monotonic() + 180
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended with exit code {process.returncode}")
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as response:
+                if response.status == 200:
+                    return
+        except urllib.error.HTTPError as error:
+            if error.code == 405:  # the empty endpoint takes POST alone, and is there
+                return
+        except OSError:
+            pass
+        time.sleep(0.2)
+    raise RuntimeError("the server did not become ready")
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def resident_mib(pid: int) -> float:
+    """What the process holds of memory."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def cpu_seconds(pid: int) -> float:
+    """What the process has used so far: on a busy machine it says more than the clock."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def ask(port: int, path: str, bodies: list[bytes], requests: int) -> Measured:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(loaded(port, path, bodies, requests))
+
+
+def main() -> int:
+    """Print the figures; the exit code says whether they are what was promised."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=20_000, help="of each run that is timed")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--soak", type=int, default=SOAK)
+    arguments = parser.parse_args()
+    known = jobs(_WORKING_SET, seed=0)
+    with process(["-c", EMPTY], "/") as empty, process(["-m", "vramcast", "serve", "--port"], "/readyz") as service:
+        cold = ask(service.port, "/v1/classify", known, len(known))
+        print(cold.line(f"{len(known)} networks that it never met"), flush=True)
+        ratios = [_round(empty, service, known, arguments.requests) for _ in range(arguments.rounds)]
+        growth = _soak(service, known, arguments.soak)
+    ratio = sorted(ratios)[len(ratios) // 2]
+    print(f"the service at {ratio:.2f} of an empty endpoint (at least {_LEAST_RATIO}); memory grew by {growth - 1:.1%}")
+    return 0 if ratio >= _LEAST_RATIO and growth <= _MOST_GROWTH else 1
+
+
+def _round(empty: Server, service: Server, known: list[bytes], requests: int) -> float:
+    """Both in turn, since a busy machine changes from minute to minute."""
+    rates = []
+    for server, path, what in (
+        (empty, "/", "an empty endpoint"),
+        (service, "/v1/classify", f"the service, {len(known)} networks over and over"),
+    ):
+        used = cpu_seconds(server.pid)
+        found = ask(server.port, path, known, requests)
+        cpu_us = 1e6 * (cpu_seconds(server.pid) - used) / requests
+        print(f"{found.line(what)}, {cpu_us:.0f} us of CPU each", flush=True)
+        rates.append(found.rate)
+    return rates[1] / rates[0]
+
+
+def _soak(service: Server, known: list[bytes], requests: int) -> float:
+    """Known networks and, one in fifty, one of them in other words, which goes through the estimator again."""
+    draw = random.Random(1)
+
+    def fresh(body: bytes, index: int) -> bytes:
+        found: dict[str, Any] = json.loads(body)
+        return json.dumps({**found, "distribution": True}).encode() + b" " * index  # longer than any before
+
+    mixed = [
+        fresh(draw.choice(known), index // 50) if index % 50 == 0 else known[index % len(known)]
+        for index in range(requests)
+    ]
+    half = len(mixed) // 2
+    first = ask(service.port, "/v1/classify", mixed[:half], half)
+    before = resident_mib(service.pid)
+    second = ask(service.port, "/v1/classify", mixed[half:], len(mixed) - half)
+    after = resident_mib(service.pid)
+    print(first.line(f"a soak of {requests:,} requests, the first half"))
+    print(second.line("the second half"))
+    print(f"resident memory {before:.0f} MiB after the first half, {after:.0f} MiB after the second", flush=True)
+    return after / before
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What foreign schedulers say and want to hear: pure translations, no HTTP."""

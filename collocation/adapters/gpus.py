@@ -1,0 +1,67 @@
+"""GPUs as a person or nvidia-smi writes them down."""
+
+import csv
+import json
+import math
+import re
+from typing import Any
+
+from collocation.placement import Gpu
+from dataset_builder.errors import UserError
+
+_GPU = re.compile(r"(?P<id>[^=]+)=(?P<free>\d+(?:\.\d+)?)(?:/(?P<total>\d+(?:\.\d+)?))?(?:@(?P<device>\w+))?")
+
+
+def parse_gpu(text: str) -> Gpu:
+    """'0=12000/40960@a100_40gb': the total may be left out where it does not matter, the device where there is one."""
+    found = _GPU.fullmatch(text.strip())
+    if not found:
+        raise UserError(
+            f"expected a GPU such as 0=12000 or 0=12000/40960@a100_40gb, found {text!r}: write it like that"
+        )
+    free_mib = float(found["free"])
+    return Gpu(found["id"], free_mib, float(found["total"] or free_mib), found["device"])
+
+
+def parse_gpus(text: str) -> list[Gpu]:
+    """A JSON list, or lines of nvidia-smi's CSV: index, free, total, and perhaps the name of the card."""
+    try:
+        found = _from_json(json.loads(text)) if text.lstrip().startswith("[") else _from_csv(text)
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise UserError(
+            f"expected GPUs as a JSON list or as nvidia-smi's CSV without units, found other text ({error!r}): mend it"
+        ) from error
+    if not all(math.isfinite(gpu.free_mib) and math.isfinite(gpu.total_mib) for gpu in found):
+        raise UserError("expected finite amounts of memory, found others: mend them")
+    return found
+
+
+def _from_json(items: Any) -> list[Gpu]:
+    return [
+        Gpu(
+            str(item["id"]),
+            float(item["free_mib"]),
+            float(item.get("total_mib", item["free_mib"])),
+            item.get("device"),
+            item.get("node"),
+            int(item.get("jobs", 0)),
+        )
+        for item in items
+    ]
+
+
+def _from_csv(text: str) -> list[Gpu]:
+    lines = [line for line in csv.reader(text.splitlines(), skipinitialspace=True) if line]
+    return [
+        Gpu(line[0], float(line[1]), float(line[2]), device_of_card(line[3]) if len(line) > 3 else None)
+        for line in lines
+    ]
+
+
+def device_of_card(card: str) -> str | None:
+    """The device profile of a card's name, None where there is none."""
+    from dataset_builder.configuration import device_for  # noqa: PLC0415 - Hydra, which most lists need not
+
+    noted: list[str] = []
+    found = device_for(card, noted.append)
+    return None if noted else found

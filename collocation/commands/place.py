@@ -1,0 +1,169 @@
+"""`vramcast place`: which GPU a job fits on, for schedulers that are a script.
+
+Prints the id of the chosen GPU and nothing else; the reasons go to stderr. Exit code 1 where the job fits on none.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from collocation.adapters.carma import GPUMEMNET_LINE, write_rad, write_yaml
+from collocation.adapters.gpus import parse_gpu, parse_gpus
+from collocation.adapters.text import job_of_text
+from collocation.placement import POLICIES, Gpu, Need, rank, refusals
+from dataset_builder.errors import UserError
+
+_NONE, _BAD_INPUT = 1, 2
+
+
+def main(argv: Sequence[str]) -> int:
+    """Place a job; the return value is the exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return _place(arguments)
+    except UserError as error:
+        print(f"vramcast place: {error}", file=sys.stderr)
+        return _BAD_INPUT
+
+
+def _place(arguments: argparse.Namespace) -> int:
+    gpus = _gpus(arguments)
+    if not gpus and not (arguments.rad or arguments.yaml):
+        raise UserError("expected GPUs to choose from, found none: give --gpu ID=FREE_MIB or --gpus FILE")
+    need, answers = _need(arguments, gpus)
+    if arguments.rad:
+        write_rad(arguments.rad, _fitting(need, answers, arguments), arguments.line)
+    if arguments.yaml:
+        write_yaml(arguments.yaml, _fitting(need, answers, arguments), arguments.key)
+    if not gpus:
+        print(f"{_on_default(need, arguments):.0f}")
+        return 0
+    return _tell(arguments, need, gpus, answers)
+
+
+def _tell(arguments: argparse.Namespace, need: Need, gpus: Sequence[Gpu], answers: Mapping[str, Any]) -> int:
+    ranked, refused = rank(need, gpus, arguments.policy), refusals(need, gpus, arguments.policy)
+    if arguments.json:
+        found = {
+            "placements": [
+                {"gpu": item.gpu.id, "need_mib": item.need_mib, "left_mib": item.left_mib} for item in ranked
+            ],
+            "refused": [{"gpu": item.gpu.id, "reason": item.reason, "for_good": item.for_good} for item in refused],
+            "answers": answers,
+        }
+        print(json.dumps(found, allow_nan=False))
+    elif ranked:
+        print(ranked[0].gpu.id)
+    for item in ranked[:1]:
+        print(f"needs {item.need_mib:.0f} MiB on GPU {item.gpu.id}; {item.left_mib:.0f} stay free", file=sys.stderr)
+    if not ranked:
+        for refusal in refused:
+            print(f"GPU {refusal.gpu.id}: {refusal.reason}", file=sys.stderr)
+    return 0 if ranked else _NONE
+
+
+def _need(arguments: argparse.Namespace, gpus: Sequence[Gpu]) -> tuple[Need, dict[str, Any]]:
+    """What to set aside, margin included, by device profile; and the answers behind it."""
+    if (arguments.job is None) == (arguments.need_mib is None):
+        raise UserError("expected a job or --need-mib, found both or neither: give one of them")
+    if arguments.need_mib is not None:
+        return arguments.need_mib + arguments.margin_mib, {}
+    job = job_of_text(_text(arguments.job))
+    devices = {gpu.device for gpu in gpus} | {None}
+    answers = _asked(arguments, job, devices) if arguments.service else _classified(arguments, job, devices)
+    need = {device: answer["safe_mib"] + arguments.margin_mib for device, answer in answers.items()}
+    return need, {answer.get("device", "fallback"): answer for answer in answers.values()}
+
+
+def _classified(
+    arguments: argparse.Namespace, job: Mapping[str, Any], devices: set[str | None]
+) -> dict[str | None, dict[str, Any]]:
+    """In this process. Code is never taken here: `vramcast classify` does that."""
+    from collocation.local import answers_on  # noqa: PLC0415 - torch
+
+    found = answers_on(job, {device or arguments.device for device in devices}, arguments.checkpoint, arguments.risk)
+    return {device: found[device or arguments.device].to_json() for device in devices}
+
+
+def _asked(
+    arguments: argparse.Namespace, job: Mapping[str, Any], devices: set[str | None]
+) -> dict[str | None, dict[str, Any]]:
+    from collocation.client import Client, ServiceError  # noqa: PLC0415
+
+    client = Client(arguments.service, token=arguments.token, fallback_mib=arguments.fallback_mib)
+    try:
+        found = {
+            device: client.classify({**job, "device": device or arguments.device, "risk": arguments.risk})
+            for device in devices
+        }
+    except (ServiceError, ValueError) as error:
+        raise UserError(str(error)) from error
+    return {device: {"safe_mib": item.need_mib, **item.answer} for device, item in found.items()}
+
+
+def _fitting(need: Need, answers: Mapping[str, Any], arguments: argparse.Namespace) -> float | None:
+    """For a job file: None where the job does not fit on its card, so that it is to run alone."""
+    answer = answers.get(arguments.device)
+    return None if answer is not None and not answer.get("fits", True) else _on_default(need, arguments)
+
+
+def _on_default(need: Need, arguments: argparse.Namespace) -> float:
+    return need[None] if isinstance(need, Mapping) else need
+
+
+def _text(job: str) -> str:
+    """A job as it stands, or the contents of a file."""
+    if job == "-":
+        return sys.stdin.read()
+    if job.lstrip().startswith("{") or job.startswith("gpumemnet:"):
+        return job
+    try:
+        return Path(job).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"expected a spec, a file with one, or gpumemnet:NAME, found {job!r} ({error}): check it"
+        ) from error
+
+
+def _gpus(arguments: argparse.Namespace) -> list[Gpu]:
+    found = [parse_gpu(text) for text in arguments.gpu]
+    if arguments.gpus:
+        try:
+            text = sys.stdin.read() if arguments.gpus == "-" else Path(arguments.gpus).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"expected GPUs in {arguments.gpus}, found: {error}; check --gpus") from error
+        found += parse_gpus(text)
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="vramcast place", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("job", nargs="?", help="a spec as JSON, a file with one, gpumemnet:NAME, or - for stdin")
+    parser.add_argument("--need-mib", type=float, help="instead of a job: what it takes")
+    parser.add_argument(
+        "--gpu", action="append", default=[], metavar="ID=FREE[/TOTAL][@DEVICE]", help="in MiB; repeatable"
+    )
+    parser.add_argument(
+        "--gpus",
+        metavar="FILE",
+        help="JSON, or the CSV of nvidia-smi --query-gpu=index,memory.free,memory.total,name, without head and units",
+    )
+    parser.add_argument("--policy", default="best-fit", choices=POLICIES)
+    parser.add_argument("--margin-mib", type=float, default=0.0, help="what must stay free beside the job")
+    parser.add_argument("--device", default="a100_40gb", help="for GPUs that say none; default: %(default)s")
+    parser.add_argument("--risk", type=float, default=0.01, help="how often the figure may be low")
+    parser.add_argument("--checkpoint", default="universal", metavar="NAME")
+    parser.add_argument("--service", metavar="URL", help="ask a running service instead of this process")
+    parser.add_argument("--token", help="of the service")
+    parser.add_argument("--fallback-mib", type=float, help="where the service is away")
+    parser.add_argument("--rad", type=Path, metavar="FILE", help="write the figure into a job file of CARMA")
+    parser.add_argument("--line", type=int, default=GPUMEMNET_LINE, help="of that file; default: %(default)s")
+    parser.add_argument("--yaml", type=Path, metavar="FILE", help="write the figure into a YAML job file")
+    parser.add_argument("--key", default="estimated_memory_mib", help="of that file; default: %(default)s")
+    parser.add_argument("--json", action="store_true")
+    return parser

@@ -1,0 +1,96 @@
+"""`vramcast serve`: answers over HTTP."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dataset_builder.errors import UserError, check_count, check_probability
+
+_BAD_INPUT = 2
+_TOKEN = "VRAMCAST_TOKEN"  # noqa: S105 - the name of a variable
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve until told to stop; the return value is the exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        _serve(arguments)
+    except UserError as error:
+        print(f"vramcast serve: {error}", file=sys.stderr)
+        return _BAD_INPUT
+    return 0
+
+
+def _serve(arguments: argparse.Namespace) -> None:
+    check_count("--workers", arguments.workers)
+    check_probability("--risk", arguments.risk)
+    check_count("--max-body-kib", arguments.max_body_kib)
+    if (arguments.tls_cert is None) != (arguments.tls_key is None):
+        raise UserError("expected --tls-cert and --tls-key together, found one of them: add the other")
+    for path in (arguments.tls_cert, arguments.tls_key):
+        if path is not None and not path.is_file():
+            raise UserError(f"expected a PEM file at {path}, found none: check the path")
+    try:
+        from collocation.adapters.admission import RESOURCES  # noqa: PLC0415
+        from collocation.service.server import serve  # noqa: PLC0415
+        from collocation.service.settings import Limits, Settings  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"expected the packages of the service, found no {error.name}: pip install 'vramcast[serve]'"
+        ) from error
+    if arguments.resource not in RESOURCES:
+        raise UserError(
+            f"expected --resource to be one of {sorted(RESOURCES)}, found {arguments.resource!r}: change it"
+        )
+    serve(
+        Settings(
+            checkpoint=arguments.checkpoint,
+            device=arguments.device,
+            risk=arguments.risk,
+            host=arguments.host,
+            port=arguments.port,
+            workers=arguments.workers,
+            token=_token(arguments.token_file),
+            known=arguments.known,
+            tls_cert=arguments.tls_cert,
+            tls_key=arguments.tls_key,
+            kubernetes=not arguments.no_kubernetes,
+            resource=arguments.resource,
+            log_requests=not arguments.quiet,
+            limits=Limits(body_bytes=arguments.max_body_kib * 1024),
+        )
+    )
+
+
+def _token(path: Path | None) -> str | None:
+    """From a file or the environment, never from a command line, which everyone can read."""
+    if path is None:
+        return os.environ.get(_TOKEN) or None
+    try:
+        found = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"expected a token in {path}, found: {error}; check --token-file") from error
+    if not found:
+        raise UserError(f"expected a token in {path}, found an empty file: write one into it")
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="vramcast serve", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1", help="default: %(default)s, this machine alone")
+    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--checkpoint", default="universal", metavar="NAME", help="an estimator's directory or name")
+    parser.add_argument("--device", default="a100_40gb", help="for jobs that name none; default: %(default)s")
+    parser.add_argument("--risk", type=float, default=0.01, help="how often a safe answer may be low")
+    parser.add_argument("--workers", type=int, default=1, help="processes that trace networks")
+    parser.add_argument("--known", type=Path, metavar="FILE", help="JSON lines of specs that go by a name")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"clients must show it; else from ${_TOKEN}")
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE")
+    parser.add_argument("--resource", default="hami", help="what the admission webhook writes; default: %(default)s")
+    parser.add_argument("--no-kubernetes", action="store_true", help="leave the paths of Kubernetes and Volcano out")
+    parser.add_argument("--max-body-kib", type=int, default=1024, help="larger requests are refused")
+    parser.add_argument("--quiet", action="store_true", help="log no line for each request")
+    return parser

@@ -1,0 +1,38 @@
+"""Answers in this process, for a command that is run once."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from dataset_builder.devices import load_profile
+from dataset_builder.errors import UserError
+from dataset_builder.families import make_spec
+from dataset_builder.families.gpumemnet import spec_of_filename
+from dataset_builder.families.libraries import cope_with_torchvision
+from dataset_builder.inspection.inspector import Inspector
+from dataset_builder.inspection.jobs import SpecJob
+from dataset_builder.schema import Spec
+from models import load
+from models.answer import Answer
+from models.questions import question_of
+
+
+def answers_on(job: Mapping[str, Any], devices: Collection[str], checkpoint: str, risk: float) -> dict[str, Answer]:
+    """The answer for a spec or a name of the public sets on each device; traced once for all of them."""
+    cope_with_torchvision()
+    target, spec = _spec(job)
+    profiles = [load_profile(name) for name in sorted(devices)]
+    findings = Inspector(SpecJob(spec)).examine(spec.training, profiles)
+    found = load(checkpoint).answers([question_of(target, findings, profile) for profile in profiles], risk)
+    return {answer.device: answer for answer in found}
+
+
+def _spec(job: Mapping[str, Any]) -> tuple[str, Spec]:
+    if "name" in job:
+        return str(job["name"]), spec_of_filename(str(job["name"]).removeprefix("gpumemnet:"))
+    if "spec" not in job:
+        raise UserError(
+            f"expected a spec or a name, found {sorted(job)}: ask a running service with --service for others"
+        )
+    found = Spec.from_json(job["spec"])
+    spec = make_spec(found.family, found.network, found.training)
+    return spec.id, spec

@@ -1,0 +1,1 @@
+"""The HTTP service: what a job will take, and where it fits."""

@@ -1,0 +1,215 @@
+"""From a job in a request to its answer: cached, traced in a worker, and asked of the checkpoint with others."""
+
+import asyncio
+import logging
+import pickle
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from collocation.service.batching import Batcher
+from collocation.service.cache import ByteCache, content_key
+from collocation.service.estimating import Asked, Checkpoint, Estimated, Estimating
+from collocation.service.known import read_known, spec_of_name
+from collocation.service.logs import event
+from collocation.service.metrics import Metrics
+from collocation.service.pool import LostError, OverloadedError, PoolError, TracePool
+from collocation.service.requests import AnyJob, FeaturesJob, NamedJob, SpecJob, TableJob
+from collocation.service.settings import Settings
+from collocation.service.tables import question_of_features, question_of_table_body, training_of
+from collocation.service.tracing import TraceQuestion
+from dataset_builder.devices import load_profile
+from dataset_builder.errors import UserError
+from dataset_builder.families import make_spec
+from dataset_builder.schema import Spec
+from models.answer import Answer
+from models.batch_search import largest_batch
+from models.questions import Question, question_of
+
+_FOUND, _REFUSED = b"F", b"R"
+"""How a trace ended: refusals are kept too, since the same network will be refused again."""
+
+
+_OUTCOMES = {LostError: "lost", OverloadedError: "overloaded", PoolError: "failed"}
+_SEARCHES = 4
+"""For the largest batch, at once: each waits for traces, of which a few at a time are made in any case."""
+
+
+class Engine:
+    """All that requests share."""
+
+    def __init__(self, settings: Settings, metrics: Metrics, load: Callable[[str], Estimating] = Checkpoint) -> None:
+        self.settings = settings
+        self.metrics = metrics
+        self._load = load
+        self.known = read_known(settings.known)
+        load_profile(settings.device)  # a device that there is not is told at once
+        self.checkpoint = load(settings.checkpoint)
+        self.reload_note: str | None = None
+        self.ready = False
+        self.responses = ByteCache(settings.limits.response_cache_bytes)
+        self.traces = ByteCache(settings.limits.trace_cache_bytes)
+        self.pool = TracePool(settings.workers, settings.limits)
+        self.batcher: Batcher[Asked, Estimated] = Batcher(self._answers, settings.limits.largest_batch)
+        self._hit, self._miss = (metrics.cached.labels("responses", outcome) for outcome in ("hit", "miss"))
+        self._searches = ThreadPoolExecutor(_SEARCHES, thread_name_prefix="largest-batch")
+        self._under_way: dict[bytes, asyncio.Task[bytes]] = {}
+        self._reloading = asyncio.Lock()
+        metrics.watch("vramcast_response_cache_bytes", "Size of kept responses", lambda: self.responses.size_bytes)
+        metrics.watch("vramcast_trace_cache_bytes", "Size of kept traces", lambda: self.traces.size_bytes)
+        metrics.watch("vramcast_traces_waiting", "Networks that wait for a worker", lambda: self.pool.waiting)
+        metrics.watch("vramcast_forward_batches", "Forward passes so far", lambda: self.batcher.batches)
+        metrics.watch("vramcast_forward_jobs", "Jobs in them", lambda: self.batcher.answered)
+
+    def count_response(self, hit: bool) -> None:
+        """Count a lookup of a kept response."""
+        (self._hit if hit else self._miss).inc()
+
+    def _answers(self, asked: Sequence[Asked]) -> list[Estimated]:
+        return self.checkpoint.answers(asked)  # of the moment: it may have been reloaded
+
+    async def start(self) -> None:
+        """Have workers ready, and the known networks traced."""
+        await self.pool.start()
+        for name, spec in self.known.items():
+            try:
+                await self._traced(spec, (self.settings.device,))
+            except UserError as error:
+                event("known network refused", logging.WARNING, name=name, reason=str(error))
+        self.ready = True
+
+    async def close(self) -> None:
+        """End what was started."""
+        self.ready = False
+        await self.pool.close()
+        self.batcher.close()
+        self._searches.shutdown(wait=False, cancel_futures=True)
+
+    async def reload(self) -> dict[str, Any]:
+        """Read the checkpoint again. Batches that are under way end with the old one; a bad one changes nothing."""
+        async with self._reloading:
+            try:
+                fresh = await asyncio.to_thread(self._load, self.settings.checkpoint)
+            except (UserError, OSError) as error:
+                self.reload_note = f"the last reload failed: {error}"
+                self.metrics.reloads.labels("failed").inc()
+                event("reload failed", logging.ERROR, reason=str(error))
+                raise
+            self.checkpoint, self.reload_note = fresh, None
+            self.responses.clear()
+            self.metrics.reloads.labels("done").inc()
+            event("reloaded", content=fresh.status["content"])
+            return fresh.status
+
+    async def classify(self, job: AnyJob) -> dict[str, Any]:
+        """The answer to one job, as it goes over the wire."""
+        return (await self.estimate(job)).to_json()
+
+    async def estimate(self, job: AnyJob, device: str | None = None) -> Estimated:
+        """The answer to one job, on its own device or another."""
+        start = time.perf_counter()
+        device = device or job.device or self.settings.device
+        found = await self._ask(await self._question(job, device), job)
+        if isinstance(job, SpecJob) and job.max_batch_size:
+            most = await self._largest(job, device, found)
+            found = replace(found, answer=replace(found.answer, max_batch_size=most))
+        seconds = round(time.perf_counter() - start, 6)
+        return replace(found, answer=replace(found.answer, seconds=seconds))
+
+    async def estimates(self, job: AnyJob, devices: Iterable[str | None]) -> dict[str | None, Estimated]:
+        """One job on several devices, traced once for all of them."""
+        names = {device: device or job.device or self.settings.device for device in devices}
+        if isinstance(job, SpecJob | NamedJob):
+            await self._traced(self._spec(job), tuple(sorted(set(names.values()))))
+        found = await asyncio.gather(*(self._on(job, name, names.values()) for name in names.values()))
+        return dict(zip(names, found, strict=True))
+
+    async def _on(self, job: AnyJob, device: str, devices: Iterable[str]) -> Estimated:
+        return await self._ask(await self._question(job, device, tuple(sorted(set(devices)))), job)
+
+    async def _ask(self, question: Question, job: AnyJob) -> Estimated:
+        return await self.batcher.ask(Asked(question, job.risk or self.settings.risk, job.bucket_mib, job.distribution))
+
+    async def _question(self, job: AnyJob, device: str, traced_on: tuple[str, ...] = ()) -> Question:
+        profile = load_profile(device)
+        if isinstance(job, TableJob):
+            return await asyncio.to_thread(question_of_table_body, job, profile)
+        if isinstance(job, FeaturesJob):
+            return await asyncio.to_thread(question_of_features, job, profile)
+        spec = self._spec(job)
+        target = job.name if isinstance(job, NamedJob) else spec.id
+        findings = pickle.loads(await self._traced(spec, traced_on or (device,)))  # noqa: S301 - from our own worker
+        return question_of(target, findings, profile)
+
+    def _spec(self, job: SpecJob | NamedJob) -> Spec:
+        if isinstance(job, NamedJob):
+            return spec_of_name(job.name, self.known)
+        check_size(job.spec.network, self.settings.limits.layers)
+        return make_spec(job.spec.family, job.spec.network, training_of(job.spec.training))
+
+    async def _largest(self, job: SpecJob, device: str, found: Estimated) -> int:
+        """The search is one for all of the project and waits for each answer; so it has a thread."""
+        spec, loop = self._spec(job), asyncio.get_running_loop()
+
+        def ask(size: int) -> Answer:
+            training = replace(spec.training, batch_size=size, last_batch_size=None)
+            asked = self._at(replace(spec, training=training), job, device)
+            return asyncio.run_coroutine_threadsafe(asked, loop).result(2 * self.settings.limits.trace_seconds)
+
+        return (await loop.run_in_executor(self._searches, largest_batch, ask, found.answer))[0]
+
+    async def _at(self, spec: Spec, job: SpecJob, device: str) -> Answer:
+        findings = pickle.loads(await self._traced(spec, (device,)))  # noqa: S301 - from our own worker
+        return (await self._ask(question_of(spec.id, findings, load_profile(device)), job)).answer
+
+    async def _traced(self, spec: Spec, devices: tuple[str, ...]) -> bytes:
+        """Pickled findings: kept ones, those that another request waits for, or fresh ones."""
+        key = content_key(spec.id.encode(), *(name.encode() for name in devices))
+        kept = self.traces.get(key)
+        self.metrics.cached.labels("traces", "miss" if kept is None else "hit").inc()
+        if kept is None:
+            if key not in self._under_way:
+                task = self._under_way[key] = asyncio.create_task(self._trace(key, spec, devices))
+                task.add_done_callback(lambda _: self._under_way.pop(key, None))
+            kept = await asyncio.shield(self._under_way[key])  # the next who asks is to find it, whoever leaves
+        if kept[:1] == _REFUSED:
+            raise UserError(kept[1:].decode())
+        return kept[1:]
+
+    async def _trace(self, key: bytes, spec: Spec, devices: tuple[str, ...]) -> bytes:
+        try:
+            found = _FOUND + await self.pool.trace(TraceQuestion(spec, devices, self.settings.limits.layers))
+        except (LostError, OverloadedError, PoolError) as error:  # another time it may go well
+            self.metrics.traces.labels(_OUTCOMES[type(error)]).inc()
+            raise
+        except UserError as error:
+            found = _REFUSED + str(error).encode()
+        self.metrics.traces.labels("traced" if found[:1] == _FOUND else "refused").inc()
+        self.traces.put(key, found)
+        return found
+
+
+def check_size(network: Mapping[str, Any], most_layers: int) -> None:
+    """Refuse what is too deep before anybody lists its layers."""
+    stages = network.get("stages")
+    blocks = sum(stage[-1] for stage in stages if stage) if isinstance(stages, list) else 0
+    for name, value in {"depth": network.get("depth"), "layers": network.get("layers"), "stages": blocks}.items():
+        if isinstance(value, int) and value > most_layers:
+            raise UserError(
+                f"expected network.{name} of at most {most_layers}, found {value}: make the network smaller"
+            )
+
+
+def many(outcomes: Sequence[dict[str, Any] | BaseException]) -> list[dict[str, Any]]:
+    """Answers and problems in order; overload concerns them all."""
+    found = []
+    for item in outcomes:
+        if isinstance(item, UserError):
+            found.append({"status": "error", "error": str(item), "where": None})
+        elif isinstance(item, BaseException):
+            raise item
+        else:
+            found.append(item)
+    return found

@@ -1,0 +1,159 @@
+"""The loaded checkpoint: answers to batches of questions, and whether its files are still what was loaded."""
+
+import datetime
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from dataset_builder.errors import UserError
+from dataset_builder.schema import MIB
+from models.answer import Answer
+from models.checkpoint import checkpoint_directory, load_checkpoint, load_metrics
+from models.classify import Classifier
+from models.questions import Question
+from models.storage import ESTIMATOR
+
+_LEAST_SHARE = 0.0005
+"""Buckets below are left out of a distribution: there may be two hundred of them."""
+_MOST_ATTENTION = 1 << 24
+"""Pairs of layers in one forward pass: attention looks at all of them at once."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question with what its asker wants to know."""
+
+    question: Question
+    risk: float
+    bucket_mib: int
+    distribution: bool = False
+
+
+@dataclass(frozen=True)
+class Estimated:
+    """The answer, and the probability of each bucket if it was asked for."""
+
+    answer: Answer
+    distribution: list[dict[str, Any]] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As it goes over the wire: finite numbers, `null` for what has no bound."""
+        found = {**self.answer.to_json(), "distribution": self.distribution}
+        return {key: _finite(value) if isinstance(value, float) else value for key, value in found.items()}
+
+
+class Estimating(Protocol):
+    """What the service wants of a checkpoint."""
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """As /readyz and /v1/checkpoints tell it."""
+
+    def answers(self, asked: Sequence[Asked]) -> list[Estimated]:
+        """An answer to each question."""
+
+
+class Checkpoint:
+    """One checkpoint, read once; what happens to its files later does not concern its answers."""
+
+    def __init__(self, name: str) -> None:
+        self.directory = checkpoint_directory(name)
+        self._record = _content(self.directory)
+        self._classifier = Classifier(name)
+        self._metrics = load_metrics(self.directory)
+        self._loaded_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self._seen: tuple[Any, tuple[str, str | None]] = (None, ("same", None))
+        if _content(self.directory) != self._record:
+            raise UserError(f"expected {self.directory} to stay as it is while it is read, found it changed: try again")
+
+    def answers(self, asked: Sequence[Asked]) -> list[Estimated]:
+        """Those of one risk and width go through the network together."""
+        groups: dict[tuple[float, int], list[int]] = {}
+        for index, item in enumerate(asked):
+            groups.setdefault((item.risk, item.bucket_mib), []).append(index)
+        found: dict[int, Estimated] = {}
+        for (risk, bucket_mib), members in groups.items():
+            for part in _parts([asked[index] for index in members], members):
+                questions = [asked[index].question for index in part]
+                for index, answer in zip(part, self._classifier.answers(questions, risk, bucket_mib), strict=True):
+                    found[index] = Estimated(answer, self._distribution(asked[index]))
+        return [found[index] for index in range(len(asked))]
+
+    def _distribution(self, asked: Asked) -> list[dict[str, Any]] | None:
+        if not asked.distribution:
+            return None
+        buckets, shares = self._classifier.distribution(asked.question, asked.bucket_mib)
+        edges = [*(buckets.edges_bytes / MIB).tolist(), None]
+        return [
+            {"index": index, "lower_mib": edges[index], "upper_mib": edges[index + 1], "probability": share}
+            for index, share in enumerate(shares.tolist())
+            if share >= _LEAST_SHARE
+        ]
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What it is, and what became of its files; they are read again only when they changed."""
+        on_disk, note = self._on_disk()
+        return {
+            "name": self.directory.name,
+            "content": self._record,
+            "loaded_at": self._loaded_at,
+            "on_disk": on_disk,
+            "note": note,
+            "metrics": self._metrics,
+        }
+
+    def _on_disk(self) -> tuple[str, str | None]:
+        stamps = _stamps(self.directory)
+        if stamps != self._seen[0]:
+            self._seen = (stamps, self._compared())
+        return self._seen[1]
+
+    def _compared(self) -> tuple[str, str | None]:
+        if not (self.directory / ESTIMATOR).exists():
+            return "missing", f"{self.directory.name} is gone from the disk; answers come from what was loaded"
+        try:
+            load_checkpoint(self.directory)
+            content = _content(self.directory)
+        except UserError as error:
+            return "damaged", str(error).replace(str(self.directory.parent), "")
+        if content != self._record:
+            return "changed", "another checkpoint lies there now: reload to use it"
+        return "same", None
+
+
+def _parts(asked: Sequence[Asked], members: Sequence[int]) -> list[list[int]]:
+    """Batches in which attention over layers stays within bounds: each is padded to its longest."""
+    parts: list[list[int]] = []
+    longest = 0
+    for item, index in zip(asked, members, strict=True):
+        longest = max(longest, len(item.question.example.layers))
+        if not parts or longest**2 * (len(parts[-1]) + 1) > _MOST_ATTENTION:
+            parts.append([])
+            longest = len(item.question.example.layers)
+        parts[-1].append(index)
+    return parts
+
+
+def _content(directory: Path) -> str:
+    """The hash that a checkpoint states of itself."""
+    try:
+        return str(json.loads((directory / ESTIMATOR).read_text(encoding="utf-8"))["content"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"expected a checkpoint in {directory}, found none that can be read: name another") from error
+
+
+def _stamps(directory: Path) -> Mapping[str, tuple[int, int, int]] | None:
+    """Size, time and inode of each file."""
+    try:
+        found = {path.name: path.stat() for path in sorted(directory.iterdir()) if path.is_file()}
+    except OSError:
+        return None
+    return {name: (item.st_size, item.st_mtime_ns, item.st_ino) for name, item in found.items()}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,46 @@
+"""A job and GPUs from a request: what it needs on each kind of card, and where that is free."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from collocation.placement import Gpu, rank, refusals
+from collocation.service.engine import Engine
+from collocation.service.estimating import Estimated
+from collocation.service.requests import PlacementBody
+from dataset_builder.devices import load_profile
+
+
+async def placements(engine: Engine, body: PlacementBody) -> dict[str, Any]:
+    """The reply to a placement request."""
+    found = await engine.estimates(body.job, {gpu.device for gpu in body.gpus})
+    gpus = [
+        Gpu(item.id, item.free_mib, _total(item.total_mib, found[item.device]), item.device, item.node, item.jobs)
+        for item in body.gpus
+    ]
+    need = needs(found, body.margin_mib)
+    return {
+        "policy": body.policy,
+        "placements": [
+            {
+                "gpu": item.gpu.id,
+                "node": item.gpu.node,
+                "need_mib": round(item.need_mib, 1),
+                "left_mib": round(item.left_mib, 1),
+            }
+            for item in rank(need, gpus, body.policy)
+        ],
+        "refused": [
+            {"gpu": item.gpu.id, "node": item.gpu.node, "reason": item.reason, "for_good": item.for_good}
+            for item in refusals(need, gpus, body.policy)
+        ],
+        "answers": {item.answer.device: item.to_json() for item in found.values()},
+    }
+
+
+def needs(found: Mapping[str | None, Estimated], margin_mib: float = 0.0) -> dict[str | None, float]:
+    """What to set aside on each device: the safe answer, and a margin."""
+    return {device: item.answer.safe_mib + margin_mib for device, item in found.items()}
+
+
+def _total(stated_mib: float | None, found: Estimated) -> float:
+    return load_profile(found.answer.device).total_mib if stated_mib is None else stated_mib

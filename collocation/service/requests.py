@@ -1,0 +1,179 @@
+"""What may be asked, as types: validated by pydantic, and the request half of the OpenAPI document."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from collocation.placement import POLICIES
+from dataset_builder.schema import DTYPE_BYTES, IMPLEMENTATIONS, LOSSES
+
+_LARGEST = 2**40
+"""Above any count or size in a network, and low enough that products of a few stay quick to compute."""
+
+Count = Annotated[int, Field(ge=1, le=_LARGEST)]
+Amount = Annotated[int, Field(ge=0, le=_LARGEST)]
+Bytes = Annotated[int, Field(ge=0, le=2**50)]
+Mib = Annotated[float, Field(ge=0, le=2**30, allow_inf_nan=False)]
+Text = Annotated[str, Field(max_length=100)]
+Batch = Annotated[int, Field(ge=1, le=2**24)]
+Shape = Annotated[list[Amount], Field(max_length=8)]
+Factor = int | float | str | bool | None | list[list[Count]]
+
+
+class Strict(BaseModel):
+    """No unknown keys, and no numbers in quotes: what is not understood is told, not guessed."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Training(Strict):
+    """How a network is trained; what is left out has its usual value."""
+
+    batch_size: Batch
+    last_batch_size: Batch | None = None
+    loss: Literal[tuple(item for item in LOSSES if item != "own")] = "cross_entropy"  # type: ignore[valid-type]
+    optimizer: Text = Field(default="Adam", examples=["Adam", "SGD(momentum=0.9)"])
+    implementation: Literal[IMPLEMENTATIONS] = "default"  # type: ignore[valid-type]
+    dtype: Literal[tuple(DTYPE_BYTES)] = "fp32"  # type: ignore[valid-type]
+    autocast: Literal["bf16", "fp16"] | None = None
+    accumulate: Annotated[int, Field(ge=1, le=1024)] = 1
+    checkpointing: bool = False
+    dry_run_batch_size: Batch | None = None
+    dry_run_passes: Annotated[int, Field(ge=1, le=64)] = 1
+    prefetched_batches: Annotated[int, Field(ge=0, le=64)] = 0
+
+
+class SpecBody(Strict):
+    """A network of a generated family. Code is never taken."""
+
+    family: Literal["mlp", "cnn", "transformer", "template"]
+    network: Annotated[dict[Text, Factor], Field(max_length=32)]
+    """The factors of the family: see `vramcast build --help`."""
+    training: Training
+
+
+class Layer(Strict):
+    """A line of a layer table: elements of one sample."""
+
+    name: Text = ""
+    kind: Annotated[str, Field(min_length=1, max_length=100)]
+    output_shape: Shape
+    activations: Amount
+    parameters: Amount
+    functional: bool = False
+
+
+class Table(Strict):
+    """The layers of a network in the order in which they run."""
+
+    layers: Annotated[list[Layer], Field(min_length=1, max_length=3000)]
+    trainable_shapes: Annotated[list[Shape], Field(max_length=30_000)]
+    """Of the parameters that have gradients."""
+    input_elements: Count
+
+
+class SimulatedBody(Strict):
+    """What the virtual GPU said of the job on that device, somewhere else."""
+
+    fits: bool
+    requested_bytes: Bytes
+    allocated_bytes: Bytes
+    reserved_bytes: Bytes
+    workspace_bytes: Bytes
+
+
+class Features(Strict):
+    """All that an estimator looks at, worked out where the network's own code can run."""
+
+    table: Table
+    training: Training
+    simulated: SimulatedBody
+    family: Text | None = None
+
+
+class Options(Strict):
+    """What every job may say."""
+
+    device: Text | None = None
+    """A device profile: see /v1/devices. Default: the service's."""
+    risk: Annotated[float, Field(gt=0, lt=0.5)] | None = None
+    """How often the safe answer may be too low. Default: the service's."""
+    bucket_mib: Annotated[int, Field(ge=64, le=65536)] = 1024
+    distribution: bool = False
+    """Whether to tell the probability of each bucket."""
+
+
+class SpecJob(Options):
+    """A job as a spec."""
+
+    spec: SpecBody
+    max_batch_size: bool = False
+    """Whether to look for the largest batch that fits, which takes several traces."""
+
+
+class NamedJob(Options):
+    """A job by a name: 'gpumemnet:' and a file name of the public sets, or one that the operator prepared."""
+
+    name: Annotated[str, Field(min_length=1, max_length=400)]
+
+
+class TableJob(Options):
+    """A job as a layer table."""
+
+    table: Table
+    training: Training
+
+
+class FeaturesJob(Options):
+    """A job as features that were computed before."""
+
+    features: Features
+
+
+def _kind_of(value: Any) -> str:
+    """Which form a job has; without any of them a spec is missed."""
+    for kind in ("jobs", "name", "table", "features"):
+        if (isinstance(value, dict) and kind in value) or (isinstance(value, BaseModel) and hasattr(value, kind)):
+            return kind
+    return "spec"
+
+
+_One = (
+    Annotated[SpecJob, Tag("spec")]
+    | Annotated[NamedJob, Tag("name")]
+    | Annotated[TableJob, Tag("table")]
+    | Annotated[FeaturesJob, Tag("features")]
+)
+Job = Annotated[_One, Discriminator(_kind_of)]
+AnyJob = SpecJob | NamedJob | TableJob | FeaturesJob
+
+
+class ManyJobs(Strict):
+    """Several jobs at once."""
+
+    jobs: Annotated[list[Job], Field(min_length=1, max_length=64)]
+
+
+ClassifyBody = Annotated[_One | Annotated[ManyJobs, Tag("jobs")], Discriminator(_kind_of)]
+
+
+class GpuBody(Strict):
+    """A GPU as the scheduler sees it."""
+
+    id: Annotated[str, Field(min_length=1, max_length=100)]
+    free_mib: Mib
+    total_mib: Mib | None = None
+    """Default: what its device profile has."""
+    device: Text | None = None
+    node: Text | None = None
+    jobs: Annotated[int, Field(ge=0, le=10_000)] = 0
+
+
+class PlacementBody(Strict):
+    """A job, and where it could go."""
+
+    job: Job
+    gpus: Annotated[list[GpuBody], Field(min_length=1, max_length=4096)]
+    policy: Literal[POLICIES] = "best-fit"  # type: ignore[valid-type]
+    margin_mib: Mib = 0.0
+    """What must stay free beside the job's safe answer."""

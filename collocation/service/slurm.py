@@ -1,0 +1,42 @@
+"""A line of a job script in, lines of key=value out: what Slurm's Lua needs, without a JSON parser there."""
+
+import math
+
+from pydantic import TypeAdapter, ValidationError
+
+from collocation.adapters.text import job_of_text
+from collocation.service.engine import Engine
+from collocation.service.requests import AnyJob, Job
+from dataset_builder.errors import UserError
+
+SHARD_MIB = 1024
+"""A shard stands for a GiB: Gres=gpu:2,shard:64 in gres.conf makes 32 of each card."""
+
+_JOB: TypeAdapter[AnyJob] = TypeAdapter(Job)
+
+
+def job_from_text(text: str) -> AnyJob:
+    """A job as the service takes it, from an annotation, a comment or a script."""
+    try:
+        return _JOB.validate_python(job_of_text(text))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(item) for item in first["loc"])
+        raise UserError(f"expected a job as /openapi.json tells, found at {where}: {first['msg']}; mend it") from error
+
+
+async def shards_text(engine: Engine, body: bytes) -> str:
+    """What to set aside, and how many shards that is."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise UserError("expected a job as UTF-8, found other bytes: mend it") from error
+    answer = (await engine.estimate(job_from_text(text))).answer
+    lines = {
+        "need_mib": math.ceil(answer.safe_mib),
+        "estimate_mib": math.ceil(answer.estimate_mib),
+        "shards": max(1, math.ceil(answer.safe_mib / SHARD_MIB)),
+        "verdict": answer.verdict.replace(" ", "_"),
+        "device": answer.device,
+    }
+    return "".join(f"{key}={value}\n" for key, value in lines.items())

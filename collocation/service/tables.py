@@ -1,0 +1,38 @@
+"""Jobs without a network: layer tables and features that were worked out elsewhere."""
+
+from dataclasses import replace
+
+from collocation.service.requests import FeaturesJob, Table, TableJob, Training
+from dataset_builder.measure.virtual.profile import DeviceProfile
+from dataset_builder.schema import LayerRecord, LayerTable, TrainingSetup
+from models.example import Simulated
+from models.questions import Question, question_of_table
+
+
+def training_of(body: Training) -> TrainingSetup:
+    """What a request says of the training; what it leaves out has its default."""
+    return TrainingSetup(**body.model_dump(exclude_unset=True))
+
+
+def question_of_table_body(job: TableJob, profile: DeviceProfile) -> Question:
+    """A layer table alone."""
+    return question_of_table("layer table", _table(job.table), training_of(job.training), profile)
+
+
+def question_of_features(job: FeaturesJob, profile: DeviceProfile) -> Question:
+    """A layer table with what the virtual GPU said of it on that device."""
+    body = job.features
+    found = question_of_table("features", _table(body.table), training_of(body.training), profile, body.family)
+    simulated = Simulated(**body.simulated.model_dump())
+    notes = ("classified from features that were computed elsewhere", *profile.notes)
+    return replace(found, example=replace(found.example, simulated=simulated), notes=notes)
+
+
+def _table(body: Table) -> LayerTable:
+    layers = (
+        LayerRecord(
+            layer.name, layer.kind, tuple(layer.output_shape), layer.activations, layer.parameters, layer.functional
+        )
+        for layer in body.layers
+    )
+    return LayerTable(tuple(layers), tuple(tuple(shape) for shape in body.trainable_shapes), body.input_elements)

@@ -1,0 +1,32 @@
+"""What a worker process does with a spec: its layers within bounds, then the virtual GPU on each of the devices."""
+
+import pickle
+from dataclasses import dataclass
+
+from dataset_builder.devices import load_profile
+from dataset_builder.errors import UserError
+from dataset_builder.families.libraries import cope_with_torchvision
+from dataset_builder.inspection.inspector import Inspector
+from dataset_builder.inspection.jobs import SpecJob
+from dataset_builder.schema import Spec
+
+cope_with_torchvision()
+
+
+@dataclass(frozen=True)
+class TraceQuestion:
+    """A network with its training, on some devices."""
+
+    spec: Spec
+    devices: tuple[str, ...]
+    most_layers: int
+
+
+def trace(question: TraceQuestion) -> bytes:
+    """Pickled `Findings`, which the service keeps as they come."""
+    job = SpecJob(question.spec)
+    layers = len(job.table().layers)
+    if layers > question.most_layers:
+        raise UserError(f"expected at most {question.most_layers} layers, found {layers}: make the network smaller")
+    profiles = [load_profile(name) for name in question.devices]
+    return pickle.dumps(Inspector(job).examine(question.spec.training, profiles))

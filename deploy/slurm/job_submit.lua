@@ -1,0 +1,41 @@
+-- Slurm, JobSubmitPlugins=lua: sets gres/shard for jobs that say what they train and ask for no GPU themselves.
+-- Lies next to slurm.conf, beside vramcast.lua. Fails open: whatever happens, the job is submitted as it came.
+
+local here = debug.getinfo(1, "S").source:match("^@(.*/)") or "/etc/slurm/"
+local loaded, vramcast = pcall(dofile, here .. "vramcast.lua")
+
+local function sized(job_desc)
+    local description = vramcast.description(job_desc.script, job_desc.comment)
+    if not description then
+        return
+    end
+    local answer, reason = vramcast.ask(description)
+    if not answer then
+        slurm.log_info("vramcast: no estimate (%s); the job goes on as it came", reason)
+        return
+    end
+    slurm.log_user(string.format("vramcast: this job will take about %d MiB of GPU memory (%s)", answer.need_mib, answer.verdict))
+    if vramcast.asks_for_gpus(job_desc.tres_per_job, job_desc.tres_per_node, job_desc.tres_per_socket, job_desc.tres_per_task) then
+        return -- a card is gres/gpu or gres/shard, never both: what the user asked for stands
+    end
+    -- 'gres/shard:N' since Slurm 21.08, 'gres:shard:N' before
+    local wanted = (vramcast.older_syntax and "gres:shard:" or "gres/shard:") .. answer.shards
+    local there = job_desc.tres_per_node
+    job_desc.tres_per_node = (type(there) == "string" and there ~= "") and (there .. "," .. wanted) or wanted
+end
+
+function slurm_job_submit(job_desc, part_list, submit_uid)
+    if loaded then
+        local fine, problem = pcall(sized, job_desc)
+        if not fine then
+            slurm.log_error("vramcast: %s", tostring(problem))
+        end
+    end
+    return slurm.SUCCESS
+end
+
+function slurm_job_modify(job_desc, job_rec, part_list, modify_uid)
+    return slurm.SUCCESS
+end
+
+return slurm.SUCCESS

@@ -1,0 +1,112 @@
+-- What job_submit.lua and cli_filter.lua share: find what a script says of its network, ask the service, read the answer.
+--
+-- Lua has no HTTP. curl is asked through io.popen, and not LuaSocket, because
+--   * its --max-time bounds all of a request (connecting, sending, waiting, reading); LuaSocket's timeout is for each step;
+--   * slurmctld's Lua seldom has LuaSocket, while curl is on nearly every host;
+--   * whatever happens to it happens in a process of its own.
+-- What a user wrote goes through files, never through a command line.
+
+local vramcast = {
+    url = "http://127.0.0.1:8080/v1/slurm",
+    seconds = 0.1, -- slurmctld holds locks while a plugin runs
+    token = nil,
+    longest = 20000, -- characters of a description
+    mark = "#VRAMCAST", -- in a script: '#VRAMCAST {"family": ...}' or '#VRAMCAST name'
+    prefix = "vramcast:", -- in a comment: 'vramcast:name'
+}
+
+-- What a job says of its network: a line of its script, else its comment. nil where it says nothing.
+function vramcast.description(script, comment)
+    if type(script) == "string" then
+        for line in script:gmatch("[^\r\n]+") do
+            if line:sub(1, #vramcast.mark) == vramcast.mark and line:sub(#vramcast.mark + 1):match("^%s") then
+                return vramcast.trimmed(line:sub(#vramcast.mark + 1))
+            end
+        end
+    end
+    if type(comment) == "string" and comment:sub(1, #vramcast.prefix) == vramcast.prefix then
+        return vramcast.trimmed(comment:sub(#vramcast.prefix + 1))
+    end
+    return nil
+end
+
+function vramcast.trimmed(text)
+    local found = text:match("^%s*(.-)%s*$")
+    if found == "" or #found > vramcast.longest then
+        return nil
+    end
+    return found
+end
+
+-- A value in curl's configuration file (man curl, --config).
+function vramcast.quoted(text)
+    return '"' .. text:gsub("\\", "\\\\"):gsub('"', '\\"') .. '"'
+end
+
+-- A file that only this user can read (Lua makes it with mkstemp); its name is plain enough for any shell.
+local function temporary(text)
+    local path = os.tmpname()
+    local file = io.open(path, "wb")
+    if not file or not path:match("^[%w/._-]+$") then
+        return nil
+    end
+    file:write(text)
+    file:close()
+    return path
+end
+
+-- The answer as a table {need_mib, shards, verdict, device}; nil and a reason where there is none.
+function vramcast.ask(description)
+    local body = temporary(description)
+    if not body then
+        return nil, "no temporary file"
+    end
+    local lines = {
+        "silent",
+        'noproxy = "*"',
+        "max-time = " .. string.format("%.3f", vramcast.seconds),
+        'header = "Content-Type: text/plain"',
+        "data-binary = " .. vramcast.quoted("@" .. body),
+        "url = " .. vramcast.quoted(vramcast.url),
+    }
+    if vramcast.token then -- in the file, since everyone can read a command line
+        lines[#lines + 1] = "header = " .. vramcast.quoted("Authorization: Bearer " .. vramcast.token)
+    end
+    local settings = temporary(table.concat(lines, "\n") .. "\n")
+    local pipe = settings and io.popen("curl --config " .. settings .. " 2>/dev/null", "r")
+    local text = pipe and pipe:read("*a") or ""
+    if pipe then
+        pipe:close()
+    end
+    os.remove(body)
+    if settings then
+        os.remove(settings)
+    end
+    return vramcast.parsed(text)
+end
+
+-- Lines of key=value; anything else is no answer.
+function vramcast.parsed(text)
+    local found = {}
+    for key, value in text:gmatch("([%w_]+)=([^\r\n]*)") do
+        found[key] = value
+    end
+    local shards, need = tonumber(found.shards), tonumber(found.need_mib)
+    if not shards or not need or shards < 1 or shards ~= math.floor(shards) then
+        return nil, text:match('"error":"([^"]*)"') or "no answer in time"
+    end
+    return { shards = math.floor(shards), need_mib = need, verdict = found.verdict or "", device = found.device or "" }
+end
+
+-- Whether a request for resources names GPUs or shards already: those of the user stand.
+function vramcast.asks_for_gpus(...)
+    for index = 1, select("#", ...) do
+        local text = select(index, ...)
+        if type(text) == "string" and (text:find("gpu", 1, true) or text:find("shard", 1, true) or text:find("mps", 1, true)) then
+            return true
+        end
+    end
+    return false
+end
+
+return vramcast

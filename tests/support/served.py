@@ -1,0 +1,208 @@
+"""The service without a network: requests go straight into the application, and traces are made in this process."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from collocation.service.app import make_app
+from collocation.service.estimating import Asked, Estimated, Estimating
+from collocation.service.guard import Guard
+from collocation.service.server import Server
+from collocation.service.settings import Settings
+from collocation.service.tracing import TraceQuestion, trace
+from dataset_builder.schema import MIB
+from models.answer import Answer, Bucket
+
+MLP = {
+    "family": "mlp",
+    "network": {"arch": "pyramid", "input_features": 64, "output_features": 2, "depth": 2},
+    "training": {"batch_size": 8},
+}
+GPUMEMNET = "gpumemnet:input:784_output:10_depth:3_arch:pyramid_batch:64.out"
+
+
+class Scripted:
+    """An estimator that says what the static estimate says, and twice that to be safe; it notes its batches."""
+
+    def __init__(self, name: str = "scripted") -> None:
+        self.name = name
+        self.batches: list[int] = []
+        self.note: str | None = None
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "content": "0" * 32,
+            "loaded_at": "2026-01-01T00:00:00+00:00",
+            "on_disk": "same",
+            "note": self.note,
+            "metrics": {},
+        }
+
+    def answers(self, asked: Sequence[Asked]) -> list[Estimated]:
+        self.batches.append(len(asked))
+        return [_estimated(item, self.name) for item in asked]
+
+
+def _estimated(asked: Asked, name: str) -> Estimated:
+    example = asked.question.example
+    estimate_mib = (example.static.total_bytes + example.overhead_bytes) / MIB
+    bucket = Bucket(index=0, lower_mib=0.0, upper_mib=float(asked.bucket_mib), probability=1.0)
+    answer = Answer(
+        target=asked.question.target,
+        batch_size=example.training.batch_size,
+        device=asked.question.profile.name,
+        bucket=bucket,
+        estimate_mib=estimate_mib,
+        safe_mib=2 * estimate_mib,
+        allocated_mib=None,
+        reserved_mib=None,
+        capacity_mib=example.capacity_bytes / MIB,
+        oom_probability=0.0,
+        risk=asked.risk,
+        out_of_distribution=False,
+        checkpoint=name,
+        profile=asked.question.profile.title,
+        seconds=0.0,
+    )
+    return Estimated(answer, [dict(vars(bucket))] if asked.distribution else None)
+
+
+class InProcess:
+    """Stands in for the worker processes."""
+
+    def __init__(self) -> None:
+        self.asked: list[TraceQuestion] = []
+        self.waiting = 0
+        self.hold: asyncio.Event | None = None
+        """Traces wait for it, where there is one."""
+        self.error: Exception | None = None
+
+    async def start(self) -> None:
+        """There is nothing to start."""
+
+    async def close(self) -> None:
+        """There is nothing to end."""
+
+    async def trace(self, question: TraceQuestion) -> bytes:
+        self.asked.append(question)
+        if self.hold is not None:
+            await self.hold.wait()
+        if self.error is not None:
+            raise self.error
+        return trace(question)
+
+
+@dataclass
+class Response:
+    """What came back."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Service:
+    """A running application."""
+
+    guard: Guard
+    pool: InProcess
+
+    @property
+    def engine(self) -> Any:
+        return self.guard.engine
+
+    async def post(self, path: str, body: Any, **headers: str) -> Response:
+        """A request with a body: JSON, or bytes as they are."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return await self.request("POST", path, [data], headers)
+
+    async def get(self, path: str, **headers: str) -> Response:
+        return await self.request("GET", path, [], headers)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        parts: Sequence[bytes],
+        headers: dict[str, str],
+        pause: Callable[[], Any] | None = None,
+    ) -> Response:
+        """A request whose body comes in parts, perhaps with a pause before each."""
+        given = {"content-type": "application/json", **{name.replace("_", "-"): text for name, text in headers.items()}}
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "scheme": "http",
+            "headers": [(name.encode(), text.encode()) for name, text in given.items()],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 80),
+        }
+        rest, response = list(parts), Response()
+
+        async def receive() -> dict[str, Any]:
+            if pause is not None:
+                await pause()
+            if not rest and parts:
+                await asyncio.Event().wait()
+            body = rest.pop(0) if rest else b""
+            return {"type": "http.request", "body": body, "more_body": bool(rest)}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                response.status = message["status"]
+                response.headers = {name.decode(): text.decode() for name, text in message["headers"]}
+            else:
+                response.body += message.get("body", b"")
+
+        await self.guard(scope, receive, send)
+        return response
+
+
+@contextmanager
+def on_loopback(settings: Settings, load: Callable[[str], Estimating] = Scripted) -> Iterator[str]:
+    """The URL of a service with a port, in a thread of this process."""
+    guard = make_app(settings, load)
+    guard.engine.pool = InProcess()  # type: ignore[assignment]
+    server = Server(settings, guard)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        while not (server.started and guard.engine.ready):
+            if not thread.is_alive():
+                raise RuntimeError("the service did not start")
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+@asynccontextmanager
+async def serving(
+    settings: Settings | None = None, load: Callable[[str], Estimating] | None = None
+) -> AsyncIterator[Service]:
+    """A service that has started."""
+    guard = make_app(settings or Settings(), load or Scripted)
+    guard.engine.pool = pool = InProcess()  # type: ignore[assignment]
+    async with guard.app.router.lifespan_context(guard.app):  # type: ignore[attr-defined]
+        while not guard.engine.ready:
+            await asyncio.sleep(0)
+        yield Service(guard, pool)

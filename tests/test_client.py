@@ -1,0 +1,104 @@
+"""The client: typed answers, another try, a fallback."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from loopback import loopback
+
+from collocation.client import Client, RefusedError, ServiceAwayError
+
+ANSWER = {"status": "ok", "safe_mib": 700.0, "estimate_mib": 600.0, "verdict": "fits"}
+GOOD = (200, json.dumps(ANSWER).encode())
+BUSY = (503, b'{"status": "error", "error": "come back"}')
+JOB = {"name": "x"}
+
+
+def client(url: str, **options: Any) -> tuple[Client, list[float]]:
+    waits: list[float] = []
+    return Client(url, sleep=waits.append, **options), waits
+
+
+def test_an_answer_is_typed() -> None:
+    with loopback(GOOD) as service:
+        found = client(service.url, token="t")[0].classify(JOB)
+    assert (found.need_mib, found.estimate_mib, found.verdict, found.from_fallback) == (700.0, 600.0, "fits", False)
+    path, body, headers = service.asked[0]
+    assert (path, json.loads(body), headers["Authorization"]) == ("/v1/classify", JOB, "Bearer t")
+
+
+def test_a_busy_service_is_asked_again_after_a_while() -> None:
+    with loopback(BUSY, BUSY, GOOD, headers={"Retry-After": "2"}) as service:
+        one, waits = client(service.url)
+        assert one.classify(JOB).need_mib == 700.0
+    assert len(service.asked) == 3
+    assert all(wait >= 2 for wait in waits), "as the service asks"
+
+
+def test_waits_grow() -> None:
+    with loopback(BUSY) as service, pytest.raises(ServiceAwayError, match="come back"):
+        one, waits = client(service.url, retries=4, backoff_seconds=0.1)
+        one.classify(JOB)
+    assert len(waits) == 4
+    assert waits[3] > waits[0]
+
+
+def test_a_refusal_is_not_asked_again_and_has_no_fallback() -> None:
+    with loopback((422, b'{"status": "error", "error": "expected a spec, found none"}')) as service:
+        one, waits = client(service.url, fallback_mib=1.0)
+        with pytest.raises(RefusedError, match="expected a spec") as caught:
+            one.classify(JOB)
+    assert caught.value.status == 422
+    assert waits == []
+
+
+def test_the_fallback_stands_in_for_a_service_that_is_away() -> None:
+    with loopback(GOOD) as service:
+        url = service.url
+    one, waits = client(url, fallback_mib=5120)
+    found = one.classify(JOB)
+    assert (found.need_mib, found.from_fallback, len(waits)) == (5120, True, 2)
+    assert [item.need_mib for item in one.classify_many([JOB, JOB])] == [5120, 5120]  # type: ignore[union-attr]
+    gpus = [{"id": "a", "free_mib": 6000}, {"id": "b", "free_mib": 9000}, {"id": "c", "free_mib": 100}]
+    placed = one.place(JOB, gpus)
+    assert (placed.gpus, list(placed.refused)) == (("b", "a"), ["c"])
+    assert not one.is_ready()
+    with pytest.raises(ServiceAwayError):
+        client(url)[0].classify(JOB)
+
+
+@pytest.mark.parametrize("answer", [b"", b"<html>", b"[1"])
+def test_what_is_no_json_is_as_good_as_nothing(answer: bytes) -> None:
+    with loopback((200, answer)) as service:
+        assert client(service.url, fallback_mib=1)[0].classify(JOB).from_fallback
+
+
+def test_a_service_that_hangs_is_given_up() -> None:
+    with loopback(GOOD, delay_seconds=0.5) as service:
+        assert client(service.url, fallback_mib=1, timeout_seconds=0.05, retries=0)[0].classify(JOB).from_fallback
+
+
+def test_many_and_placements_are_typed() -> None:
+    many = {"answers": [ANSWER, {"status": "error", "error": "expected less"}]}
+    placed = {"placements": [{"gpu": "1"}, {"gpu": "0"}], "refused": [{"gpu": "2", "reason": "full"}]}
+    with loopback((200, json.dumps(many).encode()), (200, json.dumps(placed).encode())) as service:
+        one = client(service.url)[0]
+        first, second = one.classify_many([JOB, JOB])
+        assert not isinstance(first, RefusedError)
+        assert first.need_mib == 700.0
+        assert isinstance(second, RefusedError)
+        found = one.place(JOB, [{"id": "0", "free_mib": 1}], policy="most-free")
+    assert (found.gpus, found.refused) == (("1", "0"), {"2": "full"})
+    assert json.loads(service.asked[1][1])["policy"] == "most-free"
+
+
+def test_other_urls_are_refused() -> None:
+    with pytest.raises(ValueError, match="http"):
+        Client("file:///etc/passwd")
+
+
+def test_importing_it_imports_nothing_heavy() -> None:
+    code = "import sys, collocation.client; print(sorted({'torch', 'numpy', 'fastapi', 'models'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

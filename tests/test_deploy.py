@@ -1,0 +1,66 @@
+"""The manifests against the schemas of what reads them, and against the service."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from collocation.adapters.text import job_of_text
+from collocation.commands.serve import _parser
+from collocation.service.app import make_app
+from collocation.service.settings import Settings
+
+DEPLOY = Path(__file__).parents[1] / "deploy" / "kubernetes"
+SCHEMA = Path(__file__).parent / "fixtures" / "kubernetes" / "scheduler_configuration.schema.json"
+DOCUMENTS = [
+    pytest.param(document, id=f"{path.stem}-{document['kind']}")
+    for path in sorted(DEPLOY.glob("*.yaml"))
+    for document in yaml.safe_load_all(path.read_text(encoding="utf-8"))
+]
+_OWN_SCHEMA = {"KubeSchedulerConfiguration"}
+_FOREIGN = {"Issuer", "Certificate"}
+"""Of cert-manager, whose schemas no package carries."""
+
+
+def one(kind: str) -> Any:
+    return next(item.values[0] for item in DOCUMENTS if item.values[0]["kind"] == kind)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("version", ["1.29", "1.33"])
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_manifests_are_what_kubernetes_takes(document: Any, version: str) -> None:
+    if document["kind"] in _OWN_SCHEMA:
+        jsonschema.validate(document, json.loads(SCHEMA.read_text(encoding="utf-8")))
+    elif document["kind"] in _FOREIGN:
+        assert document["apiVersion"] == "cert-manager.io/v1"
+        assert document["spec"]
+    else:
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_what_is_called_is_there() -> None:
+    paths = make_app(Settings()).paths
+    extender = one("KubeSchedulerConfiguration")["extenders"][0]
+    prefix = extender["urlPrefix"].partition(":443")[2]
+    assert {f"{prefix}/{extender[verb]}" for verb in ("filterVerb", "prioritizeVerb")} <= paths
+    assert one("MutatingWebhookConfiguration")["webhooks"][0]["clientConfig"]["service"]["path"] in paths
+    container = one("Deployment")["spec"]["template"]["spec"]["containers"][0]
+    assert {container[probe]["httpGet"]["path"] for probe in ("readinessProbe", "livenessProbe")} <= paths
+
+
+def test_the_container_is_started_with_words_that_exist() -> None:
+    container = one("Deployment")["spec"]["template"]["spec"]["containers"][0]
+    command, *words = container["args"]
+    assert command == "serve"
+    found = _parser().parse_args(words)
+    assert found.port == container["ports"][0]["containerPort"], shlex.join(words)
+
+
+def test_the_example_says_a_job_that_is_understood() -> None:
+    notes = one("Pod")["metadata"]["annotations"]
+    assert job_of_text(notes["vramcast/job"])["spec"]["family"] == "mlp"

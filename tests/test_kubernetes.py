@@ -1,0 +1,234 @@
+"""The scheduler extender, the admission webhook and Volcano's plugin, with requests as those send them."""
+
+import asyncio
+import base64
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import Service, serving
+
+from collocation.adapters import admission, kubernetes
+from collocation.adapters.kubernetes import NodeBook
+from collocation.placement import Gpu
+from collocation.service.settings import Settings
+from dataset_builder.errors import UserError
+
+FIXTURES = Path(__file__).parent / "fixtures" / "kubernetes"
+
+
+def recorded(name: str) -> Any:
+    return json.loads((FIXTURES / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def run(scenario: Callable[[Service], Awaitable[None]], settings: Settings | None = None) -> None:
+    async def whole() -> None:
+        async with serving(settings) as service:
+            await scenario(service)
+
+    asyncio.run(whole())
+
+
+def with_nodes(**change: Any) -> dict[str, Any]:
+    return {**recorded("filter_names"), "NodeNames": None, "Nodes": {"items": recorded("nodes")["items"]}, **change}
+
+
+def test_whole_nodes_are_filtered_by_what_their_annotations_say() -> None:
+    async def scenario(service: Service) -> None:
+        found = (await service.post("/k8s/filter", with_nodes())).json
+        assert [item["metadata"]["name"] for item in found["Nodes"]["items"]] == ["gpu-a", "gpu-b", "cpu-only"]
+        assert found["NodeNames"] is None
+        assert found["FailedNodes"] == {}
+        assert list(found["FailedAndUnresolvableNodes"]) == ["gpu-c"], "its card is too small for good"
+        assert found["Error"] == ""
+
+    run(scenario)
+
+
+def test_names_are_filtered_by_what_was_told_before() -> None:
+    async def scenario(service: Service) -> None:
+        first = (await service.post("/k8s/filter", recorded("filter_names"))).json
+        assert first["NodeNames"] == recorded("filter_names")["NodeNames"], "nothing is known: nothing is refused"
+        assert (await service.post("/k8s/nodes", recorded("nodes"))).json == {"known": 3}
+        found = (await service.post("/k8s/filter", recorded("filter_names"))).json
+        assert (found["Nodes"], found["NodeNames"]) == (None, ["gpu-a", "gpu-b", "gpu-new"])
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("spelling", [str.lower, str.upper, lambda key: key[0].lower() + key[1:]])
+def test_keys_may_be_of_any_case(spelling: Callable[[str], str]) -> None:
+    async def scenario(service: Service) -> None:
+        body = {spelling(key): value for key, value in with_nodes().items()}
+        found = (await service.post("/k8s/filter", body)).json
+        assert len(found["Nodes"]["items"]) == 3
+
+    run(scenario)
+
+
+def test_a_full_node_may_be_freed_and_several_gpus_must_all_have_room() -> None:
+    async def scenario(service: Service) -> None:
+        body = with_nodes()
+        body["Pod"]["metadata"]["annotations"] = {"vramcast/need-mib": "31000"}
+        found = (await service.post("/k8s/filter", body)).json
+        assert list(found["FailedNodes"]) == ["gpu-a"]
+        assert found["FailedNodes"]["gpu-a"] == "needs 31000 MiB, 30000 are free"
+        body["Pod"]["metadata"]["annotations"] = {"vramcast/need-mib": "1000"}
+        body["Pod"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "2"
+        found = (await service.post("/k8s/filter", body)).json
+        assert list(found["FailedNodes"]) == ["gpu-a"], "only one of its two has room"
+        assert "gpu-b" in found["FailedAndUnresolvableNodes"], "only one of its two is healthy"
+
+    run(scenario)
+
+
+def test_nodes_are_scored_from_0_to_10_and_the_tightest_is_best() -> None:
+    async def scenario(service: Service) -> None:
+        body = with_nodes()
+        body["Pod"]["metadata"]["annotations"] = {"vramcast/need-mib": "29000"}
+        found = (await service.post("/k8s/prioritize", body)).json
+        assert [item["Host"] for item in found] == ["gpu-a", "gpu-b", "gpu-c", "cpu-only"]
+        scores = {item["Host"]: item["Score"] for item in found}
+        assert scores == {"gpu-a": 10, "gpu-b": 9, "gpu-c": 0, "cpu-only": 0}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "annotations", [{}, {"vramcast/job": "{"}, {"vramcast/job": "resnet50"}, {"vramcast/risk": "2"}]
+)
+def test_a_pod_without_a_figure_goes_everywhere(annotations: dict[str, str]) -> None:
+    async def scenario(service: Service) -> None:
+        body = with_nodes()
+        body["Pod"]["metadata"]["annotations"] = annotations
+        assert len((await service.post("/k8s/filter", body)).json["Nodes"]["items"]) == 4
+        assert {item["Score"] for item in (await service.post("/k8s/prioritize", body)).json} == {0}
+
+    run(scenario)
+
+
+def test_arguments_that_are_none_are_an_error_that_can_be_ignored() -> None:
+    async def scenario(service: Service) -> None:
+        for body in ({}, {"Pod": 1}, {"Pod": {}, "Nodes": []}, {"Pod": {}, "NodeNames": [1]}):
+            found = await service.post("/k8s/filter", body)
+            assert found.status == 200
+            assert "expected" in found.json["Error"]
+            assert (await service.post("/k8s/prioritize", body)).json == []
+
+    run(scenario)
+
+
+def test_odd_annotations_of_nodes_tell_nothing() -> None:
+    for text in ("", "[", "[1]", '[{"id": 1}]', "a,b", "null"):
+        for key in (kubernetes.GPUS, kubernetes.HAMI_GPUS):
+            node = {"metadata": {"name": "n", "annotations": {key: text}}}
+            assert not kubernetes.gpus_of(node, lambda _: None), (key, text)
+
+
+def test_what_was_told_of_a_node_is_forgotten() -> None:
+    now = [0.0]
+    book = NodeBook(seconds=60, most=2, clock=lambda: now[0])
+    book.note("a", [Gpu("0", 1, 1)])
+    assert book.get("a")
+    now[0] = 61
+    assert book.get("a") is None
+    for name in "bcd":
+        book.note(name, [])
+    assert len(book) == 2
+    assert book.get("b") is None
+
+
+def patched(review: Any, reply: Any) -> dict[str, Any]:
+    """The pod after the patch, by RFC 6902 as far as it is used."""
+    pod = json.loads(json.dumps(review["request"]["object"]))
+    for step in json.loads(base64.b64decode(reply["response"]["patch"])):
+        assert step["op"] == "add"
+        target: Any = pod
+        *way, last = [part.replace("~1", "/").replace("~0", "~") for part in step["path"].split("/")[1:]]
+        for part in way:
+            target = target[int(part) if isinstance(target, list) else part]
+        target[last] = step["value"]
+    return dict(pod)
+
+
+@pytest.mark.parametrize(
+    ("resource", "key", "unit_mib"),
+    [
+        ("hami", "nvidia.com/gpumem", 1),
+        ("volcano", "volcano.sh/vgpu-memory", 1),
+        ("volcano-share", "volcano.sh/gpu-memory", 1),
+        ("aliyun", "aliyun.com/gpu-mem", 1024),
+    ],
+)
+def test_the_webhook_writes_what_a_scheduler_reads(resource: str, key: str, unit_mib: int) -> None:
+    async def scenario(service: Service) -> None:
+        review = recorded("admission_review")
+        reply = (await service.post("/k8s/mutate", review)).json
+        assert (reply["apiVersion"], reply["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
+        assert reply["response"]["uid"] == review["request"]["uid"]
+        assert (reply["response"]["allowed"], reply["response"]["patchType"]) == (True, "JSONPatch")
+        pod = patched(review, reply)
+        need_mib = int(pod["metadata"]["annotations"]["vramcast/need-mib"])
+        limits = [item.get("resources", {}).get("limits", {}) for item in pod["spec"]["containers"]]
+        amounts = [int(item[key]) for item in limits if key in item]
+        assert amounts == [-(-need_mib // unit_mib)]
+        if resource == "hami":
+            assert key in limits[1], "the container that asks for the GPU"
+        if resource == "volcano":
+            assert limits[0]["volcano.sh/vgpu-number"] == "1", "the amount counts only beside a number"
+
+    run(scenario, Settings(resource=resource))
+
+
+def test_the_webhook_writes_the_annotation_of_kai() -> None:
+    async def scenario(service: Service) -> None:
+        review = recorded("admission_review")
+        pod = patched(review, (await service.post("/k8s/mutate", review)).json)
+        notes = pod["metadata"]["annotations"]
+        assert notes["gpu-memory"] == notes["vramcast/need-mib"]
+        assert pod["spec"] == review["request"]["object"]["spec"]
+
+    run(scenario, Settings(resource="kai"))
+
+
+def test_what_the_pod_says_itself_stands() -> None:
+    review = recorded("admission_review")
+    pod = review["request"]["object"]
+    pod["spec"]["containers"][1]["resources"]["limits"]["nvidia.com/gpumem"] = "5"
+    patch = admission.patch_of(pod, 900.5, "hami")
+    assert [step["path"] for step in patch] == ["/metadata/annotations/vramcast~1need-mib"]
+    assert patch[0]["value"] == "901"
+    with pytest.raises(UserError, match="the resource"):
+        admission.patch_of(pod, 1, "slurm")
+
+
+def test_the_webhook_admits_what_it_cannot_answer() -> None:
+    async def scenario(service: Service) -> None:
+        review = recorded("admission_review")
+        review["request"]["object"]["metadata"]["annotations"]["vramcast/job"] = '{"family": "mlp"}'
+        response = (await service.post("/k8s/mutate", review)).json["response"]
+        assert response["allowed"]
+        assert "patch" not in response
+        assert "vramcast: expected" in response["warnings"][0]
+        del review["request"]["object"]["metadata"]["annotations"]
+        response = (await service.post("/k8s/mutate", review)).json["response"]
+        assert response == {"uid": review["request"]["uid"], "allowed": True}
+        assert (await service.post("/k8s/mutate", {"request": {}})).status == 422
+
+    run(scenario)
+
+
+def test_volcano_is_answered() -> None:
+    async def scenario(service: Service) -> None:
+        body = recorded("volcano_predicate")
+        found = (await service.post("/volcano/predicate", body)).json
+        assert found == {"status": "needs 12000 MiB, 8000 are free", "code": 1}
+        body["task"]["Pod"]["metadata"]["annotations"]["vramcast/need-mib"] = "7000"
+        assert (await service.post("/volcano/predicate", body)).json == {"status": "", "code": 0}
+        scores = (await service.post("/volcano/prioritize", {"task": body["task"], "nodes": [body["node"]]})).json
+        assert scores == {"nodeScore": {"gpu-a": 10.0}, "errorMessage": ""}
+        assert (await service.post("/volcano/predicate", {"task": {}})).status == 422
+
+    run(scenario)

@@ -1,0 +1,107 @@
+"""`vramcast place` and the words of `vramcast serve`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from loopback import loopback
+from served import GPUMEMNET, MLP
+
+from collocation.commands import place, serve
+
+SMI = "0, 3000, 40960, NVIDIA A100-SXM4-40GB\n1, 20000, 40960, NVIDIA A100-SXM4-40GB\n2, 15000, 15360, Tesla T4\n"
+
+
+def test_a_need_is_placed_and_only_the_id_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert place.main(["--need-mib", "5000", "--gpu", "0=4000/40960", "--gpu", "1=9000/40960", "--gpu", "2=6000"]) == 0
+    found = capsys.readouterr()
+    assert found.out == "2\n"
+    assert "1000 stay free" in found.err
+
+
+def test_where_nothing_fits_the_exit_code_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert place.main(["--need-mib", "5000", "--margin-mib", "2048", "--gpu", "a=6000/40960"]) == 1
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert "needs 7048 MiB, 6000 are free" in found.err
+
+
+def test_a_network_is_classified_for_each_kind_of_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gpus = tmp_path / "gpus.csv"
+    gpus.write_text(SMI, encoding="utf-8")
+    assert place.main([json.dumps(MLP), "--gpus", str(gpus), "--policy", "most-free", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [item["gpu"] for item in found["placements"]] == ["1", "2", "0"]
+    needs = {item["gpu"]: item["need_mib"] for item in found["placements"]}
+    assert needs["2"] < needs["0"], "the context of a T4 is smaller"
+    assert set(found["answers"]) == {"a100_40gb", "t4"}
+
+
+def test_a_job_file_of_carma_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rad, job = tmp_path / "job.rad", tmp_path / "job.yaml"
+    rad.write_text("\n".join("abcdefg"), encoding="utf-8")
+    job.write_text("name: x\n", encoding="utf-8")
+    assert place.main([GPUMEMNET, "--rad", str(rad), "--yaml", str(job)]) == 0
+    need = int(capsys.readouterr().out)
+    assert need > 400
+    assert abs(int(rad.read_text(encoding="utf-8").splitlines()[10]) - need) <= 1
+    assert job.read_text(encoding="utf-8").startswith("name: x\nestimated_memory_mib: ")
+
+
+def test_a_service_is_asked_instead_and_a_fallback_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = {"status": "ok", "safe_mib": 700.0, "estimate_mib": 1.0, "verdict": "fits", "device": "a100_40gb"}
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(MLP), encoding="utf-8")
+    with loopback((200, json.dumps(answer).encode())) as service:
+        assert place.main([str(path), "--gpu", "0=800", "--service", service.url]) == 0
+        assert json.loads(service.asked[0][1])["spec"] == MLP
+        url = service.url
+    capsys.readouterr()
+    assert place.main([str(path), "--gpu", "0=800", "--service", url, "--fallback-mib", "900"]) == 1
+    assert "needs 900 MiB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--need-mib", "1"],
+        ["--gpu", "0=1"],
+        ["--need-mib", "1", "--gpu", "0:1"],
+        ["--need-mib", "1", "--gpus", "nowhere.csv"],
+        ["nowhere.json", "--gpu", "0=1"],
+        ['{"family": 1}', "--gpu", "0=1"],
+        ['{"table": 1}', "--gpu", "0=1"],
+        ["{", "--gpu", "0=1"],
+    ],
+)
+def test_bad_input_is_one_sentence(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert place.main(words) == 2
+    assert capsys.readouterr().err.startswith("vramcast place: expected")
+
+
+@pytest.mark.parametrize("text", ["[1]", "[NaN", '[{"id": 0, "free_mib": NaN}]', "0, many, 1"])
+def test_gpus_that_cannot_be_read_are_told(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "gpus"
+    path.write_text(text, encoding="utf-8")
+    assert place.main(["--need-mib", "1", "--gpus", str(path)]) == 2
+    assert "vramcast place: expected" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--workers", "0"],
+        ["--risk", "2"],
+        ["--tls-cert", "a.pem"],
+        ["--tls-cert", "a.pem", "--tls-key", "b.pem"],
+        ["--token-file", "nowhere"],
+        ["--resource", "abacus"],
+        ["--checkpoint", "nowhere"],
+        ["--device", "abacus"],
+        ["--known", "nowhere.jsonl"],
+    ],
+)
+def test_serve_tells_bad_settings_in_one_sentence(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve.main(words) == 2
+    assert capsys.readouterr().err.startswith("vramcast serve: expected")

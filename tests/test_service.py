@@ -1,0 +1,284 @@
+"""What the service answers, without a network and with an estimator that is written down."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import GPUMEMNET, MLP, Scripted, Service, serving
+
+import models
+from collocation.service.estimating import Checkpoint
+from collocation.service.settings import Limits, Settings
+from dataset_builder.devices import device_names
+from dataset_builder.families import make_spec
+from dataset_builder.schema import TrainingSetup
+
+TABLE = {
+    "layers": [
+        {"kind": "Linear", "output_shape": [10], "activations": 10, "parameters": 110},
+        {"kind": "ReLU", "output_shape": [10], "activations": 10, "parameters": 0},
+    ],
+    "trainable_shapes": [[10, 10], [10]],
+    "input_elements": 10,
+}
+SIMULATED = {
+    "fits": True, "requested_bytes": 1000, "allocated_bytes": 2000, "reserved_bytes": 2**21, "workspace_bytes": 0
+}  # fmt: skip
+
+
+def run(scenario: Callable[[Service], Awaitable[None]], settings: Settings | None = None, **options: Any) -> None:
+    async def whole() -> None:
+        async with serving(settings, **options) as service:
+            await scenario(service)
+
+    asyncio.run(whole())
+
+
+def test_a_spec_is_answered() -> None:
+    async def scenario(service: Service) -> None:
+        found = await service.post("/v1/classify", {"spec": MLP, "device": "t4", "risk": 0.02, "distribution": True})
+        assert found.status == 200, found.body
+        assert found.json["status"] == "ok"
+        assert (found.json["device"], found.json["risk"], found.json["batch_size"]) == ("t4", 0.02, 8)
+        assert found.json["distribution"][0]["probability"] == 1.0
+        assert found.json["verdict"] == "fits"
+
+    run(scenario)
+
+
+def test_a_name_a_table_and_features_are_answered() -> None:
+    async def scenario(service: Service) -> None:
+        training = {"batch_size": 4, "optimizer": "SGD(momentum=0.9)"}
+        for job in (
+            {"name": GPUMEMNET},
+            {"table": TABLE, "training": training},
+            {"features": {"table": TABLE, "training": training, "simulated": SIMULATED}},
+        ):
+            found = await service.post("/v1/classify", job)
+            assert found.status == 200, found.body
+            assert found.json["estimate_mib"] > 0
+        assert len(service.pool.asked) == 1, "only the name needs a trace"
+
+    run(scenario)
+
+
+def test_many_jobs_are_answered_together_and_a_bad_one_spoils_none() -> None:
+    async def scenario(service: Service) -> None:
+        bad = {**MLP, "network": {**MLP["network"], "arch": "spiral"}}
+        jobs = [{"spec": MLP}, {"spec": bad}, {"name": GPUMEMNET}, {"name": "resnet50"}]
+        found = await service.post("/v1/classify", {"jobs": jobs})
+        assert found.status == 200
+        assert [item["status"] for item in found.json["answers"]] == ["ok", "error", "ok", "error"]
+        assert "spiral" in found.json["answers"][1]["error"]
+        assert "operator prepared" in found.json["answers"][3]["error"]
+
+    run(scenario)
+
+
+def test_concurrent_jobs_share_a_forward_pass_and_equal_ones_a_trace() -> None:
+    async def scenario(service: Service) -> None:
+        service.pool.hold = asyncio.Event()
+        jobs = [{"spec": MLP, "bucket_mib": 64 + index} for index in range(20)]
+        tasks = [asyncio.create_task(service.post("/v1/classify", job)) for job in jobs]
+        while not service.pool.asked:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+        service.pool.hold.set()
+        assert {item.status for item in await asyncio.gather(*tasks)} == {200}
+        assert len(service.pool.asked) == 1
+        assert sum(service.engine.checkpoint.batches) == 20
+        assert max(service.engine.checkpoint.batches) > 1
+
+    run(scenario)
+
+
+def test_an_answer_is_kept_by_content_and_forgotten_with_the_checkpoint() -> None:
+    async def scenario(service: Service) -> None:
+        first = await service.post("/v1/classify", {"spec": MLP})
+        again = await service.post("/v1/classify", {"spec": MLP})
+        assert first.body == again.body
+        assert service.engine.checkpoint.batches == [1]
+        await service.engine.reload()
+        await service.post("/v1/classify", {"spec": MLP})
+        assert service.engine.checkpoint.batches == [1], "the fresh one is asked"
+        assert len(service.pool.asked) == 1, "what was traced stays true"
+        metrics = (await service.get("/metrics")).body.decode()
+        assert 'vramcast_cache_lookups_total{cache="responses",outcome="hit"} 1.0' in metrics
+
+    run(scenario)
+
+
+def test_the_largest_batch_is_looked_for_when_asked() -> None:
+    async def scenario(service: Service) -> None:
+        wide = {**MLP, "network": {**MLP["network"], "input_features": 4096}}
+        found = await service.post("/v1/classify", {"spec": wide, "max_batch_size": True, "device": "t4"})
+        most = found.json["max_batch_size"]
+        assert most > 1000
+        spec = {**wide, "training": {"batch_size": most}}
+        answer = (await service.post("/v1/classify", {"spec": spec, "device": "t4"})).json
+        assert 0.5 * answer["capacity_mib"] < answer["safe_mib"] <= answer["capacity_mib"]
+
+    run(scenario)
+
+
+def test_placements_are_ranked_and_refusals_explained() -> None:
+    async def scenario(service: Service) -> None:
+        gpus = [
+            {"id": "full", "free_mib": 10},
+            {"id": "small", "free_mib": 100, "total_mib": 100},
+            {"id": "roomy", "free_mib": 39000, "node": "n1"},
+            {"id": "just", "free_mib": 5000, "device": "t4"},
+        ]
+        found = await service.post("/v1/placements", {"job": {"spec": MLP}, "gpus": gpus})
+        assert found.status == 200, found.body
+        assert [item["gpu"] for item in found.json["placements"]] == ["just", "roomy"]
+        assert {item["gpu"]: item["for_good"] for item in found.json["refused"]} == {"full": False, "small": True}
+        assert set(found.json["answers"]) == {"a100_40gb", "t4"}
+        assert len(service.pool.asked) == 1, "one trace for all devices"
+        most = await service.post("/v1/placements", {"job": {"spec": MLP}, "gpus": gpus, "policy": "most-free"})
+        assert most.json["placements"][0]["gpu"] == "roomy"
+        tight = await service.post("/v1/placements", {"job": {"spec": MLP}, "gpus": gpus, "margin_mib": 30000})
+        assert [item["gpu"] for item in tight.json["placements"]] == ["roomy"]
+
+    run(scenario)
+
+
+def test_what_there_is_is_told() -> None:
+    async def scenario(service: Service) -> None:
+        devices = (await service.get("/v1/devices")).json
+        assert [item["name"] for item in devices["devices"]] == device_names()
+        assert devices["default"] == "a100_40gb"
+        checkpoints = (await service.get("/v1/checkpoints")).json
+        assert checkpoints["in_use"]["name"] == "universal"
+        assert "universal" in checkpoints["released"]
+        assert (await service.get("/healthz")).json == {"status": "ok"}
+        assert (await service.get("/readyz")).json["status"] == "ready"
+        page = await service.get("/")
+        assert page.headers["content-type"].startswith("text/html")
+        assert (await service.get("/openapi.json")).json["info"]["title"] == "vramcast"
+
+    run(scenario)
+
+
+def test_known_networks_are_traced_before_the_service_is_ready(tmp_path: Path) -> None:
+    path = tmp_path / "known.jsonl"
+    path.write_text(json.dumps({"name": "mine@8", "spec": MLP}) + "\n", encoding="utf-8")
+
+    async def scenario(service: Service) -> None:
+        assert len(service.pool.asked) == 1
+        found = await service.post("/v1/classify", {"name": "mine@8"})
+        assert found.json["target"] == "mine@8"
+        assert len(service.pool.asked) == 1
+
+    run(scenario, Settings(known=path))
+
+
+def test_slurm_is_answered_in_lines() -> None:
+    async def scenario(service: Service) -> None:
+        for text in (GPUMEMNET, json.dumps(MLP), json.dumps({"spec": MLP, "device": "t4"})):
+            found = await service.post("/v1/slurm", text.encode(), content_type="text/plain")
+            assert found.status == 200, found.body
+            lines = dict(line.split("=") for line in found.body.decode().splitlines())
+            assert int(lines["shards"]) == -(-int(lines["need_mib"]) // 1024)
+            assert lines["verdict"] == "fits"
+            again = await service.post("/v1/slurm", text.encode(), content_type="text/plain")
+            assert (again.body, again.headers["content-type"]) == (found.body, found.headers["content-type"])
+        refused = await service.post("/v1/slurm", b"\xff", content_type="text/plain")
+        assert refused.status == 422
+
+    run(scenario)
+
+
+def test_a_token_is_asked_for_where_there_is_one() -> None:
+    async def scenario(service: Service) -> None:
+        for header in (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": "secret"},
+            {"authorization": "Basic secret"},
+        ):
+            found = await service.post("/v1/classify", {"spec": MLP}, **header)
+            assert (found.status, found.headers["www-authenticate"]) == (401, "Bearer")
+        assert (await service.post("/v1/classify", {"spec": MLP}, authorization="bearer secret")).status == 200
+        assert (await service.get("/readyz")).status == 200
+        assert (await service.get("/metrics")).status == 200
+        reloaded = await service.post("/v1/checkpoints/reload", b"", authorization="Bearer secret")
+        assert reloaded.status == 200
+
+    run(scenario, Settings(token="secret"))
+
+
+def test_without_a_token_nobody_reloads_over_http() -> None:
+    async def scenario(service: Service) -> None:
+        assert (await service.post("/v1/checkpoints/reload", b"")).status == 403
+
+    run(scenario)
+
+
+def test_requests_are_logged_as_json_lines(caplog: pytest.LogCaptureFixture) -> None:
+    from collocation.service.logs import JsonLines
+
+    caplog.set_level("INFO", logger="vramcast.service")
+
+    async def scenario(service: Service) -> None:
+        await service.get("/healthz")
+
+    run(scenario)
+    line = json.loads(JsonLines().format(next(item for item in caplog.records if item.message == "request")))
+    assert (line["path"], line["status"], line["level"]) == ("/healthz", 200, "info")
+    assert line["ms"] >= 0
+
+
+def test_paths_of_kubernetes_can_be_left_out() -> None:
+    async def scenario(service: Service) -> None:
+        assert (await service.post("/k8s/filter", {})).status == 404
+
+    run(scenario, Settings(kubernetes=False))
+
+
+def test_overload_is_told_with_a_time_to_come_back() -> None:
+    async def scenario(service: Service) -> None:
+        service.pool.hold = asyncio.Event()
+        held = [
+            asyncio.create_task(service.post("/v1/classify", {"spec": MLP, "bucket_mib": 100 + i})) for i in range(3)
+        ]
+        await asyncio.sleep(0.01)
+        refused = await service.post("/v1/classify", {"spec": MLP})
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        assert (await service.get("/readyz")).status == 200, "those who watch are answered"
+        service.pool.hold.set()
+        assert {item.status for item in await asyncio.gather(*held)} == {200}
+        assert (await service.post("/v1/classify", {"spec": MLP})).status == 200
+
+    run(scenario, Settings(limits=Limits(in_flight=3)))
+
+
+def test_an_estimator_of_ones_own_is_loaded_by_name() -> None:
+    async def scenario(service: Service) -> None:
+        found = await service.post("/v1/classify", {"spec": MLP})
+        assert found.json["checkpoint"] == "other"
+
+    run(scenario, Settings(checkpoint="other"), load=Scripted)
+
+
+def test_the_released_estimator_says_over_http_what_it_says_in_python() -> None:
+    spec = make_spec("mlp", MLP["network"], TrainingSetup(**MLP["training"]))
+    expected = models.load("universal").classify_spec(spec, device="t4", risk=0.02).to_json()
+
+    async def scenario(service: Service) -> None:
+        job = {"spec": MLP, "device": "t4", "risk": 0.02}
+        found = (await service.post("/v1/classify", {**job, "distribution": True})).json
+        shares = found.pop("distribution")
+        assert {**found, "seconds": 0} == {**json.loads(json.dumps(expected)), "seconds": 0}
+        assert sum(item["probability"] for item in shares) == pytest.approx(1, abs=0.02)
+        likeliest = max(shares, key=lambda item: item["probability"])
+        assert likeliest == pytest.approx(found["bucket"])
+        jobs = [job, {**job, "device": "a100_40gb"}, job]
+        many = (await service.post("/v1/classify", {"jobs": jobs})).json["answers"]
+        assert [item["device"] for item in many] == ["t4", "a100_40gb", "t4"]
+        assert many[0]["estimate_mib"] == pytest.approx(found["estimate_mib"])
+
+    run(scenario, load=Checkpoint)

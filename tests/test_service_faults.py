@@ -1,0 +1,345 @@
+"""What goes wrong, and what the service makes of it."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import MLP, Scripted, Service, serving
+
+from collocation.service.estimating import Checkpoint
+from collocation.service.pool import LostError, OverloadedError, PoolError, TracePool
+from collocation.service.settings import Limits, Settings
+from dataset_builder.errors import UserError
+from models.checkpoint import RELEASED
+
+
+def run(scenario: Callable[[Service], Awaitable[None]], settings: Settings | None = None, **options: Any) -> None:
+    async def whole() -> None:
+        async with serving(settings, **options) as service:
+            await scenario(service)
+            assert (await service.post("/v1/classify", {"spec": MLP})).status == 200, "and it goes on"
+
+    asyncio.run(whole())
+
+
+MALFORMED = {
+    "nothing": b"",
+    "half": b'{"spec": ',
+    "no text": b"\xff\xfe\x00",
+    "a lone surrogate": b'{"name": "\\ud800"}',
+    "nan": b'{"spec": {"family": NaN}}',
+    "infinity": b'{"spec": {"family": -Infinity}}',
+    "two values": b"{}{}",
+    "deep lists": b"[" * 100_000,
+    "deep objects": b'{"spec":' * 20_000 + b"1" + b"}" * 20_000,
+    "a number without end": b'{"spec": {"training": {"batch_size": ' + b"9" * 10_000 + b"}}}",
+}
+
+
+@pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
+@pytest.mark.parametrize("path", ["/v1/classify", "/v1/placements", "/k8s/filter", "/k8s/mutate"])
+def test_malformed_bodies_are_refused_with_a_sentence(body: bytes, path: str) -> None:
+    async def scenario(service: Service) -> None:
+        found = await service.post(path, body)
+        assert found.status in (400, 422), found.body
+        assert found.json["status"] == "error"
+        assert "expected" in found.json["error"]
+        assert len(found.body) < 2000
+
+    run(scenario)
+
+
+def changed(**parts: Any) -> dict[str, Any]:
+    return {"spec": {**MLP, **parts}}
+
+
+WRONG = {
+    "a list": [],
+    "a text": "mlp",
+    "nothing in it": {},
+    "two forms": {"spec": MLP, "name": "x"},
+    "an unknown key": {"spec": MLP, "colour": "red"},
+    "a number in quotes": changed(training={"batch_size": "8"}),
+    "true for a number": changed(training={"batch_size": True}),
+    "a batch of none": changed(training={"batch_size": 0}),
+    "a batch without end": changed(training={"batch_size": 2**60}),
+    "a family of files": changed(family="timm", network={"name": "resnet50"}),
+    "code": changed(family="module", network={"path": "/etc/passwd:Net"}),
+    "an optimizer with code": changed(training={"batch_size": 8, "optimizer": "__import__('os').system('true')"}),
+    "a missing factor": changed(network={"arch": "pyramid"}),
+    "a foreign factor": changed(network={**MLP["network"], "wings": 2}),
+    "a factor of another type": changed(network={**MLP["network"], "depth": [[1]]}),
+    "a network too deep": changed(network={**MLP["network"], "depth": 10**9}),
+    "too many blocks": changed(
+        family="template",
+        network={"template": "resnet", "stages": [[64, 10**9]], "input_size": 32, "num_classes": 10},
+    ),
+    "a device that is not there": {"spec": MLP, "device": "abacus"},
+    "a device outside": {"spec": MLP, "device": "../../etc/passwd"},
+    "a risk of one": {"spec": MLP, "risk": 1},
+    "no jobs": {"jobs": []},
+    "too many jobs": {"jobs": [{"spec": MLP}] * 65},
+    "jobs in jobs": {"jobs": [{"jobs": [{"spec": MLP}]}]},
+    "a table without layers": {
+        "table": {"layers": [], "trainable_shapes": [], "input_elements": 1},
+        "training": {"batch_size": 1},
+    },
+}
+
+
+@pytest.mark.parametrize("body", WRONG.values(), ids=WRONG)
+def test_wrong_requests_are_refused_with_a_sentence(body: Any) -> None:
+    async def scenario(service: Service) -> None:
+        found = await service.post("/v1/classify", body)
+        assert found.status == 422, found.body
+        assert found.json["error"].startswith("expected")
+        assert not [question for question in service.pool.asked if question.spec.family not in ("mlp", "template")]
+
+    run(scenario)
+
+
+def test_a_body_is_refused_by_its_stated_size_alone() -> None:
+    async def scenario(service: Service) -> None:
+        async def never() -> None:
+            raise AssertionError("nobody reads it")
+
+        found = await service.request("POST", "/v1/classify", [b"x"], {"content-length": "10000000000"}, never)
+        assert (found.status, found.headers["connection"]) == (413, "close")
+
+    run(scenario)
+
+
+def test_a_body_without_a_size_is_read_up_to_the_limit() -> None:
+    async def scenario(service: Service) -> None:
+        found = await service.request("POST", "/v1/classify", [b" " * 1000] * 100, {})
+        assert found.status == 413
+
+    run(scenario, Settings(limits=Limits(body_bytes=5000)))
+
+
+def test_a_slow_body_is_given_up() -> None:
+    async def scenario(service: Service) -> None:
+        async def slow() -> None:
+            await asyncio.sleep(0.04)
+
+        found = await service.request("POST", "/v1/classify", [b" "] * 50, {}, slow)
+        assert found.status == 408
+        assert service.guard.in_flight == 0
+
+    run(scenario, Settings(limits=Limits(body_seconds=0.1)))
+
+
+def test_a_client_that_leaves_is_forgotten() -> None:
+    async def scenario(service: Service) -> None:
+        scope = {"type": "http", "method": "POST", "path": "/v1/classify", "headers": [], "client": None}
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            raise AssertionError(message)
+
+        await service.guard(scope, receive, send)
+        assert service.guard.in_flight == 0
+
+    run(scenario)
+
+
+def test_unknown_paths_and_methods_are_problems_too() -> None:
+    async def scenario(service: Service) -> None:
+        missing = await service.get("/v1/everything")
+        assert (missing.status, missing.json["status"]) == (404, "error")
+        wrong = await service.request("DELETE", "/v1/classify", [b""], {})
+        assert (wrong.status, wrong.headers["allow"]) == (405, "POST")
+        text = (await service.get("/metrics")).body.decode()
+        assert 'path="other"' in text
+        assert "everything" not in text, "a client cannot fill the metrics with names"
+
+    run(scenario)
+
+
+def test_other_content_than_json_is_refused() -> None:
+    async def scenario(service: Service) -> None:
+        body = json.dumps({"spec": MLP}).encode()
+        assert (await service.post("/v1/classify", body)).status == 200
+        assert (await service.post("/v1/classify", body, content_type="text/plain")).status == 422
+
+    run(scenario)
+
+
+def test_an_error_of_the_service_is_told_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Scripted):
+        def answers(self, asked: Any) -> Any:
+            if asked[0].bucket_mib == 666:
+                raise RuntimeError("a secret of the inside")
+            return super().answers(asked)
+
+    async def scenario(service: Service) -> None:
+        found = await service.post("/v1/classify", {"spec": MLP, "bucket_mib": 666})
+        assert found.status == 500
+        assert b"secret" not in found.body
+
+    run(scenario, load=Broken)
+    assert "a secret of the inside" in caplog.text
+
+
+@pytest.mark.parametrize("error", [OverloadedError(), PoolError("no room")])
+def test_traces_that_find_no_room_are_to_be_asked_for_again(error: Exception) -> None:
+    async def scenario(service: Service) -> None:
+        service.pool.error = error
+        for body in ({"spec": MLP}, {"jobs": [{"spec": MLP}]}):
+            found = await service.post("/v1/classify", body)
+            assert (found.status, found.headers["retry-after"]) == (503, "1")
+        service.pool.error = None
+
+    run(scenario)
+
+
+def test_a_refused_network_is_not_traced_twice() -> None:
+    async def scenario(service: Service) -> None:
+        service.pool.error = UserError("expected a network, found none: mend it")
+        for _ in range(2):
+            assert (await service.post("/v1/classify", {"spec": MLP, "device": "t4"})).status == 422
+        assert len(service.pool.asked) == 1
+        service.pool.error = None
+
+    run(scenario)
+
+
+def test_a_network_that_was_lost_is_tried_again() -> None:
+    async def scenario(service: Service) -> None:
+        body = {"jobs": [{"spec": MLP, "device": "t4"}]}
+        service.pool.error = LostError("expected a network that is traced in time, found a slower one")
+        lost = await service.post("/v1/classify", body)
+        assert lost.json["answers"][0]["status"] == "error"
+        service.pool.error = None
+        again = await service.post("/v1/classify", body)
+        assert again.json["answers"][0]["status"] == "ok"
+
+    run(scenario)
+
+
+def odd(scenario: Callable[[TracePool], Awaitable[None]], **limits: Any) -> None:
+    async def whole() -> None:
+        pool = TracePool(1, Limits(**limits), "odd_worker")
+        await pool.start()
+        try:
+            await scenario(pool)
+        finally:
+            await pool.close()
+
+    asyncio.run(whole())
+
+
+@pytest.fixture
+def _workers_find_the_odd_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", f"{root}:{root / 'tests' / 'support'}")
+
+
+@pytest.mark.usefixtures("_workers_find_the_odd_one")
+def test_a_worker_that_hangs_or_dies_is_replaced() -> None:
+    async def scenario(pool: TracePool) -> None:
+        first = await pool.trace("pid")
+        with pytest.raises(UserError, match="traced within"):
+            await pool.trace("hang")
+        second = await pool.trace("pid")
+        with pytest.raises(UserError, match="died"):
+            await pool.trace("die")
+        third = await pool.trace("pid")
+        assert len({first, second, third}) == 3
+        with pytest.raises(UserError, match="expected less"):
+            await pool.trace("refuse")
+        assert await pool.trace("pid") == third, "a refusal costs no worker"
+
+    odd(scenario, trace_seconds=0.5)
+
+
+@pytest.mark.usefixtures("_workers_find_the_odd_one")
+def test_more_networks_than_may_wait_are_turned_away() -> None:
+    async def scenario(pool: TracePool) -> None:
+        waiting = [asyncio.create_task(pool.trace("pid")) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError):
+            await pool.trace("pid")
+        await asyncio.gather(*waiting)
+        assert pool.waiting == 0
+        assert await pool.trace("pid")
+
+    odd(scenario, waiting_traces=2)
+
+
+@pytest.mark.usefixtures("_workers_find_the_odd_one")
+def test_workers_that_cannot_start_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODD_WORKER_FAILS", "1")
+
+    async def scenario(pool: TracePool) -> None:
+        with pytest.raises(PoolError):
+            await pool.trace("pid")
+        monkeypatch.delenv("ODD_WORKER_FAILS")
+        assert await pool.trace("pid"), "and are tried again"
+
+    odd(scenario)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(RELEASED / "universal", tmp_path / "mine"))
+
+
+def test_a_checkpoint_that_is_deleted_or_damaged_goes_on_answering(checkpoint: Path) -> None:
+    weights = checkpoint / "weights.safetensors"
+    whole = weights.read_bytes()
+
+    async def ready(service: Service) -> tuple[str, str]:
+        found = (await service.get("/readyz")).json
+        return found["status"], found["checkpoint"]["on_disk"]
+
+    async def scenario(service: Service) -> None:
+        before = await service.post("/v1/classify", {"spec": MLP})
+        assert before.json["checkpoint"] == "mine"
+        assert await ready(service) == ("ready", "same")
+        weights.write_bytes(whole[:-1] + b"\0")
+        assert await ready(service) == ("degraded", "damaged")
+        with pytest.raises(UserError, match="sound estimator"):
+            await service.engine.reload()
+        shutil.rmtree(checkpoint)
+        assert await ready(service) == ("degraded", "missing")
+        answer = await service.post("/v1/classify", {"spec": MLP, "bucket_mib": 512})
+        assert answer.status == 200, "from what was loaded"
+        assert answer.json["estimate_mib"] == before.json["estimate_mib"]
+        reload = await service.post("/v1/checkpoints/reload", b"", authorization="Bearer t")
+        assert reload.status == 422
+        shutil.copytree(RELEASED / "universal", checkpoint)
+        await service.engine.reload()
+        assert await ready(service) == ("ready", "same")
+
+    async def with_token() -> None:
+        async with serving(Settings(checkpoint=str(checkpoint), token="t"), load=Checkpoint) as service:
+            post = service.post
+            service.post = lambda path, body, **headers: post(path, body, **{"authorization": "Bearer t", **headers})  # type: ignore[method-assign]
+            await scenario(service)
+
+    asyncio.run(with_token())
+
+
+def test_a_checkpoint_that_is_not_there_is_told_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="checkpoint"):
+        asyncio.run(serving(Settings(checkpoint=str(tmp_path)), load=Checkpoint).__aenter__())
+
+
+def test_no_request_is_dropped_by_a_reload() -> None:
+    async def scenario(service: Service) -> None:
+        async def ask(index: int) -> int:
+            return (await service.post("/v1/classify", {"spec": MLP, "bucket_mib": 64 + index})).status
+
+        tasks = [asyncio.create_task(ask(index)) for index in range(200)]
+        for _ in range(5):
+            await service.engine.reload()
+        assert set(await asyncio.gather(*tasks)) == {200}
+
+    run(scenario)

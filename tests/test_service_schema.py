@@ -1,0 +1,51 @@
+"""The OpenAPI document against the service: whatever it allows is answered as it says."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis.config import SchemathesisConfig
+from served import Scripted, on_loopback
+
+from collocation.service.app import make_app
+from collocation.service.settings import Settings
+
+ACCEPTED = ["2xx", "3xx", "401", "403", "404", "409", "422", "429"]
+"""With 422: that a network's heads divide its width is more than a JSON schema can say. And without errors of ours."""
+SETTINGS = Settings(port=0, log_requests=False)
+
+
+def make_schema() -> Any:
+    document = make_app(SETTINGS, Scripted).app.openapi()  # type: ignore[attr-defined]
+    # the coverage phase sends some thousand requests and takes a minute: `schemathesis run` against a service has it
+    config = SchemathesisConfig.from_dict(
+        {
+            "checks": {"positive_data_acceptance": {"expected-statuses": ACCEPTED}},
+            "phases": {"coverage": {"enabled": False}},
+        }
+    )
+    return schemathesis.openapi.from_dict(document, config=config)
+
+
+schema = make_schema()
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with on_loopback(SETTINGS) as found:
+        yield found
+
+
+@schema.parametrize()
+@settings(
+    max_examples=15,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+def test_schemathesis_finds_nothing(url: str, case: Any) -> None:
+    case.call_and_validate(base_url=url, timeout=20)
