@@ -9,6 +9,7 @@ from torch import nn
 from dataset_builder.devices import known_cards, load_profile
 from dataset_builder.errors import UserError
 from dataset_builder.families import make_spec
+from dataset_builder.families.libraries import cope_with_torchvision
 from dataset_builder.families.weightless import built_on_meta, structure_of
 from dataset_builder.inspection.building import build_job
 from dataset_builder.inspection.findings import Findings
@@ -102,6 +103,17 @@ def test_a_network_that_looks_like_lightnings_brings_step_and_optimizer():
     assert findings.training.optimizer == "SGD(momentum=0.9)"
     assert findings.training.loss == "own"
     assert examined(found, optimizer="adam").training.optimizer == "Adam"
+
+
+def test_a_lightning_module_brings_step_optimizer_and_an_example_of_its_input():
+    cope_with_torchvision()  # Lightning imports it where it is installed, also where it does not load
+    found = build_job(
+        Wanted(target=parse_target(f"{FILE.parent / 'lit_network.py'}:Classifier"), arguments={"width": 64})
+    )
+    assert found.module.device.type == "meta"
+    findings = examined(found)
+    assert findings.training.optimizer == "Adam(amsgrad=True)"
+    assert findings.table.parameters == 10 * 64 + 64 + 64 * 3 + 3
 
 
 def test_inputs_that_nothing_tells_are_asked_for():
