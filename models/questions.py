@@ -1,6 +1,5 @@
 """A job on a device, ready to be answered: what features are computed from, and what the answer says beside them."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dataset_builder.inspection.findings import Findings
@@ -43,8 +42,3 @@ def question_of_table(
     note = "classified from a layer table alone: nothing was simulated, and the safe figure is wider"
     example = example_of_table(table, training, profile, family=family)
     return Question(target, example, profile, notes=(note, *profile.notes))
-
-
-def by_device(target: str, findings: Findings, profiles: Sequence[DeviceProfile]) -> Mapping[str, Question]:
-    """The same job on several devices."""
-    return {profile.name: question_of(target, findings, profile) for profile in profiles}

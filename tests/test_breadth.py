@@ -1,5 +1,6 @@
 """A spread of networks of timm and transformers, built from their names: `make breadth` looks at ten times as many."""
 
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -9,8 +10,10 @@ from dataset_builder.errors import UserError
 from dataset_builder.inspection.architectures import ARCHITECTURES, known_architecture
 from dataset_builder.inspection.building import build_job
 from dataset_builder.inspection.inspector import LocalInspection
+from dataset_builder.inspection.jobs import table_of
 from dataset_builder.inspection.targets import Wanted, parse_target
-from dataset_builder.schema import Status
+from dataset_builder.measure.virtual.backend import VirtualBackend
+from dataset_builder.schema import Spec, Status, TrainingSetup
 
 A100 = load_profile("a100_40gb")
 TIMM = {  # parameters as timm's own table of results has them, in millions
@@ -70,6 +73,15 @@ def test_networks_of_transformers_are_classified():
         assert findings.training.loss == "own"
 
     assert failures({f"hf:{name}": (sizes, None) for name, sizes in HUGGING_FACE.items()}, check) == {}
+
+
+def test_a_network_by_its_name_is_measured_as_the_row_that_an_estimator_learned_from():
+    needs("timm")
+    network = {"name": "resnet18", "input_shape": [3, 224, 224], "num_classes": 1000}
+    spec = Spec("timm", network, TrainingSetup(batch_size=4, optimizer="AdamW"))
+    measured, findings = VirtualBackend(A100).measure(spec).measurement, examined("timm:resnet18")
+    assert replace(measured, seconds=None) == findings.measurements["a100_40gb"]
+    assert table_of(spec) == findings.table
 
 
 def test_names_may_be_decorated():

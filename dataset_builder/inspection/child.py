@@ -15,7 +15,7 @@ from typing import Any
 
 import dataset_builder
 from dataset_builder.children import end_with_parent, write_line
-from dataset_builder.errors import UntraceableError, UserError
+from dataset_builder.errors import UserError
 
 DONE, REFUSED, THEIRS = "done", "refused", "theirs"
 _OURS = Path(dataset_builder.__file__).resolve().parent
@@ -38,7 +38,7 @@ def _answer(service: "_Service", request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return {"event": DONE, **getattr(service, request["do"])(request)}
     except UserError as error:
-        return {"event": REFUSED, "reason": _with_place(error), "traced": not isinstance(error, UntraceableError)}
+        return {"event": REFUSED, "reason": _with_place(error)}
     except (Exception, SystemExit) as error:  # whatever foreign code raises
         return {"event": THEIRS, **_theirs(error)}
 
