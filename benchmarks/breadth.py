@@ -62,9 +62,7 @@ def run(directory: Path) -> list[dict[str, Any]]:
                     child.turn_to(wanted)
                 lived += 1
                 found = {"family": family, "target": target, **_classified(classifier, child, target)}
-                if found.pop("fatal"):
-                    child.close()
-                    child = None
+                child = child if child.alive else None
                 done.append(found)
                 file.write(json.dumps(found) + "\n")
                 file.flush()
@@ -80,11 +78,10 @@ def _classified(classifier: Any, child: ChildInspection, target: str) -> dict[st
         findings = child.examine({"batch_size": BATCH}, [profile])
         answer = classifier.answers([question_of(target, findings, profile)])[0]
     except (UserError, TheirError) as error:
-        fatal = "inspection" in str(error) or "the child" in str(error)
-        return {"status": "error", "error": str(error), "seconds": time.perf_counter() - start, "fatal": fatal}
+        return {"status": "error", "error": str(error), "seconds": time.perf_counter() - start}
     return {
         "status": "ok", "estimate_mib": answer.estimate_mib, "fits": answer.fits, "notes": list(answer.notes),
-        "parameters": findings.table.parameters, "seconds": time.perf_counter() - start, "fatal": False,
+        "parameters": findings.table.parameters, "seconds": time.perf_counter() - start,
     }  # fmt: skip
 
 
