@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test bench lint clean
+.PHONY: demo test bench breadth lint clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -35,7 +35,15 @@ test: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.build_rate
 	$(BIN)/python -W ignore -m benchmarks.trace_speed
+<<<<<<< HEAD
 	$(BIN)/python -m benchmarks.service_load
+=======
+	$(BIN)/python -m benchmarks.cold_start
+
+# Hundreds of known networks, each classified: half an hour, kept in runs/breadth, taken up again where it was stopped.
+breadth: $(STAMP)
+	$(BIN)/python -W ignore -m benchmarks.breadth
+>>>>>>> classify
 
 # Mends what can be mended by a program, and says the rest.
 lint: $(STAMP)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from dataset_builder.families.blocks import MeanOverSequence, Residual
+from benchmarks.resnet50 import resnet50
+from dataset_builder.families.blocks import MeanOverSequence
 from dataset_builder.measure.virtual.allocator import AllocatorOptions, CachingAllocator
 from dataset_builder.measure.virtual.replay import replay
 from dataset_builder.measure.virtual.session import trace_training
@@ -21,29 +22,6 @@ from dataset_builder.schema import MIB, TrainingSetup
 from dataset_builder.training import loss_of, random_inputs
 
 Make = Callable[[], nn.Module]
-
-
-def _bottleneck(channels: int, width: int, stride: int) -> nn.Module:
-    """A block of ResNet-50 (He et al. 2015)."""
-    out = 4 * width
-    layers: list[nn.Module] = []
-    for size_in, size_out, kernel, step in ((channels, width, 1, 1), (width, width, 3, stride), (width, out, 1, 1)):
-        conv = nn.Conv2d(size_in, size_out, kernel, step, kernel // 2, bias=False)
-        layers += [conv, nn.BatchNorm2d(size_out), nn.ReLU(inplace=True)]
-    shortcut: nn.Module = nn.Identity()
-    if stride != 1 or channels != out:
-        shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
-    return nn.Sequential(Residual(nn.Sequential(*layers[:-1]), shortcut), nn.ReLU(inplace=True))
-
-
-def _resnet50() -> nn.Module:
-    stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
-    blocks, channels = [], 64
-    for index, (width, count) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3))):
-        for i in range(count):
-            blocks.append(_bottleneck(channels, width, 2 if index and not i else 1))
-            channels = 4 * width
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000))
 
 
 def _transformer() -> nn.Module:
@@ -57,7 +35,7 @@ def _mlp() -> nn.Module:
 
 
 SUBJECTS: dict[str, tuple[Make, int, InputTensor]] = {
-    "ResNet-50, batch 32": (_resnet50, 32, InputTensor((3, 224, 224))),
+    "ResNet-50, batch 32": (resnet50, 32, InputTensor((3, 224, 224))),
     "Transformer of 24 layers, batch 8": (_transformer, 8, InputTensor((512,), 30000)),
     "MLP of 10 layers, batch 256": (_mlp, 256, InputTensor((2048,))),
 }

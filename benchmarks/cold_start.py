@@ -1,0 +1,52 @@
+"""Time to the first answer from nothing, beside that of importing torch; and memory for 70 billion parameters.
+
+`python -m benchmarks.cold_start`. Each figure is that of new processes, the best of some runs.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HOME = Path(__file__).resolve().parent.parent
+RESNET = [f"{HOME / 'benchmarks' / 'resnet50.py'}:resnet50", "--batch-size", "32", "--input", "3,224,224", "--json"]
+LLAMA = ["hf:llama-70b", "--batch-size", "1", "--input", "4096", "--dtype", "bf16", "--json", "--device", "b200"]
+STEP = "import torch; p = torch.nn.Parameter(torch.ones(1)); p.sum().backward(); torch.optim.AdamW([p]).step()"
+RUNS = 3
+
+
+def _timed(words: list[str]) -> tuple[float, float, str]:
+    """Seconds on the clock and of CPU, and what was printed."""
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    environment = {**os.environ, "PYTHONPATH": str(HOME)}
+    found = subprocess.run([sys.executable, *words], env=environment, check=True, capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return time.perf_counter() - start, cpu, found.stdout
+
+
+def _best(words: list[str]) -> tuple[float, float]:
+    runs = [_timed(words) for _ in range(RUNS)]
+    return min(item[0] for item in runs), min(item[1] for item in runs)
+
+
+def main() -> None:
+    bare, step = _best(["-c", "import torch"]), _best(["-c", STEP])
+    wall, cpu = _best(["-m", "vramcast", "classify", *RESNET])
+    print(f"import torch:                   {bare[0]:6.2f} s, {bare[1]:6.2f} s of CPU")
+    print(f"and one step of an optimizer:   {step[0]:6.2f} s, {step[1]:6.2f} s of CPU: torch loads its compiler for it")
+    print(f"ResNet-50 from a cold start:    {wall:6.2f} s, {cpu:6.2f} s of CPU; two processes import torch")
+    print(f"  of the time of that step:     {wall / step[0]:6.2f}")
+    seconds, cpu, out = _timed(["-m", "vramcast", "classify", *LLAMA])
+    answer = json.loads(out)
+    peak_mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    print(f"Llama 70B, 4,096 tokens, bf16:  {seconds:6.2f} s, {cpu:6.2f} s of CPU")
+    print(f"  largest process:              {peak_mib:6.0f} MiB of this machine's memory")
+    print(f"  its own need:                 {answer['estimate_mib'] / 1024:6.0f} GiB, simulated: {answer['verdict']}")
+
+
+if __name__ == "__main__":
+    main()
