@@ -35,15 +35,14 @@ test: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.build_rate
 	$(BIN)/python -W ignore -m benchmarks.trace_speed
-<<<<<<< HEAD
-	$(BIN)/python -m benchmarks.service_load
-=======
 	$(BIN)/python -m benchmarks.cold_start
+	$(BIN)/python -m benchmarks.inference
+	$(BIN)/python -m benchmarks.simulator_scale
+	$(BIN)/python -m benchmarks.service_load
 
 # Hundreds of known networks, each classified: half an hour, kept in runs/breadth, taken up again where it was stopped.
 breadth: $(STAMP)
 	$(BIN)/python -W ignore -m benchmarks.breadth
->>>>>>> classify
 
 # Mends what can be mended by a program, and says the rest.
 lint: $(STAMP)

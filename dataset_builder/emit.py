@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2, help="of three full batches each, and the odd last batch")
     options = parser.parse_args()
 
+    torch.backends.cudnn.benchmark = $cudnn_benchmark
     with torch.device(options.device):
         network = build().to(DTYPES["$dtype"]).train()
     for _ in range($dry_run_passes):  # forward passes before training, as a layer summary makes them
@@ -91,6 +92,7 @@ def emit(spec: Spec) -> str:
         network=source_of(plan.root, depth=1),
         functions="\n\n".join(inspect.getsource(function) for function in _FUNCTIONS).rstrip(),
         dtype=setup.dtype,
+        cudnn_benchmark=setup.cudnn_benchmark,
         dry_run_passes=setup.dry_run_passes if setup.dry_run_batch_size else 0,
         dry_run_batch_size=setup.dry_run_batch_size or 0,
         optimizer=optimizer,

@@ -237,6 +237,7 @@ class _Walk:
 _COMPOSITES: Mapping[str, Callable[[_Walk, Node, Tensor, str], Tensor]] = {
     "Sequential": _Walk.chain,
     "CheckpointedSequential": _Walk.chain,
+    "Encoder": _Walk.chain,
     "Residual": _Walk.residual,
     "DenseBlock": _Walk.dense,
     "CausalSelfAttention": _Walk.causal_attention,

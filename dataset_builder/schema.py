@@ -113,6 +113,8 @@ class TrainingSetup:
     dry_run_passes: int = 1
     prefetched_batches: int = 0
     """Batches that a loader puts on the device ahead of time, on a stream of its own."""
+    cudnn_benchmark: bool = False
+    """torch.backends.cudnn.benchmark: cuDNN tries its algorithms at the first call of each shape."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "last_batch_size", "accumulate", "dry_run_batch_size", "dry_run_passes"):
@@ -124,6 +126,7 @@ class TrainingSetup:
         check_choice("training.dtype", self.dtype, DTYPE_BYTES)
         check_choice("training.autocast", self.autocast, (None, "bf16", "fp16"))
         check_flag("training.checkpointing", self.checkpointing)
+        check_flag("training.cudnn_benchmark", self.cudnn_benchmark)
         object.__setattr__(self, "optimizer", canonical_call(str(self.optimizer)))
         if self.dry_run_batch_size is None:
             object.__setattr__(self, "dry_run_passes", 1)
@@ -243,6 +246,10 @@ class Status(StrEnum):
     CRASHED = "crashed"
     CENSORED = "censored"
     """It ran, but at the card's limit, where the allocator fills what there is: the peak is no need."""
+
+
+TRIAL = "more than its network takes with other batches: probably a workspace that cuDNN tried and gave back"
+"""A note on a measurement."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,7 +70,8 @@ def training_steps(
 ) -> Iterator[Tensor]:
     """The usual loop: one optimizer step for each batch, or for several whose gradients add up. Yields the losses.
 
-    As in most scripts, inputs, output and loss live on until the next ones take their names.
+    As in most scripts, output and loss live on until the next ones take their names. Inputs do not: a loop over a
+    loader gives their name to the next batch on the host before that goes to the device.
     """
     for parts in batches:
         for index, inputs in enumerate(parts):
@@ -86,4 +87,5 @@ def training_steps(
             scaler.update()
         else:
             optimizer.step()
+        del inputs
         yield value.detach()

@@ -70,7 +70,7 @@ class NetworkSettings:
 
 @dataclass(frozen=True)
 class Prepared:
-    """All of fitting that comes before the loop: scales, learned from the training examples alone, and tensors."""
+    """All of fitting that comes before the loop: scales, learned without the test examples, and tensors."""
 
     encoder: Encoder
     center: float
@@ -79,15 +79,34 @@ class Prepared:
     validation: Batch
 
 
+@dataclass(frozen=True)
+class Encoded:
+    """Examples as tensors, and the scales that were learned from them."""
+
+    encoder: Encoder
+    rows: Batch
+
+    @classmethod
+    def of(cls, settings: NetworkSettings, examples: Sequence[Example]) -> Self:
+        """Learn the scales and encode the examples."""
+        encoder = Encoder.fit(examples, settings.features)
+        return cls(encoder, make_batch(settings, encoder, examples))
+
+    def parted(self, train: Tensor, validation: Tensor) -> Prepared:
+        """Two parts of the examples, by their places."""
+        rows = self.rows.select(train)
+        return Prepared(self.encoder, *center_and_spread(rows.targets), rows, self.rows.select(validation))
+
+
 def prepare(settings: NetworkSettings, train: Sequence[Example], validation: Sequence[Example]) -> Prepared:
-    """Learn the scales and encode the examples."""
+    """Learn the scales from the training examples alone, and encode both."""
     if not train or not validation:
         raise UserError(
             f"expected training and validation examples, found {len(train)} and {len(validation)}: give some of both"
         )
-    encoder = Encoder.fit(train, settings.features)
-    batches = [make_batch(settings, encoder, examples) for examples in (train, validation)]
-    return Prepared(encoder, *center_and_spread(batches[0].targets), *batches)
+    known = Encoded.of(settings, train)
+    chosen_on = make_batch(settings, known.encoder, validation)
+    return Prepared(known.encoder, *center_and_spread(known.rows.targets), known.rows, chosen_on)
 
 
 def make_batch(settings: NetworkSettings, encoder: Encoder, examples: Sequence[Example]) -> Batch:

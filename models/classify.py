@@ -149,8 +149,8 @@ class Classifier:
 
 def _ensemble(name: str) -> Ensemble:
     found = load_checkpoint(checkpoint_directory(name))
-    if not isinstance(found, Ensemble) or found.margins_ is None:
-        raise UserError(f"expected a calibrated ensemble in the checkpoint {name}, found {found.name}: name another")
+    if not isinstance(found, Ensemble):
+        raise UserError(f"expected an ensemble in the checkpoint {name}, found {found.name}: name another")
     return found
 
 

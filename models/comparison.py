@@ -50,14 +50,14 @@ def compare(
     """
     bounds = safe_bytes or {}
     return {
-        name: report(answers_of(estimator, examples, buckets, bounds.get(name)), buckets)
+        name: report(answers_of(estimator, examples, buckets, bounds.get(name)))
         for name, estimator in estimators.items()
     }
 
 
-def report(answers: Answers, buckets: Buckets) -> Report:
+def report(answers: Answers) -> Report:
     """The figures of one estimator's answers."""
-    return Report(score(answers, buckets.fitting), score_by_family(answers, buckets.fitting))
+    return Report(score(answers), score_by_family(answers))
 
 
 def answers_of(
@@ -74,13 +74,15 @@ def answers_of(
     upper_bytes = np.append(buckets.edges_bytes[1:], np.inf)
     wanted_bytes = upper_bytes[predicted] if safe_bytes is None else safe_bytes
     card_bytes = np.array([example.capacity_bytes for example in examples], dtype=np.float64)
+    point_bytes = estimator.predict_bytes(examples)
     return Answers(
         family=np.array([example.family for example in examples], dtype=np.str_),
         used_bytes=used_bytes,
         fits=fits,
         true_class=buckets.of(np.where(fits, used_bytes, np.inf)),
         predicted_class=predicted,
-        point_bytes=estimator.predict_bytes(examples),
+        point_bytes=point_bytes,
+        called_too_large=point_bytes >= card_bytes,
         reserved_bytes=np.minimum(wanted_bytes, card_bytes),
         safe_class=None if safe_bytes is None else buckets.of(safe_bytes),
     )

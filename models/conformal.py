@@ -16,6 +16,9 @@ from dataset_builder.errors import UserError
 
 Array = NDArray[np.float64]
 
+_LEAST_SCALE = 0.002
+"""Of a density in logarithms: half a percent between its quartiles."""
+
 
 @dataclass(frozen=True)
 class SafeMargins:
@@ -38,6 +41,11 @@ class SafeMargins:
         found = {family: self._margin(family, risk) for family in set(families)}
         return np.array([max(found[family], 0.0) for family in families])
 
+    def scales(self, families: Sequence[str]) -> Array:
+        """[n]: of a logistic with the quartiles of each family's scores, or of all where it has none."""
+        found = {family: _scale(self.scores.get(family, self._pooled)) for family in set(families)}
+        return np.array([found[family] for family in families])
+
     @property
     def least_risk(self) -> float:
         """The smallest risk that so many rows can speak of."""
@@ -58,3 +66,9 @@ class SafeMargins:
             f"expected {needed} calibration rows or more for a risk of {risk:g}, found {len(self._pooled)}: "
             "raise the risk, or calibrate on more rows"
         )
+
+
+def _scale(scores: Array) -> float:
+    """Quartiles of a standard logistic are log 3 from its middle."""
+    low, high = np.quantile(scores, [0.25, 0.75])
+    return max(float(high - low) / (2 * math.log(3)), _LEAST_SCALE)

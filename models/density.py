@@ -122,3 +122,12 @@ def mixed(mixtures: Sequence[Mixture]) -> Mixture:
         torch.cat([item.locations for item in mixtures], dim=1),
         torch.cat([item.scales for item in mixtures], dim=1),
     )
+
+
+def stacked(mixtures: Sequence[Mixture]) -> Mixture:
+    """The mixtures of several sets of examples, one set below the other."""
+    return Mixture(
+        torch.cat([item.log_weights for item in mixtures]),
+        torch.cat([item.locations for item in mixtures]),
+        torch.cat([item.scales for item in mixtures]),
+    )

@@ -1,16 +1,19 @@
-"""Several classifiers as one, calibrated on jobs that none of them has seen; the estimator that is shipped."""
+"""Several classifiers as one, each calibrated on jobs that it has not seen; the estimator that is shipped."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dataset_builder.errors import UserError, check_count
+from dataset_builder.store.splits import make_folds, make_split
 from models.batch import Inputs
-from models.classifiers import Fitter, NetworkClassifier, NetworkSettings, Prepared, prepare
+from models.classifiers import Encoded, Fitter, NetworkClassifier, NetworkSettings
 from models.conformal import SafeMargins
 from models.example import Example
 from models.features import feature_set
@@ -22,14 +25,36 @@ from models.storage import State, joined
 from models.targets import intervals
 
 _TEMPERATURES = tuple(float(value) for value in np.geomspace(0.5, 3.0, 37))
-_CAUTION = 4
-"""By how much a risk is divided for a job unlike the training set."""
+_LEAST_FOLDS = 5
+"""A member is fitted to four fifths of the examples or more."""
 _ODD = 0.02
 """The share of calibration examples, the least likely ones, without a say in the width: one odd row would set it."""
 
 
+@dataclass(frozen=True)
+class Round:
+    """What each example is for when one member is fitted: places [n] in the list of examples."""
+
+    train: Tensor
+    validation: Tensor
+    calibration: Tensor
+
+
+def rounds_of(groups: Sequence[str], count: int, seed: int) -> list[Round]:
+    """A round for each of `count` members. No two share rows that are left out, and no group is parted."""
+    folds = make_folds(groups, max(count, _LEAST_FOLDS), seed)
+    found = []
+    for name in list(folds.parts)[:count]:
+        halves = make_split(folds.parts[name], {"validation": 0.5, "calibration": 0.5}, seed)
+        part = {group: half for half, members in halves.parts.items() for group in members}
+        uses = [part.get(group, "train") for group in groups]
+        places = {use: [place for place, found in enumerate(uses) if found == use] for use in ("train", *halves.parts)}
+        found.append(Round(**{use: torch.tensor(listed) for use, listed in places.items()}))
+    return found
+
+
 class Ensemble(Forecaster):
-    """Members with seeds of their own; what they say is averaged, and what they know is asked of each."""
+    """Members with seeds and training rows of their own; what they say is averaged."""
 
     kind: ClassVar[str] = "ensemble"
 
@@ -38,10 +63,12 @@ class Ensemble(Forecaster):
             raise UserError("expected one member of an ensemble or more, found none: add some")
         self.members = tuple(members)
         self.name = members[0].name
-        self.temperature_ = 1.0
-        self.margins_: SafeMargins | None = None
 
     novelty_: Novelty
+    temperature_: float
+    margins_: SafeMargins
+    """In units of a forecast's own width; and below of the logarithm, for what the forecasts start from."""
+    usual_margins_: SafeMargins
 
     @classmethod
     def of(cls, settings: NetworkSettings, size: int, fitter: Fitter | None = None) -> Self:
@@ -51,32 +78,62 @@ class Ensemble(Forecaster):
         return cls([NetworkClassifier(make, fitter) for make in makes])
 
     def fit(self, train: Sequence[Example], validation: Sequence[Example]) -> Self:
-        """Fit each member, apart from the others."""
-        prepared: dict[tuple[str, bool, int], Prepared] = {}
-        for member in self.members:
+        """Fit each member to all examples but a part of its own, and calibrate on what they were not fitted to.
+
+        One half of the part chooses the member's epoch, the other shows what its answers are worth. So nearly all rows
+        are learned from, and the safe margins rest on many rows that the answering member had never seen.
+        """
+        examples = [*train, *validation]
+        encoded: dict[tuple[str, bool, int], Encoded] = {}
+        held: list[Forecast] = []
+        calibrated_on: list[Example] = []
+        rounds = rounds_of([example.group for example in examples], len(self.members), self._seed)
+        for member, parts in zip(self.members, rounds, strict=True):
             key = member.settings.encoding
-            if key not in prepared:
-                prepared[key] = prepare(member.settings, train, validation)
-            member.fit_prepared(prepared[key])
-        first = self.members[0]
-        encoder = first.encoder_
-        self.novelty_ = Novelty.fit(encoder.matrix(train), encoder.matrix(validation), first.settings.seed)
-        self.temperature_, self.margins_ = 1.0, None
+            if key not in encoded:
+                encoded[key] = Encoded.of(member.settings, examples)
+            data = encoded[key]
+            member.fit_prepared(data.parted(parts.train, parts.validation))
+            kept = [examples[place] for place in parts.calibration.tolist()]
+            held.append(member.forecast_inputs(data.rows.inputs.select(parts.calibration), kept))
+            calibrated_on += kept
+        self.novelty_ = self._novelty(examples, rounds[0])
+        return self._calibrate(Forecast.stacked(held), calibrated_on)
+
+    @property
+    def _seed(self) -> int:
+        return self.members[0].settings.seed
+
+    def _novelty(self, examples: Sequence[Example], parts: "Round") -> Novelty:
+        """From what distance on a job is unlike the examples: the first member's training rows, and its part."""
+        matrix = self.members[0].encoder_.matrix(examples)
+        apart = torch.cat([parts.validation, parts.calibration])
+        return Novelty.fit(matrix[parts.train.numpy()], matrix[apart.numpy()], self._seed)
+
+    def _calibrate(self, plain: Forecast, examples: Sequence[Example]) -> Self:
+        """Set width and safe margins by forecasts of examples that are new to who made them."""
+        self.temperature_ = best_temperature(plain, examples)
+        needed = np.array(_needed_bytes(examples), dtype=np.float64)
+        scores = plain.tempered(self.temperature_).scores(needed)
+        overhead = np.array([example.overhead_bytes for example in examples], dtype=np.float64)
+        gaps = np.log(np.maximum(needed - overhead, 1) / self._usual_bytes(examples))
+        strata = [(place, name) for place, example in enumerate(examples) for name in example.calibrates]
+        places, names = [place for place, _ in strata], [name for _, name in strata]
+        self.margins_ = SafeMargins.fit(names, scores[places])
+        self.usual_margins_ = SafeMargins.fit(names, gaps[places])
         return self
 
-    def calibrate(self, examples: Sequence[Example]) -> Self:
-        """Set width and safe margins on examples that no member was trained on."""
-        plain = self._plain_forecast(examples)
-        self.temperature_ = _best_temperature(plain, examples)
-        scores = plain.tempered(self.temperature_).scores(_needed_bytes(examples))
-        self.margins_ = SafeMargins.fit([example.stratum for example in examples], scores)
-        return self
+    def _usual_bytes(self, examples: Sequence[Example]) -> NDArray[np.float64]:
+        """[examples]: what members start from, the virtual GPU's figure for one, corrected by the gap that is usual."""
+        first = self.members[0]
+        reference = feature_set(first.settings.features).reference_bytes
+        return math.exp(first.center_) * np.array([max(reference(example), 1) for example in examples])
 
     def forecast(self, examples: Sequence[Example]) -> Forecast:
         """The average of the members' distributions.
 
-        Of a job unlike the training set nothing was learned: there the answer is around what they all start from,
-        which is what the virtual GPU says, corrected by the gap that is usual.
+        Of a job unlike the training set nothing was learned: there the answer is around what they all start from, as
+        wide as such figures are off.
         """
         return self._forecast(examples, self.unfamiliar(examples))
 
@@ -84,9 +141,8 @@ class Ensemble(Forecaster):
         found = self._plain_forecast(examples).tempered(self.temperature_)
         if not strange.any():
             return found
-        first = self.members[0]
-        usual, reference = math.exp(first.center_), feature_set(first.settings.features).reference_bytes
-        return found.recentred(strange, [usual * reference(example) for example in examples])
+        scales = self.usual_margins_.scales([example.stratum for example in examples])
+        return found.recentred(strange, self._usual_bytes(examples).tolist(), scales)
 
     def _plain_forecast(self, examples: Sequence[Example]) -> Forecast:
         """Members that share an encoder share its work, which is most of an answer's time."""
@@ -106,7 +162,8 @@ class Ensemble(Forecaster):
     def safe_bytes(self, examples: Sequence[Example], risk: float) -> NDArray[np.float64]:
         """[examples]: what a job exceeds with at most that probability; infinity where that does not fit.
 
-        An unfamiliar one, for which no such promise can be made, is given the margin of a quarter of the risk.
+        Of an unfamiliar one the networks do not even know how unsure they are: its margin is how far off the figures
+        were that they start from, in calibration.
         """
         return self.judged(examples, risk)[1]
 
@@ -114,19 +171,18 @@ class Ensemble(Forecaster):
         self, examples: Sequence[Example], risk: float
     ) -> tuple[Forecast, NDArray[np.float64], NDArray[np.bool_]]:
         """The forecast, the safe answers, and which examples are unfamiliar: all of it for the work of one."""
-        if self.margins_ is None:
-            raise UserError("expected a calibrated estimator for a safe answer, found none: call calibrate() first")
         strata, strange = [example.stratum for example in examples], self.unfamiliar(examples)
-        margins = self.margins_.margins(strata, risk)
-        wider = self.margins_.margins(strata, max(risk / _CAUTION, self.margins_.least_risk))
-        margins = np.where(strange, np.maximum(margins, wider), margins)
         found = self._forecast(examples, strange)
-        return found, found.bytes_at_score(margins), strange
+        safe = found.bytes_at_score(self.margins_.margins(strata, risk))
+        if not strange.any():
+            return found, safe, strange
+        gaps = self.usual_margins_.margins(strata, risk)
+        return found, np.where(strange, found.bytes_above_median(gaps), safe), strange
 
     @property
     def least_risk(self) -> float:
         """The smallest risk that the calibration rows can speak of."""
-        return 0.0 if self.margins_ is None else self.margins_.least_risk
+        return self.margins_.least_risk
 
     def safe_buckets(self, examples: Sequence[Example], buckets: Buckets, risk: float) -> NDArray[np.int64]:
         """[examples]: the bucket of the safe answer."""
@@ -134,15 +190,16 @@ class Ensemble(Forecaster):
 
     def state(self) -> State:
         """The members, and what makes one estimator of them."""
-        scores = self.margins_.scores if self.margins_ else {}
+        kept = {"scores": self.margins_.scores, "gaps": self.usual_margins_.scores}
+        arrays = {f"{name}.{stratum}": value for name, scores in kept.items() for stratum, value in scores.items()}
         shared = State(
             {
                 "members": len(self.members),
                 "temperature": self.temperature_,
                 "threshold": self.novelty_.threshold,
-                "families": list(scores),
+                "strata": {name: list(scores) for name, scores in kept.items()},
             },
-            {"reference": self.novelty_.reference, **{f"scores.{name}": value for name, value in scores.items()}},
+            {"reference": self.novelty_.reference, **arrays},
         )
         return joined({"shared": shared} | {_part(index): item.state() for index, item in enumerate(self.members)})
 
@@ -150,19 +207,22 @@ class Ensemble(Forecaster):
     def from_state(cls, state: State) -> Self:
         """An ensemble as it was."""
         shared = state.part("shared")
-        count, families = shared.settings["members"], shared.settings["families"]
+        count = shared.settings["members"]
         found = cls([NetworkClassifier.from_state(state.part(_part(index))) for index in range(count)])
         encoders = [member.encoder_ for member in found.members]
         for member in found.members:
             member.encoder_ = next(item for item in encoders if item == member.encoder_)
         found.temperature_ = shared.settings["temperature"]
         found.novelty_ = Novelty(shared.arrays["reference"], shared.settings["threshold"])
-        if families:
-            found.margins_ = SafeMargins({name: shared.arrays[f"scores.{name}"] for name in families})
+        margins = {
+            name: SafeMargins({stratum: shared.arrays[f"{name}.{stratum}"] for stratum in strata})
+            for name, strata in shared.settings["strata"].items()
+        }
+        found.margins_, found.usual_margins_ = margins["scores"], margins["gaps"]
         return found
 
 
-def _best_temperature(plain: Forecast, examples: Sequence[Example]) -> float:
+def best_temperature(plain: Forecast, examples: Sequence[Example]) -> float:
     """The width under which all but the oddest of the examples are likeliest."""
     bounds, odd = intervals(examples), int(_ODD * len(examples))
 

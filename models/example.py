@@ -1,10 +1,17 @@
 """What an estimator may know of a job, and what it is to say: one form for rows, modules and layer tables."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dataset_builder.errors import UserError
 from dataset_builder.families import FAMILIES
 from dataset_builder.schema import LayerRecord, Measurement, StaticEstimate, Status, TrainingSetup
+
+_TRACE = 0.01
+
+
+def is_convolution(kind: str) -> bool:
+    """Whether a layer is a convolution, of torch or of a library that derives its own."""
+    return "conv" in kind.lower()
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,8 @@ class Target:
     used_bytes: int
     """On the device; for a job that did not fit, where it died."""
     fits: bool
+    trial: bool = False
+    """Whether it holds a workspace that cuDNN tried and gave back, as jobs without cudnn.benchmark never do."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +78,25 @@ class Example:
 
     @property
     def stratum(self) -> str:
-        """What safe margins are kept by: a family of generated networks, or real ones of whatever library."""
-        return self.family if self.family in FAMILIES else "real"
+        """What safe margins are kept by: a family of generated networks; of real ones, what cuDNN may do with them."""
+        if self.family in FAMILIES:
+            return self.family
+        if not self._has_workspaces:
+            return "real"
+        return "real with trials" if self.training.cudnn_benchmark else "real with workspaces"
+
+    @property
+    def calibrates(self) -> tuple[str, ...]:
+        """The strata of which a measured example tells something: its own, and that of jobs without trials."""
+        alike = replace(self, training=replace(self.training, cudnn_benchmark=False)).stratum
+        return (self.stratum,) if self.measured.trial else tuple(dict.fromkeys((self.stratum, alike)))
+
+    @property
+    def _has_workspaces(self) -> bool:
+        """Whether cuDNN's part of the memory is more than a trace, as it is where the first layer alone is its own."""
+        if self.simulated is None:
+            return any(is_convolution(layer.kind) for layer in self.layers)
+        return self.simulated.workspace_bytes > _TRACE * self.simulated.reserved_bytes
 
     @property
     def simulation(self) -> Simulated:

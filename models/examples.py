@@ -10,14 +10,15 @@ from dataset_builder.errors import UserError
 from dataset_builder.inspection.findings import Findings
 from dataset_builder.inspection.jobs import table_of
 from dataset_builder.measure.virtual.profile import DeviceProfile
-from dataset_builder.schema import MIB, LayerTable, Measurement, Row, Status, TrainingSetup, content_hash
+from dataset_builder.schema import MIB, TRIAL, LayerTable, Measurement, Row, Status, TrainingSetup, content_hash
 from models.example import Example, Target, simulated_of
 
 if TYPE_CHECKING:
     from models.simulation import SimulationCache
 
 _ENDLESS_BYTES = 2**50
-_ATTENTION = ("MultiheadAttention", "scaled_dot_product_attention")
+_UNNAMED = "unnamed"
+"""The family of a network that nobody named: as good as any real one."""
 
 
 def example_of_table(
@@ -28,13 +29,12 @@ def example_of_table(
     family: str | None = None,
 ) -> Example:
     """An example of what a layer table describes, on a device; with the virtual GPU's measurement if there is one."""
-    family = family or family_of(table)
-    overhead_bytes = profile.overhead_bytes(_has_convolutions(table))
+    overhead_bytes = profile.overhead_bytes(_has(table, "conv"), _has(table, "batchnorm"))
     group = content_hash({"layers": [vars(layer) for layer in table.layers], "input": table.input_elements})
     return Example(
         id=content_hash({"group": group, "training": vars(training)}),
         group=group,
-        family=family,
+        family=family or _UNNAMED,
         training=training,
         layers=table.layers,
         input_elements=table.input_elements,
@@ -85,20 +85,12 @@ def _of_one_device(rows: Sequence[Row], profile: DeviceProfile, cache: "Simulati
     return [example_of_row(row, profile, found[row.spec.id]) for row in rows if row.spec.id in found]
 
 
-def family_of(table: LayerTable) -> str:
-    """The kind of network that a table shows, for one that nobody named."""
-    kinds = {layer.kind for layer in table.layers}
-    if kinds.intersection(_ATTENTION):
-        return "transformer"
-    return "cnn" if _has_convolutions(table) else "mlp"
-
-
-def _has_convolutions(table: LayerTable) -> bool:
-    return any(layer.kind.lower().startswith("conv") for layer in table.layers)
+def _has(table: LayerTable, kind: str) -> bool:
+    return any(layer.kind.lower().startswith(kind) for layer in table.layers)
 
 
 def _target(row: Row) -> Target:
     used_bytes = row.measurement.peak_bytes
     if used_bytes is None:
         raise UserError(f"expected a measured peak in the row {row.spec.id}, found none: leave it out")
-    return Target(used_bytes, fits=row.measurement.status is Status.OK)
+    return Target(used_bytes, fits=row.measurement.status is Status.OK, trial=TRIAL in row.measurement.notes)

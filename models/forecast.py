@@ -9,7 +9,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from models.density import LEAST_SCALE, Mixture, mixed
+from models.density import LEAST_SCALE, Mixture, mixed, stacked
 from models.example import Example
 from models.labels import Buckets
 
@@ -36,26 +36,38 @@ class Forecast:
         """The average of what several estimators say of the same jobs."""
         return replace(forecasts[0], mixture=mixed([item.mixture for item in forecasts]))
 
+    @classmethod
+    def stacked(cls, forecasts: Sequence["Forecast"]) -> "Forecast":
+        """What is said of several sets of jobs, one set below the other."""
+        overheads, capacities = (
+            [getattr(item, name) for item in forecasts] for name in ("overhead_bytes", "capacity_bytes")
+        )
+        return cls(stacked([item.mixture for item in forecasts]), torch.cat(overheads), torch.cat(capacities))
+
     def tempered(self, temperature: float) -> "Forecast":
         """Wider by a factor, or narrower."""
         return replace(self, mixture=self.mixture.tempered(temperature))
 
-    def recentred(self, which: NDArray[np.bool_], used_bytes: Sequence[float]) -> "Forecast":
-        """Those marked as wide as they are around another figure, of which it is certain that it is one.
+    def recentred(self, which: NDArray[np.bool_], used_bytes: Sequence[float], scales: Array) -> "Forecast":
+        """Those marked as one logistic around another figure, of which it is certain that it is one.
 
-        `used_bytes` [n] is what the job's allocator has, without the device's overhead.
+        `used_bytes` [n] is what the job's allocator has, without the device's overhead; `scales` [n] are the widths.
         """
         finite = self.mixture.given_finite()
-        middle = torch.tensor(used_bytes, dtype=torch.float64).clamp(min=1).log()
-        moved = finite.shifted(middle - finite.quantile(0.5))
-        return replace(self, mixture=self.mixture.replaced(torch.from_numpy(which), moved))
+        middle = torch.tensor(used_bytes, dtype=torch.float64).clamp(min=1).log()[:, None]
+        around = Mixture(
+            finite.log_weights,
+            middle.expand_as(finite.locations),
+            torch.as_tensor(scales)[:, None].expand_as(finite.scales),
+        )
+        return replace(self, mixture=self.mixture.replaced(torch.from_numpy(which), around))
 
     def proba(self, buckets: Buckets) -> Array:
         """[n, classes]: the probability of each bucket; the last is "does not fit"."""
         edges = torch.from_numpy(buckets.edges_bytes).expand(len(self.overhead_bytes), -1)
         below = self.mixture.cdf(self._log_used(edges))
         below[:, 0] = 0  # nothing takes less than nothing
-        last = 1 - below[:, -1:]
+        last = (1 - below[:, -1:]).clamp(min=0)  # a sum of weights may be one and a last digit
         found: Array = torch.cat([below.diff(dim=1), last], dim=1).numpy()
         return found
 
@@ -85,6 +97,10 @@ class Forecast:
         """[n]: the memory at a score [n]; infinity for what does not fit."""
         median, width = self._median_and_width()
         return self._to_bytes(median + np.asarray(scores, dtype=np.float64) * width)
+
+    def bytes_above_median(self, gaps: ArrayLike) -> Array:
+        """[n]: what lies above the median by gaps [n] of the logarithm; infinity for what does not fit."""
+        return self._to_bytes(self.mixture.quantile(0.5).numpy() + np.asarray(gaps, dtype=np.float64))
 
     def log_likelihood(self, lower_bytes: ArrayLike, upper_bytes: ArrayLike, fits: NDArray[np.bool_]) -> Array:
         """[n]: of what was measured: an interval, or for what did not fit more than its lower bound."""

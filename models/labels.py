@@ -5,10 +5,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+_SLIVER = 0.1
+"""Of a width: the rest of a card above its last whole bucket is no class of its own if it is less than this."""
+
 
 @dataclass(frozen=True)
 class Buckets:
-    """Class k holds [k * width, (k + 1) * width); the last class is "does not fit"."""
+    """Class k holds [k * width, (k + 1) * width); the last class is "does not fit".
+
+    The last class begins at the end of the card, or at the end of its last whole bucket where only a sliver is left
+    above: GPUMemNet's classes of 8000 MiB on a card of 40 GB, of which the sixth holds all from 40,000 MiB on.
+    """
 
     width_bytes: int
     capacity_bytes: int
@@ -16,7 +23,8 @@ class Buckets:
     @property
     def fitting(self) -> int:
         """How many classes there are for jobs that fit."""
-        return -(-self.capacity_bytes // self.width_bytes)
+        whole, rest = divmod(self.capacity_bytes, self.width_bytes)
+        return whole if whole and rest < _SLIVER * self.width_bytes else whole + 1
 
     @property
     def classes(self) -> int:
@@ -32,6 +40,4 @@ class Buckets:
         """The class of each figure; infinity does not fit."""
         used = np.asarray(used_bytes, dtype=np.float64)
         classes = np.floor_divide(np.minimum(used, self.capacity_bytes), self.width_bytes)
-        return np.where(used >= self.capacity_bytes, self.fitting, np.minimum(classes, self.fitting - 1)).astype(
-            np.int64
-        )
+        return np.where(used >= self.capacity_bytes, self.fitting, np.minimum(classes, self.fitting)).astype(np.int64)

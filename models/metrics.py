@@ -106,6 +106,8 @@ class Answers:
     predicted_class: NDArray[np.int64]
     point_bytes: NDArray[np.float64]
     """Infinity for what does not fit."""
+    called_too_large: NDArray[np.bool_]
+    """Whether the point estimate is beyond the card."""
     reserved_bytes: NDArray[np.float64]
     """What a scheduler that trusts the estimator sets aside, at most the card."""
     safe_class: NDArray[np.int64] | None = None
@@ -142,11 +144,11 @@ class Score:
         return asdict(self)
 
 
-def score(answers: Answers, does_not_fit: int) -> Score:
-    """The figures of answers in buckets of which the class `does_not_fit` is the last."""
+def score(answers: Answers) -> Score:
+    """The figures of answers."""
     fits, predicted, true = answers.fits, answers.predicted_class, answers.true_class
     used_bytes = answers.used_bytes[fits]
-    called = predicted == does_not_fit
+    called = answers.called_too_large
     return Score(
         rows=len(true),
         accuracy=_share(predicted == true),
@@ -160,10 +162,10 @@ def score(answers: Answers, does_not_fit: int) -> Score:
     )
 
 
-def score_by_family(answers: Answers, does_not_fit: int) -> dict[str, Score]:
+def score_by_family(answers: Answers) -> dict[str, Score]:
     """The figures of each family, in the order of their names."""
     names = sorted({str(name) for name in answers.family})
-    return {name: score(answers.of_family(name), does_not_fit) for name in names}
+    return {name: score(answers.of_family(name)) for name in names}
 
 
 def _relative_errors(point_bytes: NDArray[np.float64], used_bytes: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -25,10 +25,10 @@ def mib(size: float) -> int:
 
 
 def layout(allocator: CachingAllocator) -> list[list[tuple[float, bool]]]:
-    """Segments by address: the size in MiB of each block, and whether it is live."""
+    """Segments from the oldest, whose address is the highest: the size in MiB of each block, and whether it is live."""
     return [
         [(block.size_bytes / MIB, block.state is BlockState.ALLOCATED) for block in segment.blocks]
-        for segment in allocator.segments()
+        for segment in reversed(allocator.segments())
     ]
 
 
@@ -104,7 +104,7 @@ def test_pools_do_not_mix() -> None:
     allocator.free(large)
     allocator.malloc(MIB)
     assert layout(allocator) == [[(20, False)], [(1, True), (1, False)]]
-    assert [segment.small for segment in allocator.segments()] == [False, True]
+    assert [segment.small for segment in allocator.segments()] == [True, False]
 
 
 def test_requests_below_10_mib_share_a_segment() -> None:
@@ -134,12 +134,12 @@ def test_the_smallest_block_that_fits_is_taken_and_the_lowest_of_equals() -> Non
     allocator, blocks = filled(12, 30, 16, 16)
     for block in reversed(blocks):
         allocator.free(block)
-    assert allocator.malloc(mib(14)).address == blocks[2].address
-    assert layout(allocator) == [[(12, False)], [(30, False)], [(14, True), (2, False)], [(16, False)]]
+    assert allocator.malloc(mib(14)).address == blocks[3].address
+    assert layout(allocator) == [[(12, False)], [(30, False)], [(16, False)], [(14, True), (2, False)]]
     allocator.malloc(mib(16.5))
     assert layout(allocator)[1] == [(16.5, True), (13.5, False)]
     allocator.malloc(mib(1.5))
-    assert layout(allocator)[2] == [(14, True), (2, True)]
+    assert layout(allocator)[3] == [(14, True), (2, True)]
     assert allocator.cuda_mallocs == 4
 
 
@@ -463,7 +463,7 @@ def test_empty_cache_unmaps_whole_pages_only_and_they_are_mapped_again() -> None
     allocator, (first, middle, last) = filled(5, 40, 5, options=EXPANDABLE)
     allocator.free(middle)
     allocator.empty_cache()
-    assert layout(allocator) == [[(5, True), (15, False)], [(5, False), (5, True), (10, False)]]
+    assert layout(allocator) == [[(5, False), (5, True), (10, False)], [(5, True), (15, False)]]
     assert state(allocator) == (10, 10, 40)
     allocator.malloc(mib(16))  # no free block holds it: the lowest gap is mapped, and merged on both sides
     assert layout(allocator) == [[(5, True), (16, True), (24, False), (5, True), (10, False)]]
@@ -479,7 +479,7 @@ def test_an_expandable_segment_without_pages_is_gone() -> None:
         allocator.free(block)
     allocator.empty_cache()
     assert (layout(allocator), state(allocator)) == ([], (0, 0, 0))
-    assert allocator.malloc(mib(5)).address > max(block.address for block in blocks)  # of another segment
+    assert allocator.malloc(mib(5)).address < min(block.address for block in blocks)  # of another segment
 
 
 def test_of_equal_holes_the_lowest_is_taken() -> None:
@@ -495,7 +495,7 @@ def test_the_retry_unmaps_pages_and_maps_them_elsewhere() -> None:
     allocator.free(blocks[0])
     allocator.free(blocks[2])
     allocator.malloc(mib(40))
-    assert layout(allocator) == [[(20, True)], [(20, True), (40, True)]]
+    assert layout(allocator) == [[(20, True), (40, True)], [(20, True)]]
     assert (state(allocator), allocator.retries) == ((80, 80, 80), 1)
     with pytest.raises(OutOfMemory):
         allocator.malloc(mib(2))
@@ -762,7 +762,7 @@ class Plain:
         bought = bought_bytes(size)
         fits = [
             (segment, block)
-            for segment in self.segments
+            for segment in reversed(self.segments)  # the youngest is the lowest
             if (sum(part[0] for part in segment) == 2 * MIB) == small  # no large segment is that small
             for block in segment
             if not block[1] and block[0] >= size

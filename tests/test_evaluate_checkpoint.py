@@ -18,14 +18,14 @@ FIGURES = {
     "mean_relative_error", "by_family",
 }  # fmt: skip
 CARD = Card(title="made", summary="made", data="made", licence="none", citation="none", command="none")
-TRAIN, VALIDATION, CALIBRATION = measured_mlps(60), measured_mlps(30, 60), measured_mlps(40, 90)
+TRAIN, VALIDATION = measured_mlps(170), measured_mlps(30, 170)
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     directory = tmp_path_factory.mktemp("checkpoint")
     settings = NetworkSettings(width=8, blocks=1)
-    ensemble = Ensemble.of(settings, 1, PlainFitter(epochs=2)).fit(TRAIN, VALIDATION).calibrate(CALIBRATION)
+    ensemble = Ensemble.of(settings, 1, PlainFitter(epochs=2)).fit(TRAIN, VALIDATION)
     save_checkpoint(ensemble, directory, {}, CARD)
     save_baselines(fit_baselines(TRAIN, VALIDATION), directory / "baselines")
     return directory

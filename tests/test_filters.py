@@ -232,7 +232,7 @@ def test_reasons_name_the_layer_and_the_values() -> None:
         "found A=(8, 4, 8, 8), other=(8, 4, 10, 10)"
     )
     assert reason_of("transformer", TRANSFORMER) == (
-        "MultiheadAttention at '2.self_attn': expected embed_dim % num_heads == 0, found embed_dim=6, num_heads=4"
+        "MultiheadAttention at '2.0.self_attn': expected embed_dim % num_heads == 0, found embed_dim=6, num_heads=4"
     )
     assert reason_of("transformer", {**TRANSFORMER, "kind": "decoder"}) == (
         "CausalSelfAttention at '2.0.body.0': expected size % heads == 0, found size=6, heads=4"

@@ -77,7 +77,7 @@ def test_the_timm_table_keeps_its_classes_apart(tmp_path):
     rows = list(read_rows(table(tmp_path / "timm.csv", records)))
     assert [row.measurement.status.value for row in rows] == ["ok", "censored", "crashed", "crashed"]
     assert {row.spec.group for row in rows} == {rows[0].spec.group}
-    assert rows[0].spec.training.optimizer == "SGD(momentum=0.9)"
+    assert rows[0].spec.training.optimizer == "SGD(momentum=0.9, nesterov=True, weight_decay=2e-05)"
 
 
 def test_importing_twice_adds_nothing(tmp_path):

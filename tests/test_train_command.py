@@ -115,10 +115,10 @@ def test_every_fold_is_the_test_once(inside, capsys):
 
 def test_a_fold_is_parted_without_its_test_rows():
     folds = Split(0, {}, {f"fold{i}": tuple(f"{i}-{j}" for j in range(10)) for i in range(3)})
-    fractions = {"train": 0.7, "validation": 0.1, "calibration": 0.1, "test": 0.1}
+    fractions = {"train": 0.8, "validation": 0.1, "test": 0.1}
     parts = split_for(folds, "fold1", fractions).parts
     assert parts["test"] == folds.parts["fold1"]
-    assert sorted(len(groups) for groups in parts.values()) == [2, 2, 10, 16]
+    assert sorted(len(groups) for groups in parts.values()) == [2, 10, 18]
     assert len({group for groups in parts.values() for group in groups}) == 30
 
 
@@ -200,7 +200,7 @@ def test_a_file_of_the_configuration_is_short(path):
         (["task=kfold", "task.folds=1"], "expected task.folds to be a whole number from 2, found 1"),
         (["+task.speed=1"], "found ['speed']"),
         (["split.test=0.5"], "expected fractions above 0 that sum to 1"),
-        (["~split.test"], "expected the parts ['train', 'validation', 'calibration', 'test'] in split"),
+        (["~split.test"], "expected the parts ['train', 'validation', 'test'] in split"),
         (["split=7"], "expected split to be settings, found 7"),
         (["data=gpumemnet", "data.path=/nonexistent"], "expected a directory with tables of measurements"),
         (["data=gpumemnet", "data.path=."], "expected tables such as"),

@@ -19,7 +19,7 @@ SMALL = [
 
 @pytest.fixture
 def configured(tmp_path, monkeypatch):
-    parts = Parts(measured_mlps(30), measured_mlps(10, 30), measured_mlps(10, 40), measured_mlps(10, 50))
+    parts = Parts(measured_mlps(30), measured_mlps(10, 30), measured_mlps(10, 50))
     monkeypatch.setattr(task, "load_parts", lambda configuration: parts)
     return lambda *words: configure([*SMALL, f"task.storage={tmp_path / 'studies' / 'made.db'}", *words])
 

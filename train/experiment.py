@@ -32,9 +32,7 @@ class Parts:
 
     train: Sequence[Example]
     validation: Sequence[Example]
-    """The epoch is chosen on these."""
-    calibration: Sequence[Example]
-    """How far to trust an answer is learned on these."""
+    """The degree of a polynomial is chosen on these; an ensemble parts both anew for each of its members."""
     test: Sequence[Example]
 
     def describe(self) -> str:
@@ -69,9 +67,8 @@ def parts_of(examples: Sequence[Example], split: Split) -> Parts:
 
 
 def fit_estimator(configuration: Configuration, fitter: LightningFitter, parts: Parts) -> Ensemble:
-    """Members that differ in their seeds, calibrated on rows that none of them saw."""
-    estimator = Ensemble.of(configuration.network, configuration.members, fitter)
-    return estimator.fit(parts.train, parts.validation).calibrate(parts.calibration)
+    """Members that differ in their seeds and rows, each calibrated on rows that it did not see."""
+    return Ensemble.of(configuration.network, configuration.members, fitter).fit(parts.train, parts.validation)
 
 
 def evaluate(configuration: Configuration, estimator: Ensemble, parts: Parts, buckets: Buckets) -> dict[str, Report]:

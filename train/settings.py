@@ -100,7 +100,7 @@ class RunSettings:
             raise UserError(f"expected run.name to be a word, found {self.name!r}: the directory is run.root")
 
 
-PARTS = ("train", "validation", "calibration", "test")
+PARTS = ("train", "validation", "test")
 
 
 def check_split(fractions: Mapping[str, Any]) -> None:

@@ -65,4 +65,6 @@ def _checkpointed(plan: Plan) -> Plan:
         source, *rest = plan.root.children
         children = (replace(source, kind="CheckpointedSequential"), *rest)
         return replace(plan, root=replace(plan.root, args={"checkpointing": True}, children=children))
-    return replace(plan, root=replace(plan.root, kind="CheckpointedSequential"))
+    kind = "CheckpointedSequential"
+    children = tuple(replace(item, kind=kind) if item.kind == "Encoder" else item for item in plan.root.children)
+    return replace(plan, root=replace(plan.root, kind=kind, children=children))

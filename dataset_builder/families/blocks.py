@@ -7,12 +7,17 @@ from torch.utils.checkpoint import checkpoint
 
 
 class CheckpointedSequential(nn.Sequential):
-    """Runs its children in turn and recomputes each in the backward pass."""
+    """Runs its children in turn and recomputes each in the backward pass; one inside another sees to its own."""
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self:
-            x = checkpoint(block, x, use_reentrant=False)
+            inner = isinstance(block, CheckpointedSequential)
+            x = block(x) if inner else checkpoint(block, x, use_reentrant=False)
         return x
+
+
+class Encoder(nn.Sequential):
+    """Layers as a module of their own, as nn.TransformerEncoder is: who calls it holds its input to the end."""
 
 
 class Residual(nn.Module):

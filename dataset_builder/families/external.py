@@ -1,12 +1,15 @@
 """Networks of other libraries, by name. No weights are downloaded; the library is imported when one is built."""
 
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dataset_builder.errors import UserError
 from dataset_builder.families.libraries import import_library
+from dataset_builder.families.scripts import build_script
 from dataset_builder.families.weightless import built_on_meta
 from dataset_builder.plan import InputTensor
 
@@ -41,7 +44,10 @@ def _torchvision(network: Network, device: str) -> Built:
 
 
 def _hugging_face(network: Network, device: str) -> Built:
-    """A class of transformers with the settings of its configuration; fed what its kind takes, and labels."""
+    """A class of transformers with the settings of its configuration; fed what its kind takes, and labels.
+
+    With `cards`, what the first of so many cards of torch.nn.DataParallel sees.
+    """
     transformers = import_library("transformers")
     architecture = getattr(transformers, network["architecture"], None)
     if architecture is None:
@@ -52,7 +58,14 @@ def _hugging_face(network: Network, device: str) -> Built:
     config = architecture.config_class(**network.get("config", {}))
     subject = _built_on(device, lambda: architecture(config))
     inputs = _hugging_face_inputs(subject, network)
-    return ByKeyword(subject, list(inputs)), tuple(inputs.values())
+    named: nn.Module = ByKeyword(subject, list(inputs))
+    cards = int(network.get("cards", 1))
+    return FirstOfCards(named, cards) if cards > 1 else named, tuple(inputs.values())
+
+
+def _script(network: Network, device: str) -> Built:
+    subject = _built_on(device, lambda: build_script(network["name"], network["num_classes"]))
+    return subject, (InputTensor(tuple(network["input_shape"])),)
 
 
 _TEXT_OF_SPEECH = 128
@@ -93,8 +106,37 @@ class ByKeyword(nn.Module):
         return self.subject(**dict(zip(self.names, inputs, strict=True)))
 
 
+class FirstOfCards(nn.Module):
+    """A module under torch.nn.DataParallel on its first card: that has the whole batch, computes its share of it, and
+    gathers what all cards answer with (torch/nn/parallel/data_parallel.py). Every tensor of an answer counts, caches of
+    keys and values too.
+    """
+
+    def __init__(self, subject: nn.Module, cards: int) -> None:
+        super().__init__()
+        self.subject = subject
+        self.cards = cards
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """The answer of all cards, whose loss is the mean of theirs."""
+        share = -(-len(inputs[0]) // self.cards)
+        found = dict(self.subject(*(item[:share] for item in inputs)))
+        gathered = {name: self._gathered(value) for name, value in found.items()}
+        return SimpleNamespace(loss=gathered.pop("loss").mean(), rest=gathered)
+
+    def _gathered(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            part = value if value.dim() else value.unsqueeze(0)
+            return torch.cat([part, *[part.detach()] * (self.cards - 1)])
+        if isinstance(value, list | tuple):
+            return [self._gathered(item) for item in value]
+        layers = getattr(value, "layers", ())  # of a cache; older versions of transformers have tuples
+        return [self._gathered((layer.keys, layer.values)) for layer in layers]
+
+
 _BUILDERS: Mapping[str, Callable[[Network, str], Built]] = {
     "timm": _timm,
     "torchvision": _torchvision,
     "hf": _hugging_face,
+    "script": _script,
 }

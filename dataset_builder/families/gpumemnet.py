@@ -1,7 +1,8 @@
 """The names by which GPUMemNet files its runs, turned into the networks that were trained.
 
 The generator's rules: an epoch has 4,096 samples (a Transformer says its own number), Adam trains, and a layer summary
-runs forward once with two samples (a Transformer: twice with the full batch).
+runs forward once with two samples (a Transformer: twice with the full batch). A run ends after 60 seconds, so that a
+large Transformer never meets the odd last batch of its first epoch.
 """
 
 import re
@@ -14,6 +15,11 @@ from dataset_builder.schema import Spec, TrainingSetup
 
 _SAMPLES = 4096
 _SUMMARY_BATCH = 2
+_LIMIT_SECONDS = 60
+_FLOPS_A_SECOND = 13e12  # two thirds of what an A100 has for single precision without tensor cores (its data sheet)
+_BYTES_A_SECOND = 1.3e12  # five sixths of its memory's bandwidth (its data sheet: 1,555 GB/s)
+_PARAMETER_PASSES = 12
+"""How often a step reads or writes all parameters or as much: gradients, and Adam in its foreach form."""
 _MLP = "input:{int}_output:{int}_depth:{int}_arch:{word}_batch:{int}"
 _REST = "_act:{word}_dropout:{float}_dropout:{flag}_batchnorm:{flag}"
 _CNN = (
@@ -122,7 +128,13 @@ def _transformer(
         "num_classes": classes,
         "dropout": rate,
     }
-    return "transformer", network, _training(batch, samples, dry_run_batch_size=batch, dry_run_passes=2)
+    matrices = layers * (4 * size**2 + 2 * size * wide)
+    parameter_bytes = 4 * (words * size + matrices)
+    step_seconds = (
+        6 * batch * length * matrices / _FLOPS_A_SECOND + _PARAMETER_PASSES * parameter_bytes / _BYTES_A_SECOND
+    )
+    seen = samples if -(-samples // batch) * step_seconds <= _LIMIT_SECONDS else batch
+    return "transformer", network, _training(batch, seen, dry_run_batch_size=batch, dry_run_passes=2)
 
 
 _READERS: tuple[tuple[str, Callable[..., Named]], ...] = (

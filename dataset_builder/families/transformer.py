@@ -96,9 +96,9 @@ def _final_norm(net: TransformerNetwork) -> list[Node]:
 
 
 def _encoder(net: TransformerNetwork) -> Node:
-    layers = [_torch_layer(net, "TransformerEncoderLayer")] * net.layers
+    layers = Node("Encoder", {}, (_torch_layer(net, "TransformerEncoderLayer"),) * net.layers)
     output = layer("Linear", in_features=net.embedding_size, out_features=net.num_classes)
-    return chain(*_tokens(net), *layers, *_final_norm(net), chain(layer("MeanOverSequence"), output))
+    return chain(*_tokens(net), layers, *_final_norm(net), chain(layer("MeanOverSequence"), output))
 
 
 def _decoder(net: TransformerNetwork) -> Node:

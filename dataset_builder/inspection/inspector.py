@@ -13,7 +13,7 @@ from dataset_builder.inspection.findings import Curve, Findings, LayerCost
 from dataset_builder.inspection.jobs import Job, Prepared, own_name
 from dataset_builder.inspection.optimizers import stand_in
 from dataset_builder.measure.virtual.allocator import AllocatorOptions
-from dataset_builder.measure.virtual.backend import Lowered, has_convolutions, measurement_of, replay_on
+from dataset_builder.measure.virtual.backend import Lowered, measurement_of, replay_on
 from dataset_builder.measure.virtual.profile import DeviceProfile
 from dataset_builder.measure.virtual.replay import FREE, Replay
 from dataset_builder.measure.virtual.session import trace_training
@@ -149,7 +149,7 @@ class Inspector:
 
     def _measure(self, profile: DeviceProfile, endless: _Replayed) -> Measurement:
         """What fits without end on the way there is no other on the card itself."""
-        room_bytes = profile.capacity_bytes(has_convolutions(endless.trace))
+        room_bytes = profile.capacity_bytes(endless.trace.has_convolutions, endless.trace.has_batch_norm)
         if endless.found.peak_reserved_bytes <= room_bytes:
             return self._measurement(profile, endless)
         return measurement_of(endless.trace, profile, *replay_on(endless.trace, profile, AllocatorOptions()))

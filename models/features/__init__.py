@@ -1,11 +1,11 @@
-"""What estimators see of an example, as named numbers: the published features, or all; and a token a layer."""
+"""What estimators see of an example, as named numbers: the published features, a layer table's, or all; and tokens."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dataset_builder.errors import check_choice
 from models.example import Example
-from models.features.full import full_numbers, simulated_need_bytes
+from models.features.full import full_numbers, simulated_need_bytes, table_numbers
 from models.features.published import published_numbers
 from models.features.tokens import TOKEN_NUMBERS, Token, tokens_of
 
@@ -20,10 +20,13 @@ class FeatureSet:
     needs_simulation: bool
 
 
+def _static_bytes(example: Example) -> int:
+    return example.static.total_bytes
+
+
 FEATURE_SETS: Mapping[str, FeatureSet] = {
-    "gpumemnet": FeatureSet(
-        "gpumemnet", published_numbers, lambda example: example.static.total_bytes, needs_simulation=False
-    ),
+    "gpumemnet": FeatureSet("gpumemnet", published_numbers, _static_bytes, needs_simulation=False),
+    "layers": FeatureSet("layers", table_numbers, _static_bytes, needs_simulation=False),
     "full": FeatureSet("full", full_numbers, simulated_need_bytes, needs_simulation=True),
 }
 

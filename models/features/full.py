@@ -22,12 +22,16 @@ Numbers = dict[str, float]
 
 def full_numbers(example: Example) -> Numbers:
     """Amounts as logarithms, shares and flags as they are."""
+    return {**table_numbers(example), **_simulated_numbers(example, example.simulation)}
+
+
+def table_numbers(example: Example) -> Numbers:
+    """The same without the virtual GPU: what a layer table alone says of a job."""
     return {
         **_layer_numbers(example),
         **_extremes(example),
         **_training_numbers(example),
         **_static_numbers(example),
-        **_simulated_numbers(example, example.simulation),
     }
 
 

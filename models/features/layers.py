@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dataset_builder.schema import LayerRecord
-from models.example import Example
+from models.example import Example, is_convolution
 
 ACTIVATIONS = (
     "ELU", "GELU", "Identity", "LeakyReLU", "Mish", "PReLU", "ReLU", "SELU", "SiLU", "Softplus", "Tanh",
@@ -62,8 +62,3 @@ def _convolution(layer: LayerRecord, before: int, elements: int, batch: int) -> 
         return NO_CONVOLUTION
     total = batch * (before + elements) + layer.parameters
     return Convolution(total, layer.parameters, layer.output_shape[0], layer.output_shape[-1])
-
-
-def is_convolution(kind: str) -> bool:
-    """Whether a layer is a convolution, of torch or of a library that derives its own."""
-    return "conv" in kind.lower()

@@ -22,6 +22,7 @@ def step_sizes(setup: TrainingSetup, epochs: int) -> list[int]:
 def run_job(spec: Spec, epochs: int, device: str) -> Iterator[int]:
     """Train a spec's network on random data; yields each step's batch size when the step is over."""
     setup = spec.training
+    torch.backends.cudnn.benchmark = setup.cudnn_benchmark
     subject, inputs = subject_of(spec, "cpu")
     subject.to(device)  # moved, not built there: in another dtype than fp32 building would leave a first copy behind
     shapes = [(item.shape, item.vocabulary) for item in inputs]

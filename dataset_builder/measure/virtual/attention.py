@@ -119,6 +119,15 @@ def _flash_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any
     return tuple(made)
 
 
+def _efficient_forward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Output and row sums; dropout's seed and offset stay on the host (cuda/attention.cu, outside of a graph)."""
+    if not args[0].is_meta:
+        return NotImplemented
+    out, row_sums, *_ = aten._scaled_dot_product_efficient_attention.default(*args, **kwargs)
+    seed, offset = (torch.empty((), dtype=torch.int64, device="cpu") for _ in range(2))
+    return tracer.see(out), tracer.see(row_sums), seed, offset
+
+
 def _efficient_backward(capability: float) -> Kernel:
     def backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Gradients, row sums of grad * out, then the kernel's workspace (cuda/attention_backward.cu)."""
@@ -183,8 +192,9 @@ def _up(value: int, multiple: int) -> int:
 
 
 def attention_kernels(compute_capability: float) -> dict[Any, Kernel]:
-    """The backward passes of the fused kernels."""
+    """The fused kernels, where they take other memory than torch's meta functions show."""
     return {
+        aten._scaled_dot_product_efficient_attention.default: _efficient_forward,
         aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
         aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward(compute_capability),
     }

@@ -54,7 +54,7 @@ def simulate(trace: Trace, profile: DeviceProfile, options: AllocatorOptions) ->
 
 def measurement_of(trace: Trace, profile: DeviceProfile, lowered: "Lowered", found: Replay) -> Measurement:
     """What a replay on a device came to."""
-    overhead_bytes = profile.overhead_bytes(has_convolutions(trace))
+    overhead_bytes = profile.overhead_bytes(trace.has_convolutions, trace.has_batch_norm)
     return Measurement(
         status=Status.OK if found.oom_event is None else Status.OOM,
         requested_bytes=found.peak_requested_bytes,
@@ -71,15 +71,10 @@ def replay_on(
     trace: Trace, profile: DeviceProfile, options: AllocatorOptions, timeline: bool = False
 ) -> tuple["Lowered", Replay]:
     """A trace lowered onto a device, and replayed through an allocator that has what the device leaves it."""
-    capacity_bytes = profile.capacity_bytes(has_convolutions(trace))
+    capacity_bytes = profile.capacity_bytes(trace.has_convolutions, trace.has_batch_norm)
     allocator = CachingAllocator(capacity_bytes, options, total_bytes=profile.total_mib * MIB)
     lowered = lower(trace, profile)
     return lowered, replay(lowered.events, allocator, optional=lowered.workspaces, timeline=timeline)
-
-
-def has_convolutions(trace: Trace) -> bool:
-    """Whether cuDNN is loaded."""
-    return any(isinstance(call, ConvolutionCall) for call in trace.calls)
 
 
 @dataclass(frozen=True)

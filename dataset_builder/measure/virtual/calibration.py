@@ -10,7 +10,7 @@ from statistics import fmean, median
 
 from dataset_builder.errors import UserError
 from dataset_builder.measure.virtual.allocator import AllocatorOptions
-from dataset_builder.measure.virtual.backend import has_convolutions, simulate
+from dataset_builder.measure.virtual.backend import simulate
 from dataset_builder.measure.virtual.profile import DeviceProfile
 from dataset_builder.measure.virtual.trace import Trace
 from dataset_builder.schema import MIB
@@ -85,7 +85,9 @@ class _Fitter:
         pairs = zip(self.samples, self.reserved_bytes(profile), strict=True)
         rest: dict[bool, list[float]] = {True: [], False: []}
         for sample, reserved in pairs:
-            rest[has_convolutions(sample.trace)].append((sample.used_bytes - reserved) / MIB - profile.other_mib)
+            trace = sample.trace
+            norm_mib = profile.batch_norm_mib if trace.has_convolutions and trace.has_batch_norm else 0
+            rest[trace.has_convolutions].append((sample.used_bytes - reserved) / MIB - profile.other_mib - norm_mib)
         if rest[False]:
             profile = replace(profile, context_mib=max(0, round(median(rest[False]))))
         if rest[True]:
@@ -98,8 +100,7 @@ class _Fitter:
         """Relative errors, all positive."""
         pairs = zip(self.samples, self.reserved_bytes(profile), strict=True)
         return [
-            abs(reserved + profile.overhead_bytes(has_convolutions(sample.trace)) - sample.used_bytes)
-            / sample.used_bytes
+            abs(reserved + _overhead_bytes(profile, sample.trace) - sample.used_bytes) / sample.used_bytes
             for sample, reserved in pairs
         ]
 
@@ -116,6 +117,10 @@ class _Fitter:
             if (found := self.loss(candidate)) < loss * (1 - _LEAST_GAIN):
                 profile, loss = candidate, found
         return profile, loss
+
+
+def _overhead_bytes(profile: DeviceProfile, trace: Trace) -> int:
+    return profile.overhead_bytes(trace.has_convolutions, trace.has_batch_norm)
 
 
 def _changes(old: DeviceProfile, new: DeviceProfile) -> list[str]:

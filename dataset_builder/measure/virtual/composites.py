@@ -24,6 +24,13 @@ def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
     return torch.native_dropout(x, p, True)[0] if p < 1 else x * 0
 
 
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    """The bias of an input that is not contiguous is added in place, but not under a mode (native/Linear.cpp)."""
+    if bias is None or x.dim() <= 2 or x.is_contiguous():
+        return aten.linear.default.decompose(x, weight, bias)
+    return torch.matmul(x, weight.t()).add_(bias)
+
+
 def _mish_backward(grad: Tensor, x: Tensor) -> Tensor:
     """One kernel on CUDA; the composite form has temporaries (native_functions.yaml)."""
     return torch.empty_like(x)
@@ -32,6 +39,7 @@ def _mish_backward(grad: Tensor, x: Tensor) -> Tensor:
 def _rules(compute_capability: float) -> dict[str, Callable[..., Any]]:
     return {
         "dropout": _dropout,
+        "linear": _linear,
         "scaled_dot_product_attention": partial(attention, compute_capability),
         "mish_backward": _mish_backward,
         **recurrent_paths(),

@@ -7,17 +7,13 @@ import torch
 from torch import Tensor
 
 from dataset_builder.measure.virtual.attention import attention_kernels
+from dataset_builder.measure.virtual.embedding import embedding_backward
 from dataset_builder.measure.virtual.recurrent import recurrent_kernels
-from dataset_builder.measure.virtual.shapes import convolution_shape, multiply
+from dataset_builder.measure.virtual.reductions import reduction_kernels
+from dataset_builder.measure.virtual.shapes import SHAPES, convolution_shape, multiply
 from dataset_builder.measure.virtual.trace import ConvolutionCall, Kernel, LibraryCall, Tracer, Use, in_backward
 
 aten = torch.ops.aten
-
-# aten/src/ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu
-_EMBEDDING_SORT_FROM = 3072
-_EMBEDDING_ROWS_A_THREAD = 10
-_WARP = 32
-_INDEX_BYTES = 8
 
 _ONE_OWNER, _ONE_STORAGE = 4, 2  # tests/test_virtual_rules.py holds the rule to what torch does without a mode
 
@@ -76,11 +72,22 @@ def _call(direction: str, x: Tensor, weight: Tensor, y: Tensor, stride: Sequence
     return ConvolutionCall(direction, *shapes, tuple(stride), groups, x.element_size())
 
 
-def _matmul(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """cuBLAS takes a workspace for each handle and stream; forward and backward run in threads of their own."""
-    if args[0].is_meta:
-        tracer.hold("cublas")
-    return NotImplemented
+def _matmul(operator: Any) -> Kernel:
+    shape = SHAPES[operator]
+
+    def product(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """cuBLAS takes a workspace for each handle and stream; forward and backward run in threads of their own.
+
+        The output is there before a handle is asked for (cuda/Blas.cpp).
+        """
+        out = shape(*args, **kwargs)
+        if out is not NotImplemented:
+            tracer.see(out)
+        if args[0].is_meta:
+            tracer.hold("cublas")
+        return out
+
+    return product
 
 
 def _linear(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -88,27 +95,28 @@ def _linear(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     bias, a, b = args[:3]
     if not multiply(a, b) or bias.dtype != a.dtype:
         return NotImplemented
-    tracer.hold("cublas")
     out = tracer.see(torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device="meta"))
+    tracer.hold("cublas")
     if bias.dim() == 1:
         tracer.workspace(LibraryCall("cublaslt"))
     return out
 
 
-def _embedding_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Many tokens are sorted, and their gradients summed in segments (cuda/EmbeddingBackwardKernel.cu)."""
-    grad, indices, count = args[:3]
-    if not grad.is_meta:
+def _batch_norm(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Over images it is cuDNN's, whose kernels are loaded at first use (native/Normalization.cpp, use_cudnn)."""
+    x = args[0]
+    if x.is_meta and x.dim() > 2:
+        tracer.trace.has_batch_norm = True
+    return NotImplemented
+
+
+def _dropout(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The mask comes before the output (native/cuda/Dropout.cu, dropout_cuda); the order decides what fits where."""
+    x = args[0]
+    if not x.is_meta:
         return NotImplemented
-    tokens, size = indices.numel(), grad.shape[-1]
-    if tokens > _EMBEDDING_SORT_FROM:
-        for _ in range(4):  # keys and values, and their doubles for the radix sort
-            tracer.temporary(tokens * _INDEX_BYTES)
-    out = tracer.see(torch.empty((count, size), dtype=grad.dtype, device="meta"))
-    if tokens > _EMBEDDING_SORT_FROM:
-        segments = tokens // _EMBEDDING_ROWS_A_THREAD + min(tokens, count)
-        tracer.temporary(segments * -(-size // _WARP) * _WARP * 4)
-    return out
+    mask = tracer.see(torch.empty_like(x, dtype=torch.bool))
+    return tracer.see(torch.empty_like(x)), mask
 
 
 def _foreach(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -160,12 +168,15 @@ def cuda_kernels(compute_capability: float = 8.0) -> dict[Any, Kernel]:
         aten.convolution.default: _convolution,
         aten.convolution_backward.default: _convolution_backward,
         aten.addmm.default: _linear,
+        aten.native_batch_norm.default: _batch_norm,
+        aten.native_dropout.default: _dropout,
         **attention_kernels(compute_capability),
         **recurrent_kernels(),
-        aten.embedding_dense_backward.default: _embedding_backward,
+        aten.embedding_dense_backward.default: embedding_backward,
         aten._local_scalar_dense.default: _read_number,
         aten.add.Tensor: _accumulate,
-        **dict.fromkeys((aten.mm.default, aten.bmm.default, aten.baddbmm.default), _matmul),
+        **{operator: _matmul(operator) for operator in (aten.mm.default, aten.bmm.default, aten.baddbmm.default)},
+        **reduction_kernels(),
     }
     for operator in _list_operators():
         in_place = operator._schema.name.endswith("_")

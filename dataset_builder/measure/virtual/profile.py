@@ -2,11 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from dataset_builder.errors import UserError
-from dataset_builder.measure.virtual.trace import Call, ConvolutionCall
+from dataset_builder.measure.virtual.reductions import split_bytes
+from dataset_builder.measure.virtual.trace import Call, ConvolutionCall, ReductionCall
 from dataset_builder.schema import MIB, from_mapping, without_defaults
+
+_TILE = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +18,8 @@ class ConvolutionWorkspace:
     """cuDNN's workspace for one kind of call, in copies of its tensors.
 
     With TF32 allowed, cuDNN's tensor-core kernels want NHWC: input, output and weight are copied, channels filled up to
-    `align_channels`. A rule is chosen by direction, channels and image size; the first that fits counts.
+    `align_channels`. A rule is chosen by direction, channels and image size; the first that fits counts. Sizes matter
+    to the byte: a call that takes a little more than the last one finds no cached block that is large enough.
     """
 
     copies: float
@@ -22,31 +27,58 @@ class ConvolutionWorkspace:
     """'forward', 'data' or 'weight'; None for all."""
     max_channels: int | None = None
     min_channels: int | None = None
+    max_input_channels: int | None = None
+    max_output_channels: int | None = None
     max_size: int | None = None
+    max_tiles: int | None = None
+    """Tiles of the weight's gradient: with few, cuDNN cuts the sum over places into parts that need room."""
+    aligned: bool | None = None
+    """True where all channels are multiples of the profile's `align_channels`."""
     pointwise: bool | None = None
     """True for kernels of one place only, which are plain matrix products."""
     grouped: bool | None = None
-    """True for convolutions in groups only; depthwise ones run in torch's own kernel, without cuDNN."""
+    """True for convolutions in groups only."""
+    depthwise: bool | None = None
+    """True for those whose groups are single channels, which run in torch's own kernel, without cuDNN."""
     weight_copies: float | None = None
     """Of the weight, where they differ from those of input and output."""
+    extra_mib: int = 0
+    """Beside the copies."""
 
     @property
     def label(self) -> str:
         """The rule in a few words, without its figures."""
-        conditions = {key: value for key, value in without_defaults(self).items() if "copies" not in key}
+        figures = ("copies", "weight_copies", "extra_mib")
+        conditions = {key: value for key, value in without_defaults(self).items() if key not in figures}
         return ", ".join(f"{key} {value}" for key, value in conditions.items()) or "all others"
 
-    def fits(self, call: ConvolutionCall) -> bool:
+    def fits(self, call: ConvolutionCall, align: int = 1) -> bool:
         """Whether the rule speaks of this call."""
-        channels = max(call.weight[0], call.weight[1])
+        outputs, inputs = call.weight[:2]
+        channels = max(outputs, inputs)
         return (
             self.direction in (None, call.direction)
-            and (self.max_channels is None or channels <= self.max_channels)
+            and _at_most(channels, self.max_channels)
             and (self.min_channels is None or channels >= self.min_channels)
-            and (self.max_size is None or call.x[-1] <= self.max_size)
+            and _at_most(inputs, self.max_input_channels)
+            and _at_most(outputs, self.max_output_channels)
+            and _at_most(call.x[-1], self.max_size)
+            and _at_most(_tiles(call.weight), self.max_tiles)
+            and (self.aligned is None or (outputs % align == inputs % align == 0) == self.aligned)
             and (self.pointwise is None or (max(call.weight[2:]) == 1) == self.pointwise)
             and (self.grouped is None or (call.groups > 1) == self.grouped)
+            and self.depthwise in (None, call.is_depthwise)
         )
+
+
+def _at_most(value: int, limit: int | None) -> bool:
+    return limit is None or value <= limit
+
+
+def _tiles(weight: tuple[int, ...]) -> int:
+    """Of the product of matrices that makes a weight's gradient; 128 x 128 is the usual tile on an A100."""
+    rows, columns = weight[0], prod(weight[1:])
+    return -(-rows // _TILE) * -(-columns // _TILE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +89,8 @@ class DeviceProfile:
     title: str
     total_mib: int
     compute_capability: float
+    multiprocessors: int = 108
+    """Which torch fills when it splits a sum among blocks."""
     context_mib: int
     """The CUDA context with the kernels that any training loads."""
     driver_mib: int = 0
@@ -65,6 +99,8 @@ class DeviceProfile:
     """Memory of other processes."""
     cudnn_mib: int = 0
     """What loading cuDNN adds, for networks with convolutions."""
+    batch_norm_mib: int = 0
+    """What its batch norm adds to that."""
     cublas_workspace_bytes: int = 8_519_680  # :4096:2:16:8, aten/src/ATen/cuda/CublasHandlePool.cpp
     cublaslt_workspace_bytes: int = MIB
     align_channels: int = 4
@@ -80,19 +116,22 @@ class DeviceProfile:
             return ()
         return (f"the device profile {self.name} is not calibrated on measurements",)
 
-    def overhead_bytes(self, convolutions: bool) -> int:
+    def overhead_bytes(self, convolutions: bool, batch_norm: bool = False) -> int:
         """What is used before the allocator takes anything."""
-        return (self.context_mib + self.other_mib + (self.cudnn_mib if convolutions else 0)) * MIB
+        cudnn = (self.cudnn_mib if convolutions else 0) + (self.batch_norm_mib if convolutions and batch_norm else 0)
+        return (self.context_mib + self.other_mib + cudnn) * MIB
 
-    def capacity_bytes(self, convolutions: bool) -> int:
+    def capacity_bytes(self, convolutions: bool, batch_norm: bool = False) -> int:
         """What the allocator can reserve at most."""
-        return (self.total_mib - self.driver_mib) * MIB - self.overhead_bytes(convolutions)
+        return (self.total_mib - self.driver_mib) * MIB - self.overhead_bytes(convolutions, batch_norm)
 
     def workspace_bytes(self, call: Call) -> int:
         """The workspace of a library call on this device."""
         if isinstance(call, ConvolutionCall):
-            rule = next((item for item in self.convolution if item.fits(call)), None)
+            rule = next((item for item in self.convolution if item.fits(call, self.align_channels)), None)
             return _convolution_bytes(call, rule, self.align_channels) if rule else 0
+        if isinstance(call, ReductionCall):
+            return split_bytes(call, self.multiprocessors, self.compute_capability)
         return {"cublas": self.cublas_workspace_bytes, "cublaslt": self.cublaslt_workspace_bytes}[call.library]
 
 
@@ -100,7 +139,7 @@ def _convolution_bytes(call: ConvolutionCall, rule: ConvolutionWorkspace, align:
     tensors = sum(_padded(shape, align, (1,)) for shape in (call.x, call.y))
     weight = _padded(call.weight, align, (0, 1))
     weight_copies = rule.copies if rule.weight_copies is None else rule.weight_copies
-    return int((rule.copies * tensors + weight_copies * weight) * call.element_bytes)
+    return int((rule.copies * tensors + weight_copies * weight) * call.element_bytes) + rule.extra_mib * MIB
 
 
 def _padded(shape: tuple[int, ...], align: int, dimensions: tuple[int, ...]) -> int:

@@ -10,7 +10,10 @@ FREE = -1
 """In the place of a size: the block dies."""
 
 Event = tuple[int, int]
-"""(block id, size in bytes), or (block id, FREE)."""
+"""(block id, size in bytes), (block id, FREE), or EMPTY_CACHE."""
+
+EMPTY_CACHE: Event = (-1, FREE)
+"""The cache goes back to the card, as torch.cuda.empty_cache() does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +115,9 @@ def replay(
     oom, index = None, -1
     try:
         for index, (block, size_bytes) in enumerate(events):
-            if size_bytes == FREE:
+            if block < 0:
+                allocator.empty_cache()
+            elif size_bytes == FREE:
                 allocator.free(_take(live, block, index))
             else:
                 _check_birth(live, block, size_bytes, index)
@@ -155,8 +160,8 @@ def _alive(before: tuple[int, ...], events: Sequence[Event], last: int | None) -
     """Ids that are alive after an event, found in a second pass: cheaper than a copy at every new peak."""
     alive = dict.fromkeys(before)
     for block, size_bytes in events[: 0 if last is None else last + 1]:
-        if size_bytes == FREE:
-            del alive[block]
-        else:
+        if size_bytes != FREE:
             alive[block] = None
+        elif block >= 0:
+            del alive[block]
     return tuple(alive)

@@ -13,7 +13,7 @@ from dataset_builder.analysis.layers import is_layer
 from dataset_builder.measure.virtual.autocast import MetaScaler, autocast
 from dataset_builder.measure.virtual.composites import cuda_paths
 from dataset_builder.measure.virtual.kernels import cuda_kernels
-from dataset_builder.measure.virtual.replay import FREE
+from dataset_builder.measure.virtual.replay import EMPTY_CACHE, FREE
 from dataset_builder.measure.virtual.trace import Trace, Tracer, Use
 from dataset_builder.schema import TrainingSetup, parse_call
 from dataset_builder.training import make_optimizer, training_steps
@@ -65,8 +65,9 @@ class _Run:
         self.setup = setup
         self.autocast = autocast(setup.autocast) if setup.autocast else nullcontext
         self.scaler: MetaScaler | None = None
-        self.tracer = Tracer(cuda_kernels(compute_capability))
+        self.tracer = Tracer(cuda_kernels(compute_capability), cudnn_benchmark=setup.cudnn_benchmark)
         self.inputs: tuple[Any, ...] = ()
+        self.kept: tuple[Any, ...] = ()
         self.make_optimizer = make_optimizer
         self.names = {id(module): name for name, module in subject.named_modules()}
 
@@ -98,15 +99,22 @@ class _Run:
 
     def _dry_run(self) -> None:
         if self.setup.dry_run_batch_size:
+            batch = self._batch(self.setup.dry_run_batch_size)
             for _ in range(self.setup.dry_run_passes):
-                self.subject(*self._batch(self.setup.dry_run_batch_size))
+                self.subject(*batch)
             self.inputs = ()
+            # one pass is a summary's, with a batch of its own; for more a script makes it, under a name that stays
+            self.kept = batch if self.setup.dry_run_passes > 1 else ()
 
     def _batch(self, size: int) -> tuple[Any, ...]:
         self.tracer.phase = Use.INPUTS
         self.inputs = self.make_inputs(size)
         self.tracer.phase = Use.ACTIVATIONS
         return self.inputs
+
+    def _next_batch(self, size: int) -> tuple[Tensor, ...]:
+        self.inputs = ()
+        return self._batch(size)
 
     def _optimizer(self) -> torch.optim.Optimizer:
         name, arguments = parse_call(self.setup.optimizer)
@@ -125,7 +133,7 @@ class _Run:
         self.tracer.phase = phase
 
     def _steps(self, optimizer: torch.optim.Optimizer, sizes: Sequence[int], start: int) -> Iterator[Step]:
-        batches = ((self._batch(size) for _ in range(self.setup.accumulate)) for size in sizes)
+        batches = ((self._next_batch(size) for _ in range(self.setup.accumulate)) for size in sizes)
         events = self.tracer.trace.events
         for _ in training_steps(self.subject, optimizer, batches, self.setup.loss, self.autocast, self.scaler):
             self._tell_uses(optimizer)
@@ -164,22 +172,25 @@ class _Run:
             trace.events += [event for step in odd for event in step.events]
             return trace  # steps that differ from each other cannot be copied
         left = steady.left
-        for _ in range(epochs):
+        for epoch in range(epochs):
             for step in (steady, steady, *odd):
-                left = _append_copy(trace, step, first if step is steady else steady, left)
-        _append_copy(trace, steady, first, left)
+                left = _append_copy(trace, step, first if step is steady else steady, left, again=epoch > 0)
+        _append_copy(trace, steady, first, left, again=True)
         return trace
 
 
-def _append_copy(trace: Trace, step: Step, before: Step, left: list[int]) -> list[int]:
+def _append_copy(trace: Trace, step: Step, before: Step, left: list[int], *, again: bool) -> list[int]:
     """Add a copy of a step, with blocks of its own, that frees what the last step left; returns what the copy leaves.
 
-    `before` is the step that ran before this one when it was traced.
+    `before` is the step that ran before this one when it was traced. What is done but once, at the first call of a
+    kind, is left out of a step that runs `again`.
     """
     freed = dict(zip(before.left, left, strict=True))
     new: dict[int, int] = {}
     for block, size in step.events:
-        if size == FREE:
+        if (block, size) == EMPTY_CACHE:
+            trace.events += [] if again else [EMPTY_CACHE]
+        elif size == FREE:
             trace.events.append((new.get(block, freed.get(block, block)), FREE))
         else:
             new[block] = len(trace.uses)

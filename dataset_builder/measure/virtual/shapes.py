@@ -127,11 +127,6 @@ def _prelu_backward(grad: Tensor, x: Tensor, weight: Tensor) -> Any:
     return (torch.empty_like(x), torch.empty_like(x)) if _flat(x) and grad.shape == x.shape else NotImplemented
 
 
-@_rule("native_dropout.default")
-def _dropout(x: Tensor, p: float, train: bool | None) -> Any:
-    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)  # aten/src/ATen/native/cuda/Dropout.cu
-
-
 @_rule("native_batch_norm.default")
 def _batch_norm(x: Tensor, *args: Any) -> Any:
     """cuDNN's and the native kernel allocate the same (cudnn/BatchNorm.cpp, cuda/Normalization.cu)."""

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataset_builder.measure.virtual.allocator import AllocatorOptions
-from dataset_builder.measure.virtual.backend import has_convolutions, replay_on
+from dataset_builder.measure.virtual.backend import replay_on
 from dataset_builder.measure.virtual.profile import DeviceProfile
-from dataset_builder.measure.virtual.replay import FREE
+from dataset_builder.measure.virtual.replay import EMPTY_CACHE, FREE
 from dataset_builder.measure.virtual.trace import Trace, Use
 
 
@@ -31,10 +31,14 @@ def timeline_of(trace: Trace, profile: DeviceProfile, options: AllocatorOptions 
     changes = np.zeros((len(Use), len(reserved)), dtype=np.int64)
     sizes: dict[int, int] = {}
     for point, (block, size) in enumerate(lowered.events[: len(reserved)]):
+        if (block, size) == EMPTY_CACHE:
+            continue
         taken = 0 if block in found.forgone else size
         change = -sizes.pop(block) if size == FREE else sizes.setdefault(block, taken)
         changes[trace.uses[block], point] = change
     totals = changes.cumsum(axis=1)
     return Timeline(
-        {use.name.lower(): totals[use] for use in Use}, reserved, profile.overhead_bytes(has_convolutions(trace))
+        {use.name.lower(): totals[use] for use in Use},
+        reserved,
+        profile.overhead_bytes(trace.has_convolutions, trace.has_batch_norm),
     )

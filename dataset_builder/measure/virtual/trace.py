@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dataset_builder.errors import UntraceableError
-from dataset_builder.measure.virtual.replay import FREE
+from dataset_builder.measure.virtual.replay import EMPTY_CACHE, FREE
 from dataset_builder.measure.virtual.shapes import SHAPES
 
 _FIRST_CALL = -2
@@ -43,6 +43,11 @@ class ConvolutionCall:
     groups: int
     element_bytes: int
 
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each channel is convolved alone."""
+        return self.groups > 1 and self.weight[1] == 1
+
 
 @dataclass(frozen=True)
 class LibraryCall:
@@ -51,7 +56,20 @@ class LibraryCall:
     library: str
 
 
-Call = ConvolutionCall | LibraryCall
+@dataclass(frozen=True)
+class ReductionCall:
+    """A sum whose inputs torch may split among blocks, if the device has room for more of them (see reductions.py)."""
+
+    blocks: int
+    """Without a split."""
+    threads: int
+    """Of a block."""
+    values: int
+    """That each thread adds up, without a split."""
+    bytes_a_split: int
+
+
+Call = ConvolutionCall | LibraryCall | ReductionCall
 
 
 @dataclass
@@ -66,6 +84,13 @@ class Trace:
     calls: list[Call] = field(default_factory=list)
     approximations: set[str] = field(default_factory=set)
     """Where the trace had to assume something, a phrase each."""
+    has_batch_norm: bool = False
+    """Whether a batch norm over images ran, which on CUDA is cuDNN's."""
+
+    @property
+    def has_convolutions(self) -> bool:
+        """Whether cuDNN is loaded."""
+        return any(isinstance(call, ConvolutionCall) for call in self.calls)
 
 
 def call_of(size: int) -> int | None:
@@ -128,9 +153,10 @@ Kernel = Callable[["Tracer", tuple[Any, ...], dict[str, Any]], Any]
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches all operators on meta tensors; `kernels` are those whose CUDA form allocates more than its outputs."""
 
-    def __init__(self, kernels: dict[Any, Kernel]) -> None:
+    def __init__(self, kernels: dict[Any, Kernel], *, cudnn_benchmark: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
+        self._tried: set[Call] | None = set() if cudnn_benchmark else None
         self.phase = Use.ACTIVATIONS
         self.owner = ""
         self._kernels = kernels
@@ -192,8 +218,20 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def workspace(self, call: Call) -> None:
         """A block for the time of one library call."""
+        self._try_algorithms(call)
         block = self._call(call)
         self.trace.events.append((block, FREE))
+
+    def _try_algorithms(self, call: Call) -> None:
+        """With cudnn.benchmark, the first call of a kind ends its trials by emptying the cache.
+
+        native/cudnn/Conv_v8.cpp, run_single_conv. Depthwise convolutions run in torch's own kernel. The workspaces of
+        the trials are gone within the call: whoever samples the device once a second mostly does not meet them.
+        """
+        if self._tried is None or not isinstance(call, ConvolutionCall) or call in self._tried or call.is_depthwise:
+            return
+        self._tried.add(call)
+        self.trace.events.append(EMPTY_CACHE)
 
     def hold(self, library: str) -> None:
         """A block that a library takes at its first use in a thread and keeps."""

@@ -1,7 +1,8 @@
 """Public measurements as rows."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from dataset_builder.analysis.static import static_estimate
@@ -65,19 +66,22 @@ def _open(path: Path) -> tuple[Layout, list[Record]]:
 
 
 def _rows(layout: Layout, labels: tuple[Label, ...], records: list[Record], path: Path) -> Iterator[Row]:
-    for number, record in enumerate(records, 2):
+    notes: Mapping[int, str] | None = None
+    for place, record in enumerate(records):
         try:
             spec = layout.spec(record)
             if spec is None:
                 continue
             found = [(label, label.measurement(record, spec)) for label in labels]
+            notes = layout.notes(records) if notes is None else notes
         except (ValueError, LookupError, TypeError, SyntaxError, AttributeError) as error:
-            raise UserError(f"expected a {layout.name} line at {path}:{number}, found: {error}") from error
+            raise UserError(f"expected a {layout.name} line at {path}:{place + 2}, found: {error}") from error
         table = table_of(spec)
         static = static_estimate(spec.training, table) if table else None
         for label, measurement in found:
             if measurement is not None:
-                yield Row(spec, static, measurement, _provenance(label, layout, path))
+                noted = replace(measurement, notes=(notes[place],)) if place in notes else measurement
+                yield Row(spec, static, noted, _provenance(label, layout, path))
 
 
 def _provenance(label: Label, layout: Layout, path: Path) -> Provenance:

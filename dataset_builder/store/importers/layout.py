@@ -1,6 +1,6 @@
 """What a public table is: its columns, what a line means, and the stacks that it was measured on."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dataset_builder.schema import MIB, Measurement, Spec, Status
@@ -28,6 +28,8 @@ class Layout:
     """None for a line that is no job of one GPU."""
     labels: tuple[Label, ...]
     citation: str
+    notes: Callable[[Sequence[Record]], Mapping[int, str]] = lambda _: {}
+    """What a reader of the table's lines must know of some of them, by their places: it takes the others to see it."""
 
 
 def measured(

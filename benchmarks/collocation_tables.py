@@ -1,0 +1,222 @@
+"""The tables and the picture of docs/collocation.md, made again: `python -m benchmarks.collocation_tables DIR`.
+
+DIR is the directory of the public traces. All figures are simulated; peaks and solo times were measured by others.
+"""
+
+import argparse
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+
+from tqdm import tqdm
+
+from collocation.simulator.comparison import Outcome, compare, text_table
+from collocation.simulator.drawing import draw_gantt
+from collocation.simulator.gantt import gantt_table
+from collocation.simulator.needs import ESTIMATORS, ORACLE, OURS, Asking
+from collocation.simulator.ours import Asked, bounds_bytes
+from collocation.simulator.rules import Rules
+from collocation.simulator.workload import Job, Submission, read_jobs, read_trace
+from models.simulation import SimulationCache
+
+TRACES = ("t1", "t2", "heavy60", "mix90")
+DRAWN = "t1", (ORACLE, OURS, "gpumemnet", "none")
+CARD = "a100_40gb"
+CARMA_MARGIN_MIB = 2048
+CLOSE = 1.02
+"""The aim: no more than this of the oracle's makespan and mean completion time."""
+PUBLISHED = {
+    "oracle": (0.712, 0.594, "0 of 180"),
+    "gpumemnet": (0.737, 0.629, "1 of 180"),
+    "horus": (0.733, 0.624, "3 of 180"),
+    "faketensor": (0.794, 0.648, "0 of 180"),
+    "none": (0.730, 0.613, "12 of 180"),
+}
+"""AEGIS, 3 traces of 60 jobs: makespan and mean JCT against exclusive use, geometric means, and failures."""
+MARK = "<!-- made by benchmarks.collocation_tables: {} -->"
+Outcomes = Mapping[str, Outcome]
+
+
+class Study:
+    """The four traces, and what we set aside for their jobs."""
+
+    def __init__(self, data: Path, cache: SimulationCache, asked: Asked, repeats: int) -> None:
+        self.jobs: Mapping[str, Job] = read_jobs(data / "jobs.csv")
+        self.traces = {name: read_trace(data / f"philly_{name}.csv", self.jobs) for name in TRACES}
+        self.cache, self.asked, self.repeats = cache, asked, repeats
+        self.used = {item.job.name: item.job for trace in self.traces.values() for item in trace}
+        self.bounds = self.bounds_at(asked.risk)
+
+    def bounds_at(self, risk: float) -> Mapping[str, int]:
+        return bounds_bytes(self.used.values(), CARD, replace(self.asked, risk=risk), self.cache)
+
+    def outcomes(self, trace: Sequence[Submission], rules: Rules, margin_mib: int = 0, repeats: int = 1) -> Outcomes:
+        asking = Asking(rules.capacity_bytes, margin_mib)
+        needs = {name: asking.needs_bytes(name, self.used.values(), self.bounds) for name in ESTIMATORS}
+        return compare(trace, needs, rules, repeats, jitter_s=60)
+
+    def all_outcomes(self, rules: Rules, margin_mib: int = 0, repeats: int = 1) -> dict[str, Outcomes]:
+        return {name: self.outcomes(trace, rules, margin_mib, repeats) for name, trace in self.traces.items()}
+
+    def at_risk(self, risk: float) -> "Study":
+        other = copy(self)
+        other.bounds = self.bounds_at(risk)
+        return other
+
+
+def ratios(found: Mapping[str, Outcomes], only: Sequence[str] = ESTIMATORS) -> Iterator[str]:
+    """Makespan and mean completion time against the oracle's, and crashes."""
+    yield "| estimator | " + " | ".join(f"{name}: makespan | JCT | OOMs" for name in found) + " |"
+    yield "| --- |" + " ---: |" * 3 * len(found)
+    for estimator in only:
+        yield f"| {estimator} | " + " | ".join(_ratio(outcomes, estimator) for outcomes in found.values()) + " |"
+
+
+def _ratio(outcomes: Outcomes, estimator: str) -> str:
+    own, oracle = outcomes[estimator].report, outcomes[ORACLE].report
+    return f"{own.makespan_s / oracle.makespan_s:.3f} | {own.mean_jct_s / oracle.mean_jct_s:.3f} | {own.ooms:.3g}"
+
+
+def spread(found: Mapping[str, Outcomes]) -> str:
+    """How much the oracle's own figures vary with the shifts."""
+    cells = []
+    for outcomes in found.values():
+        oracle = outcomes[ORACLE]
+        for figure, mean in (("makespan_s", oracle.report.makespan_s), ("mean_jct_s", oracle.report.mean_jct_s)):
+            cells.append(f"{oracle.deviations[figure] / mean:.1%}")
+        cells.append("")
+    return "| *standard deviation of the oracle* | " + " | ".join(cells) + " |"
+
+
+def verdict(found: Mapping[str, Outcomes], what: str) -> str:
+    """Where ours is as near to the oracle as it should be, and where it is ahead of all others."""
+    near, ahead, crashes = [], [], 0.0
+    for name, outcomes in found.items():
+        figures = {key: (item.report.makespan_s, item.report.mean_jct_s) for key, item in outcomes.items()}
+        own, others = figures[OURS], [figures[key] for key in figures if key not in (ORACLE, OURS)]
+        crashes += outcomes[OURS].report.ooms
+        near += [name] if all(a <= CLOSE * b for a, b in zip(own, figures[ORACLE], strict=True)) else []
+        ahead += [name] if all(a < b for other in others for a, b in zip(own, other, strict=True)) else []
+    often = f"{crashes:.3g} times" if crashes else "never"
+    return (
+        f"{what}: ours runs out of memory {often}; makespan and mean JCT are both within 2 % of the oracle's on "
+        f"{', '.join(near) or 'no trace'}, and both better than every other estimator's on "
+        f"{', '.join(ahead) or 'no trace'}."
+    )
+
+
+def plain(study: Study, found: Mapping[str, Outcomes]) -> Iterator[str]:
+    for name, trace in study.traces.items():
+        alone = study.outcomes(trace, Rules(policy="exclusive"))[ORACLE]
+        yield f"\n**{name}**\n\n{text_table({'(exclusive use)': alone, **found[name]})}"
+
+
+def published(study: Study) -> Iterator[str]:
+    yield "| estimator | makespan | AEGIS measured | mean JCT | AEGIS measured | OOMs | AEGIS measured |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    shared = study.all_outcomes(Rules(), CARMA_MARGIN_MIB).values()
+    alone = [item[ORACLE].report for item in study.all_outcomes(Rules(policy="exclusive")).values()]
+    for estimator, (makespan, jct, failed) in PUBLISHED.items():
+        own = [outcomes[estimator].report for outcomes in shared]
+        spans = _geometric([item.makespan_s / base.makespan_s for item, base in zip(own, alone, strict=True)])
+        times = _geometric([item.mean_jct_s / base.mean_jct_s for item, base in zip(own, alone, strict=True)])
+        ooms = f"{sum(item.ooms for item in own):.0f} of {sum(item.jobs for item in own)}"
+        yield f"| {estimator} | {spans:.3f} | {makespan:.3f} | {times:.3f} | {jct:.3f} | {ooms} | {failed} |"
+
+
+def _geometric(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def widths(study: Study) -> str:
+    """How our bounds compare with the true peaks."""
+    built = {name: job for name, job in study.used.items() if name in study.bounds}
+    over = sorted(study.bounds[name] / job.peak_bytes for name, job in built.items())
+    whole = sum(study.bounds[name] >= Rules().capacity_bytes for name in built)
+    low = [name for name, job in built.items() if study.bounds[name] < job.peak_bytes]
+    return (
+        f"With `{study.asked.checkpoint}` at a risk of {study.asked.risk:.0%}, {len(built)} of {len(study.used)} jobs "
+        f"of the traces are built; what is set aside is {over[len(over) // 2]:.2f} times the true peak in the median, "
+        f"a whole card for {whole} of them, and too little for {', '.join(low) or 'none'}."
+    )
+
+
+def variants(study: Study) -> Iterator[str]:
+    """Each other rule by itself, and other risks; a table each."""
+    repeats = study.repeats
+    for title, rules, margin_mib in (
+        ("CARMA's margin of 2,048 MiB on point estimates", Rules(), CARMA_MARGIN_MIB),
+        ("`--ledger reserved`", Rules(ledger="reserved"), 0),
+        ("`--queue backfill`", Rules(queue="backfill"), 0),
+        ("`--policy best-fit`", Rules(policy="best-fit"), 0),
+    ):
+        found = study.all_outcomes(rules, margin_mib, repeats)
+        yield f"\n{title}:\n\n" + "\n".join(ratios(found))
+    for risk in (0.01, 0.05, 0.1):
+        found = study.at_risk(risk).all_outcomes(Rules(), 0, repeats)
+        yield f"\n`--risk {risk}`:\n\n" + "\n".join(ratios(found, [OURS]))
+
+
+def sections(study: Study) -> Iterator[tuple[str, str]]:
+    """The parts of the page that are made here."""
+    once = study.all_outcomes(Rules())
+    again = study.all_outcomes(Rules(), 0, study.repeats)
+    yield "aegis", "\n".join(published(study))
+    yield (
+        "verdict",
+        "\n".join(
+            [
+                f"- {widths(study)}",
+                f"- {verdict(once, 'The traces as they are')}",
+                f"- {verdict(again, f'Means of {study.repeats} runs with shifted arrivals')}",
+            ]
+        ),
+    )
+    yield "traces", "\n".join(plain(study, once))
+    yield "ratios", "\n".join(ratios(once))
+    yield "means", "\n".join([*ratios(again), spread(again)])
+    yield "variants", "\n".join(variants(study))
+
+
+def write(page: Path, name: str, text: str) -> None:
+    """Put a part between its marks."""
+    before, found, rest = page.read_text(encoding="utf-8").partition(MARK.format(name))
+    _, end, after = rest.partition(MARK.format(f"end of {name}"))
+    if not (found and end):
+        raise SystemExit(f"expected the marks of {name!r} in {page}, found none: add them")
+    page.write_text(f"{before}{found}\n{text}\n{end}{after}", encoding="utf-8")
+
+
+def draw(study: Study, path: Path) -> None:
+    name, estimators = DRAWN
+    outcomes = study.outcomes(study.traces[name], Rules())
+    charts = {estimator: gantt_table(outcomes[estimator].runs) for estimator in estimators}
+    draw_gantt(charts, Rules().capacity_bytes, f"philly_{name} on 4 x {CARD}, simulated", path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path, metavar="DIR")
+    parser.add_argument("--cache", default="runs/simulations")
+    parser.add_argument("--checkpoint", default="universal")
+    parser.add_argument("--risk", type=float, default=Asked().risk)
+    parser.add_argument("--bucket-mib", type=int, default=Asked().bucket_mib)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--page", type=Path, help="write into its marked parts instead of printing")
+    parser.add_argument("--picture", type=Path, help="draw the Gantt chart")
+    arguments = parser.parse_args()
+    asked = Asked(arguments.checkpoint, arguments.risk, arguments.bucket_mib)
+    study = Study(arguments.data, SimulationCache(arguments.cache, 2), asked, arguments.repeats)
+    if arguments.picture:
+        draw(study, arguments.picture)
+    for name, text in tqdm(sections(study), total=6, unit="part"):
+        if arguments.page:
+            write(arguments.page, name, text)
+        else:
+            print(f"\n{name}\n\n{text}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""How long a released checkpoint takes for one job, on one core: `python -m benchmarks.inference`.
+
+Features, networks and buckets are timed, as in `predict`; the job's trace is not (`benchmarks.trace_speed`).
+"""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dataset_builder.devices import load_profile
+from dataset_builder.families.gpumemnet import spec_of_filename
+from dataset_builder.measure.virtual.allocator import AllocatorOptions
+from dataset_builder.measure.virtual.backend import simulate, trace_spec
+from dataset_builder.schema import MIB
+from models.checkpoint import load_checkpoint
+from models.examples import example_of_table, table_of
+from models.labels import Buckets
+
+CHECKPOINTS = Path(__file__).resolve().parents[1] / "checkpoints"
+PUBLISHED = "GPUMemNet, on a GPU and for a batch of 128: 2.3 ms (MLP estimator), 10.6 ms (Transformer estimator)"
+JOBS = {
+    "mlp": "input:784_output:10_depth:6_arch:pyramid_batch:64.out",
+    "cnn": "input_channels:3_num_classes:100_depth:12_arch:residual_base_filters:48_batch:16_input_size:64"
+    "_act:relu_dropout:0.2_dropout:True_batchnorm:True.out",
+    "transformer": "num_classes:100_embedding_size:256_num_layers:8_num_heads:4_ff_hidden_size:600_dropout_rate:0.1"
+    "_seq_length:128_input_size:50000_num_samples:1000_batch_size:8.out",
+}
+CALLS = 200
+
+
+def example_of(name: str):
+    """A job of GPUMemNet's on the clean A100."""
+    spec, profile = spec_of_filename(JOBS[name]), load_profile("a100_40gb")
+    found = simulate(trace_spec(spec, profile.compute_capability), profile, AllocatorOptions())
+    return example_of_table(table_of(spec), spec.training, profile, found, spec.family)
+
+
+def milliseconds(estimator, example) -> np.ndarray:
+    """Of each call, sorted; the first ones, which fill caches, are left out."""
+    buckets = Buckets(1024 * MIB, example.capacity_bytes)
+    taken = []
+    for _ in range(CALLS + 10):
+        start = time.perf_counter()
+        estimator.predict([example], buckets)
+        taken.append(1000 * (time.perf_counter() - start))
+    return np.sort(taken[10:])
+
+
+def main() -> None:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    torch.set_num_threads(1)
+    print(f"predict of one job, one core, {CALLS} calls; published: {PUBLISHED}")
+    examples = {name: example_of(name) for name in JOBS}
+    for directory in sorted(CHECKPOINTS.iterdir()):
+        estimator = load_checkpoint(directory)
+        kind = next((name for name in JOBS if f"_{name}_by" in directory.name), "cnn")
+        found = milliseconds(estimator, examples[kind])
+        p50, p99 = found[len(found) // 2], found[int(0.99 * len(found))]
+        print(
+            f"  {directory.name:38} {len(estimator.members)} members  p50 {p50:5.2f} ms  p99 {p99:5.2f} ms", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A cluster in which jobs share GPUs, simulated: what an estimator is worth to a scheduler."""

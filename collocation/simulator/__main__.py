@@ -1,0 +1,128 @@
+"""`python -m collocation.simulator`, which is `vramcast simulate`: a trace of jobs on GPUs that they share."""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from collocation.placement import POLICIES
+from collocation.simulator.comparison import Outcome, compare, text_table
+from collocation.simulator.gantt import gantt_table
+from collocation.simulator.needs import ESTIMATORS, FLOOR_MIB, OURS, Asking, estimators_of
+from collocation.simulator.rules import LEDGERS, QUEUES, Rules
+from collocation.simulator.workload import Job, read_jobs, read_trace
+from dataset_builder.errors import UserError, check_count
+from dataset_builder.schema import MIB
+
+_BAD_INPUT = 2
+_PICTURES = (".png", ".svg")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the return value is the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        _simulate(_parser().parse_args(words))
+    except UserError as error:
+        print(f"vramcast simulate: {error}", file=sys.stderr)
+        return _BAD_INPUT
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    rules = {item.name: item.default for item in fields(Rules)}
+    parser = argparse.ArgumentParser(prog="vramcast simulate", description=__doc__)
+    add = parser.add_argument
+    add("--jobs", required=True, metavar="FILE", help="a table of jobs: peak, GPUs, solo seconds, published estimates")
+    add("--trace", required=True, metavar="FILE", help="arrivals: arrival_s, job")
+    add("--estimator", default="all", metavar="NAMES", help=f"of {', '.join(ESTIMATORS)}, with commas, or all")
+    add("--gpus", type=int, default=rules["gpus"])
+    add("--card", default="a100_40gb", help="a device profile")
+    add("--policy", default=rules["policy"], choices=POLICIES)
+    add("--queue", default=rules["queue"], choices=QUEUES, help="whether jobs may overtake one that finds no place")
+    add("--ledger", default=rules["ledger"], choices=LEDGERS, help="what counts as taken of a GPU")
+    add("--slowdown", type=float, default=rules["slowdown"], help="of a job for each other one on its GPU")
+    add("--peak-after-s", type=float, default=rules["peak_after_s"], help="from a job's start to its peak")
+    add("--retry-after-s", type=float, default=rules["retry_after_s"], help="from a crash to being queued again")
+    add("--margin-mib", type=int, default=0, help="added to point estimates (CARMA: 2048), not to bounds")
+    add("--floor-mib", type=int, default=FLOOR_MIB, help="what must be free where there is no estimator")
+    add("--repeats", type=int, default=1, help="means over the trace and copies of it with shifted arrivals")
+    add("--jitter-s", type=float, default=60.0, help="by how much copies are shifted at most")
+    add("--checkpoint", default="universal", metavar="NAME", help="of ours: a released estimator, or its directory")
+    add("--risk", type=float, default=0.01, help="of ours: how often a job may take more than is set aside")
+    add("--bucket-mib", type=int, default=1024, help="of ours: rounded up to the edge of such a bucket")
+    add("--definitions", metavar="FILE", help="of ours: which recipe defines which job")
+    add("--cache", default="runs/simulations", metavar="DIR", help="of ours: where simulated networks are kept")
+    add("--workers", type=int, default=2, help="of ours: processes that simulate networks")
+    add("--gantt", metavar="FILE", help="draw who was on which GPU when (PNG or SVG)")
+    add("--json", action="store_true")
+    return parser
+
+
+def _simulate(arguments: argparse.Namespace) -> None:
+    estimators = estimators_of(arguments.estimator)
+    check_count("--repeats", arguments.repeats)
+    if not 0 <= arguments.jitter_s < float("inf"):
+        raise UserError(f"expected --jitter-s to be a number from 0, found {arguments.jitter_s!r}: change it")
+    if arguments.gantt and Path(arguments.gantt).suffix not in _PICTURES:
+        raise UserError(f"expected --gantt to end in one of {list(_PICTURES)}, found {arguments.gantt!r}: rename it")
+    trace = read_trace(Path(arguments.trace), read_jobs(Path(arguments.jobs)))
+    jobs = list({item.job.name: item.job for item in trace}.values())
+    rules = _rules(arguments)
+    asking = Asking(rules.capacity_bytes, arguments.margin_mib, arguments.floor_mib)
+    bounds = _bounds(arguments, jobs) if OURS in estimators else None
+    needs = {name: asking.needs_bytes(name, jobs, bounds) for name in estimators}
+    outcomes = compare(trace, needs, rules, arguments.repeats, arguments.jitter_s)
+    if arguments.gantt:
+        _draw(arguments, outcomes, rules)
+    _tell(arguments, outcomes)
+
+
+def _rules(arguments: argparse.Namespace) -> Rules:
+    from dataset_builder.devices import load_profile
+
+    profile = load_profile(arguments.card)
+    named = {item.name: getattr(arguments, item.name) for item in fields(Rules) if hasattr(arguments, item.name)}
+    return Rules(**named, capacity_bytes=(profile.total_mib - profile.driver_mib) * MIB)
+
+
+def _bounds(arguments: argparse.Namespace, jobs: Sequence[Job]) -> dict[str, int]:
+    from collocation.simulator.ours import DEFINITIONS, Asked, bounds_bytes
+    from models.simulation import SimulationCache
+
+    check_count("--workers", arguments.workers)
+    asked = Asked(arguments.checkpoint, arguments.risk, arguments.bucket_mib)
+    definitions = Path(arguments.definitions) if arguments.definitions else DEFINITIONS
+    cache = SimulationCache(arguments.cache, arguments.workers)
+    return bounds_bytes(jobs, arguments.card, asked, cache, definitions)
+
+
+def _draw(arguments: argparse.Namespace, outcomes: Mapping[str, Outcome], rules: Rules) -> None:
+    from collocation.simulator.drawing import draw_gantt
+
+    title = f"{Path(arguments.trace).stem} on {rules.gpus} x {arguments.card}, {rules.policy}, simulated"
+    charts = {name: gantt_table(outcome.runs) for name, outcome in outcomes.items()}
+    draw_gantt(charts, rules.capacity_bytes, title, Path(arguments.gantt))
+
+
+def _tell(arguments: argparse.Namespace, outcomes: Mapping[str, Outcome]) -> None:
+    names = ("gpus", "card", "policy", "queue", "ledger", "slowdown", "margin_mib", "risk", "repeats")
+    settings = {name: getattr(arguments, name) for name in names}
+    if not arguments.json:
+        print(text_table(outcomes))
+        return
+    found: dict[str, Any] = {name: outcome.to_json() for name, outcome in outcomes.items()}
+    if len(found) == 1:
+        ((name, figures),) = found.items()
+        print(json.dumps({"estimator": name, **figures, **settings}, allow_nan=False))
+    else:
+        print(json.dumps({"estimators": found, **settings}, allow_nan=False))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

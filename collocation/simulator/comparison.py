@@ -1,0 +1,108 @@
+"""Estimators on one trace under the same rules, once or over arrivals that are shifted a little."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from collocation.simulator.engine import Run, simulate
+from collocation.simulator.needs import NONE
+from collocation.simulator.report import Report, report
+from collocation.simulator.rules import OBSERVED, Rules
+from collocation.simulator.workload import Submission
+
+_MANY_JOBS = 20_000
+"""Fewer are done before a bar would be read."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An estimator's figures: means over the repeats, their standard deviations, and the runs of the first."""
+
+    report: Report
+    deviations: Mapping[str, float]
+    """By figure; empty where a trace was run once."""
+    runs: Sequence[Run]
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures by name."""
+        return {**self.report.to_json(), **({"sd": dict(self.deviations)} if self.deviations else {})}
+
+
+def compare(
+    trace: Sequence[Submission],
+    needs_bytes: Mapping[str, Mapping[str, int]],
+    rules: Rules,
+    repeats: int = 1,
+    jitter_s: float = 0.0,
+) -> dict[str, Outcome]:
+    """Run every estimator's needs; repeat k is the same shifted trace for all of them, and the first is not shifted.
+
+    Without an estimator nothing is set aside, so that what is free can only be observed.
+    """
+    traces = [trace, *(jittered(trace, jitter_s, seed) for seed in range(1, repeats))]
+    found = {}
+    total = len(needs_bytes) * len(traces)
+    with tqdm(total=total, unit="run", disable=total * len(trace) < _MANY_JOBS, leave=False) as bar:
+        for name, needs in needs_bytes.items():
+            own = replace(rules, ledger=OBSERVED) if name == NONE else rules
+            runs = []
+            for item in traces:
+                runs.append(simulate(item, needs, own))
+                bar.update()
+            found[name] = _outcome(runs, own)
+    return found
+
+
+def jittered(trace: Sequence[Submission], jitter_s: float, seed: int) -> list[Submission]:
+    """Each arrival later by up to so many seconds: how a queue packs is chaotic, and one trace is one throw."""
+    random = Random(seed)  # noqa: S311 - nothing secret
+    moved = sorted(
+        (replace(item, arrival_s=item.arrival_s + random.uniform(0, jitter_s)) for item in trace),
+        key=lambda item: item.arrival_s,
+    )
+    return [replace(item, number=number) for number, item in enumerate(moved)]
+
+
+def _outcome(runs: Sequence[Sequence[Run]], rules: Rules) -> Outcome:
+    reports = [report(item, rules).to_json() for item in runs]
+    if len(reports) == 1:
+        return Outcome(report(runs[0], rules), {}, runs[0])
+    values = {name: np.array([item[name] for item in reports]) for name in reports[0]}
+    jobs = int(values.pop("jobs")[0])  # the same in all
+    deviations = {name: float(value.std(ddof=1)) for name, value in values.items()}
+    means = {name: float(value.mean()) for name, value in values.items()}
+    return Outcome(Report(jobs=jobs, **means), deviations, runs[0])
+
+
+_COLUMNS = {
+    "makespan_s": ("makespan", "{:.0f}"),
+    "mean_jct_s": ("mean JCT", "{:.0f}"),
+    "p95_jct_s": ("p95 JCT", "{:.0f}"),
+    "mean_wait_s": ("mean wait", "{:.0f}"),
+    "ooms": ("OOMs", "{:.3g}"),
+    "wasted_gpu_s": ("wasted GPU s", "{:.0f}"),
+    "memory_utilisation": ("memory used", "{:.1%}"),
+    "gpu_utilisation": ("GPUs busy", "{:.1%}"),
+}
+
+
+def text_table(outcomes: Mapping[str, Outcome]) -> str:
+    """All estimators, a line each, in Markdown; times in seconds."""
+    lines = [["estimator", *(title for title, _ in _COLUMNS.values())], ["---", *["---:"] * len(_COLUMNS)]]
+    for name, outcome in outcomes.items():
+        figures = outcome.report.to_json()
+        lines.append([name, *(form.format(figures[column]) for column, (_, form) in _COLUMNS.items())])
+    widths = [max(len(line[index]) for line in lines) for index in range(len(lines[0]))]
+    return "\n".join(_line(line, widths) for line in lines)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first, *others = (
+        cell.ljust(width) if index == 0 else cell.rjust(width)
+        for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    )
+    return "| " + " | ".join([first, *others]) + " |"

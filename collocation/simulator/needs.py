@@ -1,0 +1,53 @@
+"""What each job asks for under an estimator."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from collocation.simulator.workload import ESTIMATE_COLUMNS, Job
+from dataset_builder.errors import UserError, check_count
+from dataset_builder.schema import MIB
+
+ORACLE, OURS, NONE = "oracle", "ours", "none"
+ESTIMATORS = (ORACLE, OURS, *ESTIMATE_COLUMNS, NONE)
+FLOOR_MIB = 5120
+"""Without an estimator a GPU is shared while so much is free: the rule of CARMA and AEGIS."""
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How an estimate becomes what a job asks for."""
+
+    capacity_bytes: int
+    """For a job that an estimator says nothing of: a card of its own."""
+    margin_mib: int = 0
+    """On point estimates, the oracle's among them; CARMA and AEGIS add 2048. A bound has its margin in it."""
+    floor_mib: int = FLOOR_MIB
+
+    def __post_init__(self) -> None:
+        check_count("--margin-mib", self.margin_mib, least=0)
+        check_count("--floor-mib", self.floor_mib)
+
+    def needs_bytes(
+        self, estimator: str, jobs: Iterable[Job], bounds_bytes: Mapping[str, int] | None = None
+    ) -> dict[str, int]:
+        """By the job's name; `bounds_bytes` are ours."""
+        return {job.name: self._need(estimator, job, bounds_bytes or {}) for job in jobs}
+
+    def _need(self, estimator: str, job: Job, bounds_bytes: Mapping[str, int]) -> int:
+        if estimator == NONE:
+            return self.floor_mib * MIB
+        if estimator == OURS:
+            return bounds_bytes.get(job.name, self.capacity_bytes)
+        margin_bytes = self.margin_mib * MIB
+        if estimator == ORACLE:
+            return job.peak_bytes + margin_bytes
+        return job.estimates_bytes.get(estimator, self.capacity_bytes) + margin_bytes
+
+
+def estimators_of(text: str) -> tuple[str, ...]:
+    """Names with commas between them, or 'all'."""
+    names = ESTIMATORS if text == "all" else tuple(dict.fromkeys(text.split(",")))
+    unknown = [name for name in names if name not in ESTIMATORS]
+    if unknown:
+        raise UserError(f"expected --estimator among {list(ESTIMATORS)} or 'all', found {unknown}: change it")
+    return names

@@ -1,0 +1,72 @@
+"""Our own answer for the jobs of a trace: their networks are built, simulated and classified here. Imports torch."""
+
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from collocation.simulator.workload import Job
+from dataset_builder.devices import load_profile
+from dataset_builder.errors import UserError, check_count
+from dataset_builder.inspection.jobs import table_of
+from dataset_builder.recipes import spec_of_recipe
+from dataset_builder.schema import MIB, Spec
+from models import load
+from models.examples import example_of_table
+from models.questions import Question
+from models.simulation import SimulationCache
+
+DEFINITIONS = Path(__file__).with_name("definitions.yaml")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which answer of which estimator is wanted."""
+
+    checkpoint: str = "universal"
+    risk: float = 0.01
+    bucket_mib: int = 1024
+    """Bounds are rounded up to the edge of such a bucket: the width that the released estimators are judged at."""
+
+    def __post_init__(self) -> None:
+        check_count("--bucket-mib", self.bucket_mib)
+
+
+def specs_of(jobs: Iterable[Job], definitions: Path = DEFINITIONS) -> dict[str, Spec]:
+    """The jobs that are defined, each with its own batch size."""
+    recipe_of = _recipes(definitions)
+    return {job.name: spec_of_recipe(recipe_of[job.name], job.batch_size) for job in jobs if job.name in recipe_of}
+
+
+def bounds_bytes(
+    jobs: Iterable[Job], card: str, asked: Asked, cache: SimulationCache, definitions: Path = DEFINITIONS
+) -> dict[str, int]:
+    """What to set aside for each job that can be built, on each of its GPUs."""
+    jobs, profile = list(jobs), load_profile(card)
+    specs = specs_of(jobs, definitions)
+    found = cache.measure(specs.values(), profile)
+    questions = [
+        Question(name, example_of_table(table_of(spec), spec.training, profile, found[spec.id], spec.family), profile)
+        for name, spec in specs.items()
+        if spec.id in found
+    ]
+    absent = sorted({job.name for job in jobs} - {question.target for question in questions})
+    if absent:
+        print(f"note: no network can be built for {', '.join(absent)}: a whole card is set aside", file=sys.stderr)
+    answers = load(asked.checkpoint).answers(questions, asked.risk) if questions else []
+    return {answer.target: math.ceil(answer.safe_mib / asked.bucket_mib) * asked.bucket_mib * MIB for answer in answers}
+
+
+def _recipes(path: Path) -> dict[str, str]:
+    """The recipe of each job."""
+    try:
+        found: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"expected definitions of jobs at {path}, found: {error}; name another file") from error
+    if not isinstance(found, Mapping) or not all(isinstance(names, list) for names in found.values()):
+        raise UserError(f"expected lists of jobs by recipe in {path}, found {type(found).__name__}: write it like that")
+    return {str(job): str(recipe) for recipe, jobs in found.items() for job in jobs}

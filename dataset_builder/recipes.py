@@ -1,0 +1,33 @@
+"""Networks of public training scripts, by name: the one place where they are written down."""
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dataset_builder.errors import UserError
+from dataset_builder.schema import Spec, TrainingSetup, from_mapping
+
+_FILE = Path(__file__).with_name("recipes.yaml")
+_WHOLE = "batch"
+
+
+@cache
+def recipes() -> Mapping[str, Mapping[str, Any]]:
+    """All of them: family, network and training, without the batch."""
+    found: Mapping[str, Mapping[str, Any]] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
+    return found
+
+
+def spec_of_recipe(name: str, batch_size: int, network: Mapping[str, Any] | None = None) -> Spec:
+    """The job that a script runs with a batch size; `network` replaces what the script leaves open."""
+    if name not in recipes():
+        raise UserError(f"expected a recipe of {sorted(recipes())}, found {name!r}: name another")
+    recipe = recipes()[name]
+    training = {**recipe["training"], "batch_size": batch_size}
+    if training.get("dry_run_batch_size") == _WHOLE:
+        training["dry_run_batch_size"] = batch_size
+    setup = from_mapping(TrainingSetup, training, f"the training of the recipe {name}")
+    return Spec(recipe["family"], {**recipe["network"], **(network or {})}, setup)

@@ -1,0 +1,20 @@
+"""Jobs and traces for tests of the simulator, in GB so that sums are easy to see."""
+
+from collections.abc import Sequence
+
+from collocation.simulator.workload import Job, Submission
+
+GB = 10**9
+
+
+def job(name: str, peak_gb: float, solo_s: float, gpus: int = 1) -> Job:
+    return Job(name, gpus, 1, int(peak_gb * GB), solo_s)
+
+
+def trace(*arrivals: tuple[float, Job]) -> list[Submission]:
+    return [Submission(number, arrival_s, job) for number, (arrival_s, job) in enumerate(arrivals)]
+
+
+def truth(submissions: Sequence[Submission]) -> dict[str, int]:
+    """What an oracle asks for."""
+    return {item.job.name: item.job.peak_bytes for item in submissions}

@@ -1,0 +1,124 @@
+"""The order in which CUDA's kernels take memory, where torch's meta functions show another or none."""
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dataset_builder.families import blocks, make_spec, plan_of
+from dataset_builder.families.blocks import Encoder
+from dataset_builder.families.gpumemnet import spec_of_filename
+from dataset_builder.measure.virtual.composites import cuda_paths
+from dataset_builder.measure.virtual.kernels import cuda_kernels
+from dataset_builder.measure.virtual.replay import FREE
+from dataset_builder.measure.virtual.session import trace_training
+from dataset_builder.measure.virtual.trace import Tracer
+from dataset_builder.schema import TrainingSetup
+from dataset_builder.subject import build_subject
+
+TOKENS, SIZE = 4096, 16
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(shape, device="meta")
+
+
+def story(step: Callable[[], Any], *known: Tensor) -> list[int]:
+    """Births as positive sizes, deaths as negative ones."""
+    tracer = Tracer(cuda_kernels())
+    for item in known:
+        tracer.see(item.detach())
+    tracer.trace.events.clear()
+    with cuda_paths(), tracer:
+        step()
+    sizes: dict[int, int] = {}
+    found = []
+    for block, size in tracer.trace.events:
+        if size != FREE:
+            sizes[block] = size
+        found.append(size if size != FREE else -sizes.get(block, 0))
+    return [size for size in found if abs(size) > 8]  # without calls and single numbers
+
+
+def test_the_bias_of_a_transposed_input_is_added_in_place() -> None:
+    with torch.device("meta"):
+        net = nn.Linear(8, 24)
+    x = numbers(4, 16, 8)
+    kept: list[Tensor] = []
+    # the input is made contiguous, and nothing but the output follows
+    assert story(lambda: kept.append(net(x.transpose(0, 1))), x, *net.parameters()) == [4 * 16 * 8 * 4, 4 * 16 * 24 * 4]
+    with torch.no_grad():
+        assert kept[0].shape == (16, 4, 24)
+
+
+def test_other_linear_layers_run_as_torch_runs_them() -> None:
+    with torch.device("meta"):
+        plain, layer = nn.Linear(8, 24, bias=False), nn.Linear(8, 24)
+    for net, shape in ((plain, (4, 16, 8)), (layer, (4, 16, 8)), (layer, (4, 8)), (layer, (8,))):
+        x = numbers(*shape)
+        with cuda_paths():
+            assert net(x).shape == (*shape[:-1], 24)
+
+
+def test_sorting_tokens_takes_and_returns_in_order() -> None:
+    with torch.device("meta"):
+        net = nn.Embedding(100, SIZE)
+    tokens = torch.zeros(TOKENS, dtype=torch.int64, device="meta")
+    out, weight = TOKENS * SIZE * 4, 100 * SIZE * 4
+    found = story(lambda: net(tokens).sum().backward(), tokens, *net.parameters())
+    one = TOKENS * 8
+    scratch, parts = 2 * one + 4096, TOKENS // 10 + 100
+    taken = [one, one, one, scratch, -scratch, -one, weight, one, 4096, -4096, 800, 800, 4096, -4096, parts * 8]
+    assert found[found.index(-out) + 1 :][: len(taken)] == taken
+    assert found.count(parts * 32 * 4) == 1  # sums of the parts, a warp wide
+
+
+def test_an_encoder_holds_its_input_to_the_end() -> None:
+    layers = [nn.Sigmoid() for _ in range(3)]
+
+    def most_alive(net: nn.Module) -> int:
+        with torch.no_grad():
+            found = story(lambda: net(x), x)
+        return max(accumulate(1 if size > 0 else -1 for size in found))
+
+    x = numbers(16)
+    assert most_alive(nn.Sequential(nn.Tanh(), *layers)) == 2
+    assert most_alive(nn.Sequential(nn.Tanh(), Encoder(*layers))) == 3
+
+
+def test_checkpointing_takes_layers_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = {
+        "kind": "encoder", "vocabulary": 10, "embedding_size": 8, "layers": 3, "heads": 2, "feed_forward_size": 16,
+        "sequence_length": 4,
+    }  # fmt: skip
+    setup = TrainingSetup(batch_size=2, checkpointing=True)
+    net = build_subject(plan_of(make_spec("transformer", network, setup)))
+    wrapped: list[str] = []
+    monkeypatch.setattr(blocks, "checkpoint", lambda block, x, **_: wrapped.append(type(block).__name__) or block(x))
+    net(torch.zeros((2, 4), dtype=torch.int64, device="meta"))
+    assert wrapped == ["Embedding", "LearnedPositions", *["TransformerEncoderLayer"] * 3, "Sequential"]
+
+
+def test_a_scripts_own_batch_lives_on() -> None:
+    def inputs(passes: int) -> int:
+        with torch.device("meta"):
+            net = nn.Linear(1000, 2)
+        setup = TrainingSetup(batch_size=4, dry_run_batch_size=3, dry_run_passes=passes)
+        events = trace_training(net, lambda size: (numbers(size, 1000),), setup).events
+        born = {block for block, size in events if size == 3 * 1000 * 4}
+        assert len(born) == 1
+        return len(born - {block for block, size in events if size == FREE})
+
+    assert (inputs(1), inputs(2)) == (0, 1)
+
+
+def test_a_run_that_ends_within_its_first_epoch_meets_no_odd_batch() -> None:
+    name = (
+        "num_classes:500_embedding_size:1024_num_layers:{}_num_heads:8_ff_hidden_size:2048_dropout_rate:0.2_"
+        "seq_length:512_input_size:200000_num_samples:4001_batch_size:8.out"
+    )
+    small, large = (spec_of_filename(name.format(layers)).training for layers in (2, 30))
+    assert (small.last_batch_size, large.last_batch_size) == (1, None)

@@ -1,0 +1,84 @@
+"""Networks of public scripts: what they are built of, and what several cards do to the first of them."""
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import nn
+
+from dataset_builder.errors import UserError
+from dataset_builder.families.external import FirstOfCards, build_external
+from dataset_builder.families.scripts import NETWORKS
+from dataset_builder.recipes import recipes, spec_of_recipe
+
+GPT = {"architecture": "GPT2LMHeadModel", "config": {"n_embd": 32, "n_layer": 2, "n_head": 2}, "sequence": 16}
+
+
+def needs(library: str) -> None:
+    if find_spec(library) is None:  # importing it here would pass by what copes with a broken torchvision
+        pytest.skip(f"needs {library}: pip install 'vramcast[timm,hf]'")
+
+
+def parameters(module: nn.Module) -> int:
+    return sum(item.numel() for item in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "count"),
+    [
+        ("mnist", 1_199_882),  # as PyTorch's example counts them
+        ("unet", 24_436_369 + 20 * (16 * 9 + 1)),  # segmentation_models_pytorch's with one class, and 20 more
+    ],
+)
+def test_networks_of_scripts_have_the_published_number_of_parameters(recipe: str, count: int) -> None:
+    needs("timm")
+    spec = spec_of_recipe(recipe, 2)
+    module, _ = build_external(spec.family, spec.network)
+    assert parameters(module) == count
+
+
+def test_a_network_of_a_script_answers_for_every_place() -> None:
+    needs("timm")
+    found = NETWORKS["unet_resnet34"](3)(torch.zeros(1, 3, 64, 64))
+    assert found.logits.shape == (1, 3, 64, 64)
+    assert found.loss.shape == ()
+
+
+def test_a_dry_run_with_the_whole_batch_follows_it() -> None:
+    assert spec_of_recipe("BERT_base", 7).training.dry_run_batch_size == 7
+    assert spec_of_recipe("vgg16", 7).training.dry_run_batch_size == 2
+    assert spec_of_recipe("vgg16", 7, {"num_classes": 5}).network["num_classes"] == 5
+
+
+def test_every_recipe_is_a_spec_of_a_family_that_can_be_built() -> None:
+    families = {spec_of_recipe(name, 4).family for name in recipes()}
+    assert families == {"torchvision", "timm", "hf", "script"}
+
+
+@pytest.mark.parametrize(("family", "network"), [("script", {"name": "none", "num_classes": 2, "input_shape": [1]})])
+def test_what_nobody_wrote_is_refused(family: str, network: dict[str, object]) -> None:
+    with pytest.raises(UserError, match="expected a network of"):
+        build_external(family, network)
+    with pytest.raises(UserError, match="expected a recipe of"):
+        spec_of_recipe("none", 1)
+
+
+def test_the_first_of_two_cards_computes_its_share_and_gathers_all_answers() -> None:
+    needs("transformers")
+    torch.manual_seed(1)
+    alone, inputs = build_external("hf", GPT, "cpu")
+    alone.eval()
+    batch = tuple(torch.randint(item.vocabulary or 2, (4, *item.shape)) for item in inputs)
+    found = FirstOfCards(alone, 2)(*batch)
+    assert torch.equal(found.loss, alone(*(item[:2] for item in batch)).loss)
+    assert found.rest["logits"].shape == (4, 16, alone.subject.config.vocab_size)
+    keys, values = found.rest["past_key_values"][1]
+    assert keys.shape == values.shape == (4, 2, 16, 16)
+    found.loss.backward()
+    assert all(item.grad is not None for item in alone.parameters())
+
+
+def test_a_network_that_is_on_several_cards_says_so() -> None:
+    needs("transformers")
+    module, _ = build_external("hf", {**GPT, "cards": 2})
+    assert isinstance(module, FirstOfCards)

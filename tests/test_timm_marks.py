@@ -1,0 +1,42 @@
+"""Rows of the timm table that hold what a trial of cuDNN took are marked, by a rule that looks at no estimate."""
+
+from pathlib import Path
+
+from dataset_builder.schema import TRIAL, Status
+from dataset_builder.store.importers import read_rows
+
+HEAD = "model,batch_size,max_gpu_mem_mib,num_classes,timm_default_input,row_class"
+
+
+def table(path: Path, *lines: tuple[str, int, int, str]) -> Path:
+    rows = (f'{name},{batch},{peak},1000,"[3, 224, 224]",{kind}' for name, batch, peak, kind in lines)
+    path.write_text("\n".join([HEAD, *rows]) + "\n")
+    return path
+
+
+def test_a_row_above_a_larger_batch_of_its_network_is_marked_and_kept(tmp_path: Path) -> None:
+    path = table(
+        tmp_path / "timm.csv",
+        ("resnet18", 8, 7000, "usable"),
+        ("resnet18", 16, 2400, "usable"),
+        ("resnet18", 32, 3000, "usable"),
+        ("resnet34", 8, 3020, "usable"),  # within what two runs differ by
+        ("resnet34", 16, 3000, "usable"),
+        ("resnet50", 8, 5000, "usable"),
+        ("resnet50", 16, 1900, "probable_OOM_or_crash"),  # says nothing of the smaller batch
+    )
+    rows = list(read_rows(path))
+    assert [TRIAL in row.measurement.notes for row in rows] == [True, *[False] * 6]
+    assert rows[0].measurement.status is Status.OK
+
+
+def test_a_row_that_grew_faster_than_its_batch_is_marked_too(tmp_path: Path) -> None:
+    path = table(
+        tmp_path / "timm.csv",
+        ("resnet18", 8, 2700, "usable"),
+        ("resnet18", 16, 9000, "usable"),
+        ("resnet18", 32, 9500, "usable"),
+        ("resnet34", 8, 2700, "usable"),
+        ("resnet34", 16, 3600, "usable"),
+    )
+    assert [TRIAL in row.measurement.notes for row in read_rows(path)] == [False, True, True, False, False]
