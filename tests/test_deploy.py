@@ -9,6 +9,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from served import Scripted
 
 from collocation.adapters.text import job_of_text
 from collocation.commands.serve import _parser
@@ -44,7 +45,7 @@ def test_manifests_are_what_kubernetes_takes(document: Any, version: str) -> Non
 
 
 def test_what_is_called_is_there() -> None:
-    paths = make_app(Settings()).paths
+    paths = make_app(Settings(), Scripted).paths
     extender = one("KubeSchedulerConfiguration")["extenders"][0]
     prefix = extender["urlPrefix"].partition(":443")[2]
     assert {f"{prefix}/{extender[verb]}" for verb in ("filterVerb", "prioritizeVerb")} <= paths

@@ -277,6 +277,11 @@ def test_the_released_estimator_says_over_http_what_it_says_in_python() -> None:
         likeliest = max(shares, key=lambda item: item["probability"])
         assert likeliest == pytest.approx(found["bucket"])
         jobs = [job, {**job, "device": "a100_40gb"}, job]
+        training, most = {"batch_size": 2**24}, {**SIMULATED, "reserved_bytes": 2**50, "fits": False}
+        beyond = {"features": {"table": {**TABLE, "input_elements": 2**40}, "training": training, "simulated": most}}
+        absurd = await service.post("/v1/classify", beyond)
+        assert (absurd.status, absurd.json["verdict"]) == (200, "does not fit")
+        assert absurd.json["safe_mib"] <= 2**30, "a number still"
         many = (await service.post("/v1/classify", {"jobs": jobs})).json["answers"]
         assert [item["device"] for item in many] == ["t4", "a100_40gb", "t4"]
         assert many[0]["estimate_mib"] == pytest.approx(found["estimate_mib"])

@@ -133,13 +133,13 @@ def test_without_an_answer_the_job_is_as_it_came(tmp_path: Path, lua: str, statu
 
 
 def test_a_slow_service_holds_nobody_up(tmp_path: Path) -> None:
-    with loopback((200, ANSWER), delay_seconds=1.0) as service:
+    with loopback((200, ANSWER), delay_seconds=3.0) as service:
         slurm = Slurm(tmp_path, "job_submit", service.url, "lua54")
         start = time.perf_counter()
         job = slurm.call("slurm_job_submit", {"script": SCRIPT})
         seconds = time.perf_counter() - start
     assert "tres_per_node" not in job
-    assert seconds < 0.6, "0.1 s, and the start of a process on a busy machine"
+    assert seconds < 1.5, "0.1 s, and the start of a process on a busy machine"
 
 
 def test_a_service_that_is_away_holds_nobody_up(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import datetime
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +18,8 @@ from models.storage import ESTIMATOR
 
 _LEAST_SHARE = 0.0005
 """Buckets below are left out of a distribution: there may be two hundred of them."""
+_BEYOND_MIB = 2.0**30
+"""A pebibyte, for whatever is more."""
 _MOST_ATTENTION = 1 << 24
 """Pairs of layers in one forward pass: attention looks at all of them at once."""
 
@@ -40,9 +42,8 @@ class Estimated:
     distribution: list[dict[str, Any]] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As it goes over the wire: finite numbers, `null` for what has no bound."""
-        found = {**self.answer.to_json(), "distribution": self.distribution}
-        return {key: _finite(value) if isinstance(value, float) else value for key, value in found.items()}
+        """As it goes over the wire."""
+        return {**self.answer.to_json(), "distribution": self.distribution}
 
 
 class Estimating(Protocol):
@@ -79,7 +80,7 @@ class Checkpoint:
             for part in _parts([asked[index] for index in members], members):
                 questions = [asked[index].question for index in part]
                 for index, answer in zip(part, self._classifier.answers(questions, risk, bucket_mib), strict=True):
-                    found[index] = Estimated(answer, self._distribution(asked[index]))
+                    found[index] = Estimated(_bounded(answer), self._distribution(asked[index]))
         return [found[index] for index in range(len(asked))]
 
     def _distribution(self, asked: Asked) -> list[dict[str, Any]] | None:
@@ -155,5 +156,9 @@ def _stamps(directory: Path) -> Mapping[str, tuple[int, int, int]] | None:
     return {name: (item.st_size, item.st_mtime_ns, item.st_ino) for name, item in found.items()}
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _bounded(answer: Answer) -> Answer:
+    """Figures that JSON and schedulers can take: features may describe a network beyond all measure."""
+    if math.isnan(answer.estimate_mib) or math.isnan(answer.safe_mib):
+        raise UserError("expected a job that can be estimated, found one beyond all measure: check its figures")
+    estimate_mib, safe_mib = (min(value, _BEYOND_MIB) for value in (answer.estimate_mib, answer.safe_mib))
+    return replace(answer, estimate_mib=estimate_mib, safe_mib=safe_mib)

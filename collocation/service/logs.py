@@ -6,6 +6,7 @@ import sys
 import time
 from typing import Any, TextIO
 
+_LONGEST = 500
 LOGGER = logging.getLogger("vramcast.service")
 
 
@@ -36,5 +37,6 @@ def set_up(stream: TextIO | None = None, level: int = logging.INFO) -> None:
 
 
 def event(message: str, level: int = logging.INFO, **fields: Any) -> None:
-    """Log an event with its fields."""
-    LOGGER.log(level, message, extra={"fields": fields})
+    """Log an event with its fields; texts of others are cut, lest they fill the disk."""
+    cut = {name: value[:_LONGEST] if isinstance(value, str) else value for name, value in fields.items()}
+    LOGGER.log(level, message, extra={"fields": cut})
