@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.example import Example
-from models.labels import Buckets
+from models.labels import Buckets, told
 
 
 class Estimator(ABC):
@@ -30,9 +30,8 @@ class Estimator(ABC):
         """[examples]: the point estimate on the device; infinity for what does not fit."""
 
     def predict(self, examples: Sequence[Example], buckets: Buckets) -> NDArray[np.int64]:
-        """[examples]: the likeliest bucket."""
-        likeliest: NDArray[np.int64] = self.predict_proba(examples, buckets).argmax(axis=1)
-        return likeliest
+        """[examples]: the bucket that is told."""
+        return told(self.predict_proba(examples, buckets))
 
     @abstractmethod
     def save(self, directory: Path) -> None:

@@ -24,7 +24,7 @@ from models.checkpoint import checkpoint_directory, load_checkpoint
 from models.ensemble import Ensemble
 from models.example import Example
 from models.features import feature_set
-from models.labels import Buckets
+from models.labels import Buckets, told
 from models.questions import Question, question_of, question_of_table
 from models.requests import RISK
 
@@ -197,7 +197,7 @@ def _filled(
 
 
 def _bucket(buckets: Buckets, proba: NDArray[np.float64]) -> Bucket:
-    index = int(proba.argmax())
+    index = int(told(proba[None])[0])
     edges = buckets.edges_bytes / MIB
     last = index == buckets.fitting
     return Bucket(

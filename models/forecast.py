@@ -15,6 +15,8 @@ from models.labels import Buckets
 
 Array = NDArray[np.float64]
 
+_REACH = 0.98
+
 
 @dataclass(frozen=True)
 class Forecast:
@@ -112,9 +114,12 @@ class Forecast:
         return np.asarray(torch.where(torch.from_numpy(fits), inside, above).numpy())
 
     def _median_and_width(self) -> tuple[Array, Array]:
-        """The median, and half the distance of the quartiles were it certain that the job fits."""
+        """The median, and how far above it the forecast reaches, were it certain that the job fits.
+
+        Between the quartiles many forecasts are exact, and say nothing of how far off the others may be.
+        """
         finite = self.mixture.given_finite()
-        width = (finite.quantile(0.75) - finite.quantile(0.25)) / 2
+        width = finite.quantile(_REACH) - finite.quantile(0.5)
         return self.mixture.quantile(0.5).numpy(), width.clamp(min=LEAST_SCALE).numpy()
 
     def _log_used(self, used_bytes: Tensor) -> Tensor:

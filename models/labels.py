@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 _SLIVER = 0.1
 """Of a width: the rest of a card above its last whole bucket is no class of its own if it is less than this."""
+_NEARLY = 0.7
 
 
 @dataclass(frozen=True)
@@ -41,3 +42,13 @@ class Buckets:
         used = np.asarray(used_bytes, dtype=np.float64)
         classes = np.floor_divide(np.minimum(used, self.capacity_bytes), self.width_bytes)
         return np.where(used >= self.capacity_bytes, self.fitting, np.minimum(classes, self.fitting)).astype(np.int64)
+
+
+def told(proba: NDArray[np.float64]) -> NDArray[np.int64]:
+    """[n]: of probabilities [n, classes] the likeliest class, or the highest that is nearly as likely.
+
+    Of two buckets between which a job lies, the lower one costs a crash where it is wrong, the higher one some memory.
+    """
+    nearly = proba >= _NEARLY * proba.max(axis=1, keepdims=True)
+    last: NDArray[np.int64] = proba.shape[1] - 1 - nearly[:, ::-1].argmax(axis=1)
+    return last

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dataset_builder.schema import MIB
-from models.labels import Buckets
+from models.labels import Buckets, told
 
 CARD = 40_410 * MIB
 
@@ -35,3 +35,8 @@ def test_every_class_holds_what_lies_between_its_edges():
     lower, upper = buckets.edges_bytes[:-1], buckets.edges_bytes[1:]
     assert buckets.of(lower).tolist() == buckets.of(upper - 1).tolist() == list(range(buckets.fitting))
     assert buckets.of(upper[-1]) == buckets.fitting
+
+
+def test_of_buckets_that_are_nearly_as_likely_the_highest_is_told():
+    proba = np.array([[0.5, 0.4, 0.1], [0.6, 0.39, 0.01], [0.1, 0.8, 0.1], [0.3, 0.4, 0.3]])
+    assert told(proba).tolist() == [1, 0, 1, 2]

@@ -7,7 +7,7 @@ import numpy as np
 
 from models.ensemble import Ensemble
 from models.example import Example
-from models.labels import Buckets
+from models.labels import Buckets, told
 from train.experiment import Parts
 from train.figures import (
     confusion_table,
@@ -40,7 +40,7 @@ def draw_all(
 def _draw_answers(directory: Path, estimator: Ensemble, parts: Parts, buckets: Buckets) -> None:
     truth = buckets.of([_needed_bytes(example) for example in parts.test])
     probabilities = estimator.predict_proba(parts.test, buckets)
-    said = probabilities.argmax(axis=1).astype(np.int64)
+    said = told(probabilities)
     confusion = confusion_table(truth, said, buckets)
     confusion.to_csv(directory / "confusion.csv")
     title = f"{estimator.name}: {np.mean(said == truth):.1%} of {len(truth)} test rows in the right bucket"
