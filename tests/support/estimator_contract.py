@@ -64,10 +64,11 @@ class EstimatorContract(ABC):
         np.testing.assert_allclose(wide[:, :-1], summed, atol=1e-9)
         np.testing.assert_allclose(wide[:, -1], narrow[:, -1], atol=1e-9)
 
-    def test_the_answer_is_the_likeliest_bucket(self, fitted, test):
-        found = fitted.predict(test, NARROW)
+    def test_the_answer_is_the_likeliest_bucket_or_a_higher_one_that_is_nearly_as_likely(self, fitted, test):
+        found, proba = fitted.predict(test, NARROW), fitted.predict_proba(test, NARROW)
         assert found.dtype == np.int64
-        np.testing.assert_array_equal(found, fitted.predict_proba(test, NARROW).argmax(axis=1))
+        assert np.all(found >= proba.argmax(axis=1))
+        assert np.all(proba[np.arange(len(test)), found] >= 0.7 * proba.max(axis=1))
 
     def test_a_point_estimate_is_memory_of_the_card_or_infinite(self, fitted, test):
         found = fitted.predict_bytes(test)
