@@ -40,3 +40,15 @@ def test_a_row_that_grew_faster_than_its_batch_is_marked_too(tmp_path: Path) -> 
         ("resnet34", 16, 3600, "usable"),
     )
     assert [TRIAL in row.measurement.notes for row in read_rows(path)] == [False, True, True, False, False]
+
+
+def test_a_row_that_took_more_than_its_part_of_a_larger_batch_is_marked_where_the_parameters_are_known(
+    tmp_path: Path,
+) -> None:
+    lines = [(8, 11_800), (64, 25_900)]
+    rows = (f'mobilevitv2_200,{batch},{peak},1000,"[3, 256, 256]",usable,18000000' for batch, peak in lines)
+    path = tmp_path / "timm.csv"
+    path.write_text("\n".join([f"{HEAD},params_timm_1_0_30", *rows]) + "\n")
+    assert [TRIAL in row.measurement.notes for row in read_rows(path)] == [True, False]
+    unknown = table(tmp_path / "other.csv", *(("mobilevitv2_200", *line, "usable") for line in lines))
+    assert not any(row.measurement.notes for row in read_rows(unknown))

@@ -3,8 +3,9 @@
 import ast
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from dataset_builder.schema import TRIAL, Measurement, Spec, Status, TrainingSetup
+from dataset_builder.schema import MIB, TRIAL, Measurement, Spec, Status, TrainingSetup
 from dataset_builder.store.importers.gpumemnet import CITATION
 from dataset_builder.store.importers.layout import Label, Layout, Record, measured
 
@@ -40,31 +41,53 @@ def _measurement(record: Record, spec: Spec) -> Measurement:
 
 _FLOOR_MIB = 1700
 """Below what any network of the table takes: context, cuDNN and what else was on the card."""
-_SLACK = 1.1
 _NOISE = 1.02
 """Peaks of one job differ by less from run to run."""
+_SLACK = 1.1
+_SHARE_SLACK = 1.25
+_FIXED_MIB = 300
+"""What a job may take whatever its batch, beside four copies of its parameters: workspaces, cache."""
+
+
+@dataclass(frozen=True)
+class _Line:
+    place: int
+    batch: int
+    own_mib: float
+    """Above the floor."""
+    parameter_mib: float | None
+    """None where the table does not say."""
 
 
 def trials(records: Sequence[Record]) -> dict[int, str]:
     """The lines, by their places, that took what memory does not do as a batch grows.
 
-    It does not fall, and what is above the floor does not grow faster than the batch. A figure that does is one in
-    which the sampling met a trial of cudnn.benchmark. The rule looks at measurements alone, never at an estimate.
+    It does not fall; what is above the floor does not grow faster than the batch; and beside parameters, gradients and
+    momentum a part of a batch takes that part. A figure that does otherwise is one in which the sampling met a trial of
+    cudnn.benchmark. The rule looks at measurements alone, never at an estimate.
     """
-    networks: dict[str, list[tuple[int, int, float]]] = defaultdict(list)
+    networks: dict[str, list[_Line]] = defaultdict(list)
     for place, record in enumerate(records):
         if record["row_class"] == "usable":
-            batch, used_mib = int(record["batch_size"]), float(record["max_gpu_mem_mib"])
-            networks[record["model"]].append((batch, place, used_mib - _FLOOR_MIB))
-    return {place: TRIAL for lines in networks.values() for batch, place, own in lines if _is_trial(batch, own, lines)}
+            parameters = record.get("params_timm_1_0_30")
+            own_mib = float(record["max_gpu_mem_mib"]) - _FLOOR_MIB
+            size_mib = 4 * float(parameters) / MIB if parameters else None
+            networks[record["model"]].append(_Line(place, int(record["batch_size"]), own_mib, size_mib))
+    return {line.place: TRIAL for lines in networks.values() for line in lines if _is_trial(line, lines)}
 
 
-def _is_trial(batch: int, own_mib: float, lines: Sequence[tuple[int, int, float]]) -> bool:
-    return any(
-        own_mib > (_SLACK * other_mib * batch / other if other < batch else _NOISE * other_mib)
-        for other, _, other_mib in lines
-        if other != batch
-    )
+def _is_trial(line: _Line, lines: Sequence[_Line]) -> bool:
+    return any(line.own_mib > _most_mib(line, other) for other in lines if other.batch != line.batch)
+
+
+def _most_mib(line: _Line, other: _Line) -> float:
+    """What a line can take in view of another one of its network."""
+    share_mib = other.own_mib * line.batch / other.batch
+    if other.batch < line.batch:
+        return _SLACK * share_mib
+    if line.parameter_mib is None:
+        return _NOISE * other.own_mib
+    return min(_NOISE * other.own_mib, _SHARE_SLACK * share_mib + 4 * line.parameter_mib + _FIXED_MIB)
 
 
 _COLUMNS = frozenset({"model", "batch_size", "max_gpu_mem_mib", "num_classes", "timm_default_input", "row_class"})
