@@ -154,6 +154,15 @@ Trainable params: 224
 Non-trainable params: 72,010
 ==========================================================================================
 Input size (MB): 0.05
+Forward/backward pass size (MB): 0.23
+"""
+COLUMNS = """
+Layer (type (var_name):depth-idx)      Input Shape           Output Shape          Param #      Kernel Shape
+Net (Net)                              [4, 3, 32, 32]        [4, 10]               --           --
+├─Conv2d (conv): 1-1                   [4, 3, 32, 32]        [4, 8, 30, 30]        224          [3, 3]
+├─Linear (head): 1-2                   [4, 7200]             [4, 10]               72,010       --
+├─Linear (head): 1-3                   [4, 10]               [4, 10]               (recursive)  --
+Forward/backward pass size (MB): 0.23
 """
 
 
@@ -173,12 +182,31 @@ def test_printed_tables_are_read():
     assert info.parameters == 72234
 
 
+def test_the_columns_of_torchinfo_are_found_by_their_names():
+    found = read_table(COLUMNS)
+    assert [(layer.kind, layer.output_shape, layer.parameters) for layer in found.layers] == [
+        ("Conv2d", (8, 30, 30), 224), ("Linear", (10,), 72010), ("Linear", (10,), 0),
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="expected the columns"):
+        read_table(COLUMNS.replace("Output Shape", "Weight Shape"))
+    with pytest.raises(UserError, match="expected 4 figures to a layer"):
+        read_table(COLUMNS.replace("(recursive)  --", "(recursive)"))
+
+
+def test_layers_below_the_depth_that_torchinfo_printed_are_counted_or_missed():
+    hidden = read_table(COLUMNS.replace("0.23", "0.25")).layers[-1]
+    assert hidden.activations == pytest.approx(0.245e6 / 4 / 2 / 4 - 7220, abs=1)
+    with pytest.raises(UserError, match="print the summary with depth=100"):
+        read_table(COLUMNS.replace("0.23", "0.46"))
+
+
 def test_tables_in_json_are_read_and_refused():
     table = table_of(mlp_spec())
     assert read_table(json.loads(json.dumps(table_to_json(table)))) == table
     short = read_table({"layers": [{"kind": "Linear", "output_shape": [10], "parameters": 50}], "input_elements": 4})
     assert (short.layers[0].activations, short.trainable_shapes) == (10, ((50,),))
-    for value in ({}, {"layers": [{}], "input_elements": 1}, {"layers": [{"kind": "Linear"}]}, "no table", []):
+    odd = {"layers": [{"kind": "Linear"}], "input_elements": 4, "trainable_shapes": [[1.5]]}
+    for value in ({}, {"layers": [{}], "input_elements": 1}, {"layers": [{"kind": "Linear"}]}, "no table", [], odd):
         with pytest.raises(UserError, match="expected"):
             read_table(value)
 
