@@ -58,10 +58,13 @@ class Sessions:
         found = described(request.target)
         if found is None:
             return self._building(request.wanted())
-        for name, value in (("input", request.input), ("inputs", request.inputs), ("args", request.args)):
-            if value:
+        for name in ("input", "inputs", "step", "args"):
+            if value := getattr(request, name):
                 raise UserError(f"expected no {name} beside {request.target}, found {value!r}: leave it out")
-        return found if isinstance(found, LayerTable) else _local(found)
+        if not isinstance(found, LayerTable):
+            return _local(found)
+        request.check_batch()
+        return found
 
     def _building(self, wanted: Wanted) -> ChildInspection:
         library = wanted.target.kind in LIBRARIES
