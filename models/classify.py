@@ -64,7 +64,7 @@ class Classifier:
         """
         start = time.perf_counter()
         make, given = (inputs, None) if callable(inputs) and not isinstance(inputs, nn.Module) else resized(inputs)
-        size = batch_size or given
+        size = given if batch_size is None else batch_size
         if size is None:
             raise UserError("expected a batch size beside a function that makes inputs, found none: give batch_size=N")
         job = ModuleJob(structure_of(module), make, step)
