@@ -63,6 +63,8 @@ class Classifier:
         `step(module, batch)` returns the loss, where the usual one for the module's output will not do.
         """
         start = time.perf_counter()
+        if not isinstance(module, nn.Module):
+            raise UserError(f"expected a torch.nn.Module, found {type(module).__name__}: hand in the network itself")
         make, given = (inputs, None) if callable(inputs) and not isinstance(inputs, nn.Module) else resized(inputs)
         size = given if batch_size is None else batch_size
         if size is None:

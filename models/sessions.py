@@ -1,6 +1,6 @@
 """Where a request is looked at: a child process for whatever runs code, this one for specs, no one for layer tables."""
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from dataset_builder.errors import UserError
 from dataset_builder.inspection.client import ChildInspection
@@ -80,7 +80,7 @@ class Sessions:
         return self._child
 
 
-def _local(spec: Spec) -> Any:
+def _local(spec: Spec) -> "Inspection":
     from dataset_builder.inspection.inspector import LocalInspection  # noqa: PLC0415
     from dataset_builder.inspection.jobs import SpecJob  # noqa: PLC0415
 
