@@ -2,6 +2,9 @@
 
 import sys
 from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any
 
 _COMMANDS = {
     "build": ("dataset_builder.__main__", "sample, filter, build and measure configurations"),
@@ -13,6 +16,18 @@ _COMMANDS = {
     "evaluate": ("models.__main__", "hold estimates against measured rows"),
 }
 
+_PACKAGES = frozenset({"dataset_builder", "models", "train", "collocation", "conf"})
+
+
+class _Own:
+    """Finds vramcast's packages beside this file: users have some of the same names, before ours on the path."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if path is not None or name not in _PACKAGES:
+            return None
+        return PathFinder.find_spec(name, [str(Path(__file__).resolve().parent)])
+
 
 def _usage() -> str:
     lines = [f"  {name:10} {text}" for name, (_, text) in _COMMANDS.items()]
@@ -21,6 +36,7 @@ def _usage() -> str:
 
 def main() -> int:
     """Hand the words over to the package that carries them out."""
+    sys.meta_path.insert(0, _Own)
     words = sys.argv[1:]
     if not words or words[0] in ("-h", "--help"):
         print(_usage(), end="")

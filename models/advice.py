@@ -8,7 +8,7 @@ from typing import Any
 from dataset_builder.errors import UserError
 from dataset_builder.inspection.client import TheirError
 from dataset_builder.schema import TrainingSetup, parse_call
-from models.answer import FITS, Answer
+from models.answer import FITS, TIGHT, Answer
 from models.conversation import Conversation
 
 _LEAN = ("SGD", "Adafactor", "Adam8bit", "AdamW8bit")
@@ -40,16 +40,19 @@ def advice(
     together = _together(single)
     if together and not any(item.answer.verdict == FITS for item in found):
         found += _asked(talk, answer, *together)
-    bigger = [card for card in cards if card.verdict == FITS and card.capacity_mib > answer.capacity_mib]
-    if bigger:
-        found.append(Suggestion(f"a bigger card: {bigger[0].device}", bigger[0]))
+    bigger = [card for card in cards if card.capacity_mib > answer.capacity_mib]
+    chosen = next((card for verdict in (FITS, TIGHT) for card in bigger if card.verdict == verdict), None)
+    if chosen:
+        found.append(Suggestion(f"a bigger card: {chosen.device}", chosen))
     return found
 
 
 def _asked(talk: Conversation, answer: Answer, change: str, wishes: Mapping[str, Any]) -> Iterator[Suggestion]:
-    """Where a network does not lend itself to a change, the change is not suggested."""
+    """Where a network does not lend itself to a change, or takes no less with it, the change is not suggested."""
     with suppress(UserError, TheirError):
-        yield Suggestion(change, talk.answer(answer.device, **wishes))
+        found = talk.answer(answer.device, **wishes)
+        if found.estimate_mib < answer.estimate_mib:
+            yield Suggestion(change, found)
 
 
 def _smaller(

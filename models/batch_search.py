@@ -8,6 +8,8 @@ Ask = Callable[[int], Answer]
 """The answer for a batch size."""
 _MOST_TRACES = 10
 _LARGEST = 2**20
+_LEAP = 16
+"""From a batch to the next where more samples took no more memory: small networks hide in what is there anyway."""
 _EXACT = 100
 """Batches are told apart to a hundredth of their size: finer steps cost traces, and are within the estimate's error."""
 
@@ -43,16 +45,19 @@ def _next(known: Sequence[Answer], halve: bool) -> int | None:
     elif failing and low and halve:
         guess = (low + high) // 2
     else:
-        guess = _crossing(known)
-        guess += 0 if failing else max(1, guess // 50)  # a bound from above is wanted too
+        crossing = _crossing(known)
+        if crossing is None:  # no line to follow
+            guess = (low + high) // 2 if failing else _LEAP * low
+        else:
+            guess = crossing if failing else crossing + max(1, crossing // 50)  # a bound from above is wanted too
     return min(max(guess, low + 1), high - 1)
 
 
-def _crossing(known: Sequence[Answer]) -> int:
+def _crossing(known: Sequence[Answer]) -> int | None:
+    """Where a line through the two answers that are nearest to the card meets it."""
     near = sorted(known, key=lambda answer: abs(answer.safe_mib - answer.capacity_mib))[:2]
     rise = near[0].safe_mib - near[1].safe_mib
     run = near[0].batch_size - near[1].batch_size
-    if not rise or rise * run <= 0:  # no line to follow: halve what is left
-        sizes = sorted(answer.batch_size for answer in known)
-        return (sizes[0] + sizes[-1]) // 2
+    if rise * run <= 0:
+        return None
     return near[0].batch_size + int((near[0].capacity_mib - near[0].safe_mib) * run / rise)

@@ -63,8 +63,10 @@ class Classifier:
         `step(module, batch)` returns the loss, where the usual one for the module's output will not do.
         """
         start = time.perf_counter()
+        if not isinstance(module, nn.Module):
+            raise UserError(f"expected a torch.nn.Module, found {type(module).__name__}: hand in the network itself")
         make, given = (inputs, None) if callable(inputs) and not isinstance(inputs, nn.Module) else resized(inputs)
-        size = batch_size or given
+        size = given if batch_size is None else batch_size
         if size is None:
             raise UserError("expected a batch size beside a function that makes inputs, found none: give batch_size=N")
         job = ModuleJob(structure_of(module), make, step)

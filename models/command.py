@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -140,9 +141,16 @@ def _many(arguments: argparse.Namespace, sessions: Sessions) -> int:
             request = Request.of({**defaults, **_job(line)})
             found = answered(request, sessions.start(request), classifier, start).to_json()
         except (UserError, TheirError) as error:
-            found = {"target": _target(line), "status": "error", "error": " ".join(str(error).split())}
+            found = _failed(line, str(error))
+        except Exception as error:  # a fault of vramcast's own, which must not stop the other lines either
+            traceback.print_exc()
+            found = _failed(line, f"{type(error).__name__}: {error}")
         print(json.dumps(found, allow_nan=False), flush=True)
     return 0
+
+
+def _failed(line: str, why: str) -> dict[str, Any]:
+    return {"target": _target(line), "status": "error", "error": " ".join(why.split())}
 
 
 def _lines(path: str) -> Iterator[str]:

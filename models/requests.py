@@ -15,6 +15,8 @@ _WISHES = ("batch_size", "optimizer", "dtype", "autocast", "checkpointing", "acc
 _FLAGS = ("checkpointing", "max_batch")
 _TEXTS = ("target", "optimizer", "dtype", "autocast", "device", "inputs", "step")
 _COUNTS = ("batch_size", "accumulate", "bucket_mib")
+_LARGEST = 2**31
+"""Of a count: tensors of more elements than torch can count are nobody's."""
 KEYS = (*_WISHES, "target", "device", "risk", "bucket_mib", "max_batch", "input", "inputs", "step", "args")
 
 
@@ -48,10 +50,14 @@ class Request:
         inputs = given.pop("input", ())
         return cls(wishes=wishes, input=(inputs,) if isinstance(inputs, str) else tuple(inputs), **given)
 
-    def wanted(self) -> Wanted:
-        """What a child is to build."""
+    def check_batch(self) -> None:
+        """Refuse what has no batch size: a spec alone brings its own along."""
         if self.wishes["batch_size"] is None:
             raise UserError("expected the batch size that the network is trained with, found none: give --batch-size N")
+
+    def wanted(self) -> Wanted:
+        """What a child is to build."""
+        self.check_batch()
         return Wanted(
             target=parse_target(self.target),
             arguments=dict(self.args),
@@ -69,17 +75,19 @@ def _check(given: Mapping[str, Any]) -> None:
     for name in _COUNTS:
         if name in given:
             check_count(name, given[name])
+            if given[name] > _LARGEST:
+                raise UserError(f"expected {name} to be at most {_LARGEST}, found {given[name]}: change it")
     for name in _FLAGS:
         if not isinstance(given.get(name, False), bool):
             raise UserError(f"expected {name} to be true or false, found {given[name]!r}: change it")
     risk = given.get("risk", RISK)
     if not isinstance(risk, int | float) or not 0 < risk < 1:
         raise UserError(f"expected risk to be a number between 0 and 1, found {risk!r}: change it")
-    for name in ("dtype", "autocast"):
-        if given.get(name, "fp32") not in DTYPE_BYTES:
-            raise UserError(f"expected {name} to be one of {list(DTYPE_BYTES)}, found {given[name]!r}: change it")
+    for name, choices in (("dtype", list(DTYPE_BYTES)), ("autocast", ["bf16", "fp16"])):
+        if name in given and given[name] not in choices:
+            raise UserError(f"expected {name} to be one of {choices}, found {given[name]!r}: change it")
     if not isinstance(given.get("args", {}), Mapping):
         raise UserError(f"expected args to be a mapping, found {given['args']!r}: change it")
-    texts = given.get("input", ())
-    if not isinstance(texts, str) and not all(isinstance(item, str) for item in texts):
+    texts = given.get("input", [])
+    if not isinstance(texts, str) and not (isinstance(texts, list) and all(isinstance(item, str) for item in texts)):
         raise UserError(f"expected input to be texts such as '3,224,224', found {texts!r}: change it")

@@ -1,6 +1,6 @@
 """Where a request is looked at: a child process for whatever runs code, this one for specs, no one for layer tables."""
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from dataset_builder.errors import UserError
 from dataset_builder.inspection.client import ChildInspection
@@ -58,10 +58,13 @@ class Sessions:
         found = described(request.target)
         if found is None:
             return self._building(request.wanted())
-        for name, value in (("input", request.input), ("inputs", request.inputs), ("args", request.args)):
-            if value:
+        for name in ("input", "inputs", "step", "args"):
+            if value := getattr(request, name):
                 raise UserError(f"expected no {name} beside {request.target}, found {value!r}: leave it out")
-        return found if isinstance(found, LayerTable) else _local(found)
+        if not isinstance(found, LayerTable):
+            return _local(found)
+        request.check_batch()
+        return found
 
     def _building(self, wanted: Wanted) -> ChildInspection:
         library = wanted.target.kind in LIBRARIES
@@ -77,7 +80,7 @@ class Sessions:
         return self._child
 
 
-def _local(spec: Spec) -> Any:
+def _local(spec: Spec) -> "Inspection":
     from dataset_builder.inspection.inspector import LocalInspection  # noqa: PLC0415
     from dataset_builder.inspection.jobs import SpecJob  # noqa: PLC0415
 

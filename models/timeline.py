@@ -11,7 +11,7 @@ from dataset_builder.inspection.findings import Curve
 from dataset_builder.schema import MIB
 
 _GIB = 1024 * MIB
-_ORDER = ("parameters", "optimizer_state", "gradients", "inputs", "workspace", "activations", "temporaries")
+_ORDER = ("parameters", "optimizer_state", "gradients", "inputs", "activations", "workspace", "temporaries")
 _COLOURS = {
     "context": "#bab0ac", "parameters": "#4c78a8", "optimizer_state": "#b279a2", "gradients": "#72b7b2",
     "inputs": "#9d755d", "workspace": "#e45756", "activations": "#54a24b", "temporaries": "#eeca3b",

@@ -58,9 +58,10 @@ def test_many_jobs_are_answered_in_order_and_errors_stop_none(capfd, tmp_path):
 
 
 def test_a_users_packages_come_first_and_his_prints_do_no_harm(tmp_path):
-    """As a user runs it: in a directory of his own, with packages that have our names, one of them without __init__."""
+    """As a user runs it: in a directory of his own, with packages that have our names."""
     for package in ("models", "conf"):
         (tmp_path / package).mkdir()
+    (tmp_path / "models" / "__init__.py").write_text("")
     (tmp_path / "models" / "net.py").write_text("WIDTH = 12\n")
     (tmp_path / "conf" / "__init__.py").write_text("CLASSES = 3\n")
     (tmp_path / "train.py").write_text(
@@ -130,6 +131,9 @@ def test_a_child_that_takes_too_long_or_too_much_is_ended():
         ([GPUMEMNET, "--input", "3"], "leave it out"),
         ([GPUMEMNET, "--plot", "picture.gif"], "ends in one of"),
         ([GPUMEMNET, "--arg", "depth"], "expected an argument such as"),
+        ([GPUMEMNET, "--step", "step"], "leave it out"),
+        ([GPUMEMNET, "--autocast", "fp32"], "autocast"),
+        ([GPUMEMNET, "--batch-size", str(10**30)], "at most"),
         (["nothing.json"], "expected a file that describes a network"),
         (["--jobs", "nothing.jsonl"], "expected a file of jobs"),
     ],
@@ -151,6 +155,20 @@ def test_the_screen_says_what_to_do(capfd, tmp_path):
                   "--autocast bf16", "adamw8bit", "a bigger card", "(gradient"):  # fmt: skip
         assert words in out
     assert (tmp_path / "a.svg").stat().st_size > 1000
+
+
+def test_a_table_wants_a_batch_size(capfd, tmp_path):
+    table = {"layers": [{"kind": "Linear", "output_shape": [10], "parameters": 50}], "input_elements": 4}
+    (tmp_path / "table.json").write_text(json.dumps(table))
+    code, _, err = classified(capfd, str(tmp_path / "table.json"))
+    assert code == 2
+    assert "give --batch-size" in err
+
+
+@pytest.mark.parametrize("value", [5, [3, 224, 224], {"x": "3"}])
+def test_an_input_that_is_no_text_is_refused(value):
+    with pytest.raises(UserError, match="expected input to be texts"):
+        Request.of({"target": "timm:resnet18", "batch_size": 4, "input": value})
 
 
 def test_a_request_keeps_what_it_was_given():

@@ -1,6 +1,7 @@
 """Encoders and features: what is far off shows, what is unknown does no harm, and rows and modules are seen alike."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -142,3 +143,11 @@ def test_an_encoder_whose_scale_does_not_fit_is_refused():
     values["names"].pop()
     with pytest.raises(UserError, match="expected a scale for each feature"):
         Encoder.from_json(values)
+
+
+def test_the_default_optimizer_is_nothing_new_to_who_has_seen_its_twin():
+    """AdamW takes what Adam takes: measured sets have one of them."""
+    spec = mlp_spec()
+    setups = [replace(spec.training, optimizer=name) for name in ("Adam", "AdamW", "SGD")]
+    adam, twin, other = (feature_set("full").numbers(example_of(replace(spec, training=item))) for item in setups)
+    assert adam == twin != other

@@ -18,7 +18,7 @@ from dataset_builder.inspection.jobs import ModuleJob, SpecJob
 from dataset_builder.inspection.optimizers import optimizer_named
 from dataset_builder.inspection.targets import Wanted, parse_target
 from dataset_builder.measure.virtual.backend import VirtualBackend
-from dataset_builder.schema import Status, TrainingSetup
+from dataset_builder.schema import Spec, Status, TrainingSetup
 
 FILE = Path(__file__).parent / "support" / "written_networks.py"
 A100 = load_profile("a100_40gb")
@@ -138,6 +138,28 @@ def test_targets_that_are_none_are_refused(text, why):
 def test_a_function_that_is_not_there_is_told_with_those_that_are():
     with pytest.raises(UserError, match=r"expected nothing_of in .*, found .*'UNet'"):
         job("nothing_of")
+
+
+@pytest.mark.parametrize(
+    ("target", "more", "why"),
+    [
+        (f"{FILE}:blocks", {"arguments": {"colour": 1}}, r"expected arguments of blocks\(depth=6, size=64\), found"),
+        ("timm:resnet5", {}, r"choose one such as \['.*resnet5"),
+        ("torchvision:zzzz", {}, "choose one of its"),
+        ("timm:resnet18", {"step_factory": "step"}, "neither --inputs nor --step"),
+        ("timm:resnet18", {"inputs": ("3,32,32", "5")}, "expected at most one --input"),
+    ],
+)
+def test_words_that_a_network_has_no_use_for_are_refused(target, more, why):
+    with pytest.raises(UserError, match=why):
+        build_job(Wanted(target=parse_target(target), **more))
+
+
+def test_what_a_library_says_to_a_spec_is_told_in_a_sentence():
+    network = {"name": "resnet18", "input_shape": [3, 32, 32], "num_classes": 2, "arguments": {"colour": 1}}
+    spec = Spec("timm", network, TrainingSetup(batch_size=2))
+    with pytest.raises(UserError, match=r"expected a spec that timm can build and train, found TypeError: .*'colour'"):
+        examined(SpecJob(spec))
 
 
 def test_weights_are_never_made():

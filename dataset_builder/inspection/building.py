@@ -2,9 +2,11 @@
 
 import importlib
 import importlib.util
+import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from dataset_builder.errors import UserError
 from dataset_builder.families.external import build_external
-from dataset_builder.families.libraries import import_library
+from dataset_builder.families.libraries import cope_with_torchvision, import_library
 from dataset_builder.families.weightless import built_on_meta
 from dataset_builder.inspection.architectures import known_architecture
 from dataset_builder.inspection.batches import MakeBatch, resized
@@ -33,13 +35,24 @@ def build_job(wanted: Wanted) -> ModuleJob:
     """The job that somebody wants inspected."""
     if wanted.target.kind in _LIBRARIES:
         return _of_library(wanted)
-    place = _import(wanted.target)
+    place = _import_with_torchvision(wanted.target)
     factory = _attribute(place, wanted.target.factory, wanted.target)
     module = built_on_meta(partial(_made, factory, wanted.arguments))
     step = None if wanted.step_factory is None else _attribute(place, wanted.step_factory, wanted.target)
     if step is None and _is_lightning(module):
         return ModuleJob(module, _lightning_batch(wanted, place, module), _lightning_step, _configured)
     return ModuleJob(module, _batches(wanted, place, module), step)
+
+
+def _import_with_torchvision(target: Target) -> ModuleType:
+    """Lightning imports torchvision where it is installed, also where it does not load."""
+    try:
+        return _import(target)
+    except RuntimeError as error:
+        if "operator torchvision::" not in str(error):
+            raise
+        cope_with_torchvision()
+        return _import(target)
 
 
 def _import(target: Target) -> ModuleType:
@@ -73,11 +86,27 @@ def _attribute(place: ModuleType, name: str, target: Target) -> Any:
 
 def _made(factory: Any, arguments: Mapping[str, Any]) -> nn.Module:
     if isinstance(factory, nn.Module):
+        if arguments:
+            raise UserError(f"expected no --arg for a network that is made already, found {dict(arguments)}: drop them")
         return factory
     if not callable(factory):
         raise UserError(f"expected a function or class that makes a network, found {factory!r}: name another")
+    _check_call(factory, arguments)
     found: nn.Module = factory(**arguments)
     return found
+
+
+def _check_call(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Arguments that are too many or too few are a slip in the command, no fault of the network's code."""
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # of a function that is not written in Python
+        return
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        name = getattr(factory, "__name__", repr(factory))
+        raise UserError(f"expected arguments of {name}{signature}, found: {error}; change --arg") from error
 
 
 def _batches(wanted: Wanted, place: ModuleType | None, module: nn.Module) -> MakeBatch:
@@ -133,6 +162,11 @@ def _configured(module: nn.Module) -> torch.optim.Optimizer:
 
 def _of_library(wanted: Wanted) -> ModuleJob:
     kind = wanted.target.kind
+    if wanted.inputs_factory or wanted.step_factory or len(wanted.inputs) > 1:
+        raise UserError(
+            f"expected at most one --input beside {wanted.target.text}, and neither --inputs nor --step, found others: "
+            "write a function that returns the network, and name it as path/to/file.py:function"
+        )
     network = _LIBRARIES[kind](wanted)
     module, inputs = build_external(kind, network)
     return ModuleJob(module, partial(_random_batch, list(inputs)), family=kind)
@@ -146,19 +180,27 @@ def _timm(wanted: Wanted) -> dict[str, Any]:
     name, arguments = wanted.target.name, dict(wanted.arguments)
     timm = import_library("timm")
     if not timm.is_model(name):
-        near = timm.list_models(f"*{name.split('_')[0]}*")[:10]
-        raise UserError(f"expected a network of timm, found {name!r}: choose one such as {near}")
+        raise UserError(f"expected a network of timm, found {name!r}: {_nearest(name, timm.list_models())}")
     config = timm.get_pretrained_cfg(name)  # what is known of it, without its weights
     shape = _shape_asked(wanted) or (config.input_size if config else (3, 224, 224))
     classes = arguments.pop("num_classes", None) or (config.num_classes if config else 0) or 1000
     return {"name": name, "input_shape": list(shape), "num_classes": classes, "arguments": arguments}
 
 
+def _nearest(name: str, known: Sequence[str]) -> str:
+    """What to do about a name that a library does not know."""
+    near = [item for item in known if name in item][:5] or get_close_matches(name, known, n=5)
+    return f"choose one such as {near}" if near else f"choose one of its {len(known)}"
+
+
 def _torchvision(wanted: Wanted) -> dict[str, Any]:
-    arguments = dict(wanted.arguments)
-    shape = _shape_asked(wanted) or ((3, 299, 299) if "inception" in wanted.target.name else (3, 224, 224))
+    arguments, name = dict(wanted.arguments), wanted.target.name
+    known = import_library("torchvision").models.list_models()
+    if name not in known:
+        raise UserError(f"expected a network of torchvision, found {name!r}: {_nearest(name, known)}")
+    shape = _shape_asked(wanted) or ((3, 299, 299) if "inception" in name else (3, 224, 224))
     classes = arguments.pop("num_classes", 1000)
-    return {"name": wanted.target.name, "input_shape": list(shape), "num_classes": classes, "arguments": arguments}
+    return {"name": name, "input_shape": list(shape), "num_classes": classes, "arguments": arguments}
 
 
 def _hugging_face(wanted: Wanted) -> dict[str, Any]:

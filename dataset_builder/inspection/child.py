@@ -6,6 +6,7 @@ of those names.
 
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Mapping
@@ -127,8 +128,13 @@ def _theirs(error: BaseException) -> dict[str, Any]:
     lines = ["Traceback (most recent call last):\n", *traceback.format_list(_frames(error))]
     ending = "".join(traceback.format_exception_only(error)).strip()
     summary = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    summary += "".join(f", {note}" for note in getattr(error, "__notes__", ())).replace("'subject.", "'")
-    return {"traceback": "".join(lines) + ending, "summary": summary, "place": _place(error)}
+    summary += "".join(f", {note}" for note in getattr(error, "__notes__", ()))
+    return {"traceback": _plain("".join(lines) + ending), "summary": _plain(summary), "place": _place(error)}
+
+
+def _plain(text: str) -> str:
+    """Layers by their names in the user's network, without our wrappers."""
+    return re.sub(r"'(?:subject\.)+", "'", text)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Runs a job on the virtual GPU: traced as seldom as devices allow, replayed on each of them."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -9,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataset_builder.analysis.optimizers import OPTIMIZERS
+from dataset_builder.errors import UserError
+from dataset_builder.families import FAMILIES
 from dataset_builder.inspection.findings import Curve, Findings, LayerCost
-from dataset_builder.inspection.jobs import Job, Prepared, own_name
+from dataset_builder.inspection.jobs import Job, Prepared, SpecJob, own_name
 from dataset_builder.inspection.optimizers import stand_in
 from dataset_builder.measure.virtual.allocator import AllocatorOptions
 from dataset_builder.measure.virtual.backend import Lowered, measurement_of, replay_on
@@ -70,11 +73,24 @@ class LocalInspection:
 
     def examine(self, wishes: Mapping[str, Any], profiles: Sequence[DeviceProfile]) -> Findings:
         """What it takes under the training that is wished for, on some devices."""
-        return self.inspector.examine(self.inspector.job.setup(wishes), profiles)
+        with self._blaming_spec():
+            return self.inspector.examine(self.inspector.job.setup(wishes), profiles)
 
     def curve(self, wishes: Mapping[str, Any], profile: DeviceProfile) -> Curve:
         """The memory over time on a device."""
         return self.inspector.curve(self.inspector.job.setup(wishes), profile)
+
+    @contextmanager
+    def _blaming_spec(self) -> Iterator[None]:
+        """What a library says to the settings of its network is a fault of the spec."""
+        try:
+            yield
+        except Exception as error:
+            job = self.inspector.job
+            if isinstance(error, UserError) or not isinstance(job, SpecJob) or job.family in FAMILIES:
+                raise
+            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise UserError(f"expected a spec that {job.family} can build and train, found {said}; mend it") from error
 
 
 class Inspector:

@@ -83,7 +83,7 @@ def read_document(path: str) -> Any:
     """What a file holds: values of JSON or YAML, or plain text."""
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # no text, or no path at all
         raise UserError(
             f"expected a file that describes a network at {path}, found: {error}; check the path"
         ) from error

@@ -91,9 +91,15 @@ def _extremes(example: Example) -> Numbers:
     }
 
 
+_SAME_MEMORY = {"AdamW": "Adam"}
+"""Optimizers that differ in arithmetic alone (torch/optim/adamw.py: a subclass without state or kernels of its own):
+who has seen one of them is not to take the other for something new."""
+
+
 def _training_numbers(example: Example) -> Numbers:
     training = example.training
-    optimizer, _ = parse_call(training.optimizer)
+    named, _ = parse_call(training.optimizer)
+    optimizer = _SAME_MEMORY.get(named, named)
     last_batch = training.last_batch_size or training.batch_size
     return {
         "batch": log_amount(training.batch_size),
