@@ -6,6 +6,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from collocation.adapters.text import job_of_text
 from collocation.service.engine import Engine
+from collocation.service.placing import set_aside_mib
 from collocation.service.requests import AnyJob, Job
 from dataset_builder.errors import UserError
 
@@ -33,9 +34,9 @@ async def shards_text(engine: Engine, body: bytes) -> str:
         raise UserError("expected a job as UTF-8, found other bytes: mend it") from error
     answer = (await engine.estimate(job_from_text(text))).answer
     lines = {
-        "need_mib": math.ceil(answer.safe_mib),
+        "need_mib": math.ceil(set_aside_mib(answer)),
         "estimate_mib": math.ceil(answer.estimate_mib),
-        "shards": max(1, math.ceil(answer.safe_mib / SHARD_MIB)),
+        "shards": max(1, math.ceil(set_aside_mib(answer) / SHARD_MIB)),
         "verdict": answer.verdict.replace(" ", "_"),
         "device": answer.device,
     }
