@@ -14,7 +14,6 @@ from collocation.placement import Gpu, Need
 from collocation.service.engine import Engine
 from collocation.service.http import PROBLEMS, StrictRoute, reply
 from collocation.service.logs import event
-from collocation.service.placing import set_aside_mib
 from collocation.service.slurm import job_from_text
 from dataset_builder.devices import device_names
 from dataset_builder.errors import UserError
@@ -51,7 +50,7 @@ async def need_of(engine: Engine, pod: Mapping[str, Any], gpus: Sequence[Gpu]) -
     if RISK in notes and job.risk is None:
         job.risk = _risk(notes[RISK])
     found = await engine.estimates(job, {gpu.device for gpu in gpus} | {None})
-    return {device: set_aside_mib(item.answer) for device, item in found.items()}
+    return {device: item.set_aside_mib for device, item in found.items()}
 
 
 def _risk(text: str) -> float:

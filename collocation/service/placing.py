@@ -8,7 +8,6 @@ from collocation.service.engine import Engine
 from collocation.service.estimating import Estimated
 from collocation.service.requests import PlacementBody
 from dataset_builder.devices import load_profile
-from models.answer import TIGHT, Answer
 
 
 async def placements(engine: Engine, body: PlacementBody) -> dict[str, Any]:
@@ -41,14 +40,6 @@ async def placements(engine: Engine, body: PlacementBody) -> dict[str, Any]:
 def needs(found: Mapping[str | None, Estimated], margin_mib: float = 0.0) -> dict[str | None, float]:
     """What to set aside on each device: the safe answer, and a margin."""
     return {device: item.answer.safe_mib + margin_mib for device, item in found.items()}
-
-
-def set_aside_mib(answer: Answer) -> float:
-    """For schedulers that turn the figure into a request: one above the card would keep a job waiting for good.
-
-    A job that is likely to fit, if not safely, gets the whole card: alone there, it has the best chance there is.
-    """
-    return answer.capacity_mib if answer.verdict == TIGHT else answer.safe_mib
 
 
 def _total(stated_mib: float | None, found: Estimated) -> float:
