@@ -12,7 +12,8 @@ class Gpu:
 
     id: str
     free_mib: float
-    total_mib: float
+    total_mib: float | None
+    """None where nobody said it: a job may then be too large for what is free, never for the card."""
     device: str | None = None
     """The device profile that stands for it, None for the asker's default."""
     node: str | None = None
@@ -96,7 +97,7 @@ def _need(need: Need, gpu: Gpu) -> float:
 
 
 def _refusal(need_mib: float, gpu: Gpu, policy: str) -> Refusal | None:
-    if need_mib > gpu.total_mib:
+    if gpu.total_mib is not None and need_mib > gpu.total_mib:
         return Refusal(gpu, f"needs {need_mib:.0f} MiB, the card has {gpu.total_mib:.0f}", for_good=True)
     if policy == "exclusive" and gpu.jobs:
         return Refusal(gpu, f"runs {gpu.jobs} already, and the job is to be alone", for_good=False)

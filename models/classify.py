@@ -23,6 +23,7 @@ from models.answer import Answer, Bucket
 from models.checkpoint import checkpoint_directory, load_checkpoint
 from models.ensemble import Ensemble
 from models.example import Example
+from models.examples import ENDLESS_BYTES
 from models.features import feature_set
 from models.labels import Buckets, told
 from models.questions import Question, question_of, question_of_table
@@ -164,7 +165,7 @@ def _answers(
     name: str, estimator: Ensemble, questions: Sequence[Question], risk: float, bucket_mib: int
 ) -> list[Answer]:
     examples = [question.example for question in questions]
-    endless = [question.endless or replace(question.example, capacity_bytes=2**50) for question in questions]
+    endless = [question.endless or replace(question.example, capacity_bytes=ENDLESS_BYTES) for question in questions]
     risk = max(risk, estimator.least_risk)
     forecast, safe, strange = estimator.judged([*examples, *endless], risk)
     medians, safe = (
@@ -193,9 +194,12 @@ def _answers(
 def _filled(
     figures: NDArray[np.float64], endless: NDArray[np.float64], examples: Sequence[Example]
 ) -> NDArray[np.float64]:
-    """What does not fit has the figure of a card without end, which is more than its own card has in any case."""
+    """What does not fit has the figure of a card without end, which is more than its own card has in any case.
+
+    At small risks a bound may be beyond even that: it stays a number, which JSON and schedulers can take.
+    """
     above = np.array([example.capacity_bytes + MIB for example in examples], dtype=np.float64)
-    return np.where(np.isfinite(figures), figures, np.maximum(endless, above))
+    return np.where(np.isfinite(figures), figures, np.clip(endless, above, ENDLESS_BYTES))
 
 
 def _bucket(buckets: Buckets, proba: NDArray[np.float64]) -> Bucket:

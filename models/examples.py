@@ -16,7 +16,7 @@ from models.example import Example, Target, simulated_of
 if TYPE_CHECKING:
     from models.simulation import SimulationCache
 
-_ENDLESS_BYTES = 2**50
+ENDLESS_BYTES = 2**50
 _UNNAMED = "unnamed"
 """The family of a network that nobody named: as good as any real one."""
 
@@ -50,7 +50,7 @@ def example_of_findings(findings: Findings, profile: DeviceProfile, endless: boo
     """An example of an inspected network on a device that it was inspected on; or on that device without an end."""
     found = (findings.endless if endless else findings.measurements)[profile.name]
     example = example_of_table(findings.table, findings.training, profile, found, findings.family)
-    return replace(example, capacity_bytes=_ENDLESS_BYTES) if endless else example
+    return replace(example, capacity_bytes=ENDLESS_BYTES) if endless else example
 
 
 def example_of_row(row: Row, profile: DeviceProfile, simulation: Measurement | None) -> Example:

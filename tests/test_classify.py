@@ -20,9 +20,9 @@ from dataset_builder.schema import MIB, TrainingSetup
 from models.answer import FITS, TIGHT, TOO_LARGE, Answer, Bucket
 from models.batch_search import largest_batch
 from models.classifiers import NetworkSettings
-from models.classify import Classifier
+from models.classify import Classifier, _filled
 from models.ensemble import Ensemble
-from models.examples import example_of_table
+from models.examples import ENDLESS_BYTES, example_of_table
 from models.fitting import PlainFitter
 from models.questions import question_of_table
 from models.screen import Page, rendered
@@ -298,3 +298,9 @@ def test_an_answer_is_changed_by_its_risk(classifier):
     careful, bold = (classifier.classify_spec(spec, risk=risk) for risk in (0.01, 0.5))
     assert careful.safe_mib > bold.safe_mib
     assert replace(careful, safe_mib=0, risk=0, seconds=0) == replace(bold, safe_mib=0, risk=0, seconds=0)
+
+
+def test_a_bound_beyond_all_cards_is_still_a_number():
+    example = replace(mlp_examples(1)[0], capacity_bytes=8 * MIB)
+    found = _filled(np.array([np.inf, np.inf, 5.0]), np.array([np.inf, 7.0, np.inf]), [example] * 3)
+    assert found.tolist() == [ENDLESS_BYTES, 9 * MIB, 5.0]

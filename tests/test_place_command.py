@@ -26,6 +26,12 @@ def test_where_nothing_fits_the_exit_code_says_so(capsys: pytest.CaptureFixture[
     assert "needs 7048 MiB, 6000 are free" in found.err
 
 
+def test_a_card_of_unknown_size_is_never_too_small_for_good(capsys: pytest.CaptureFixture[str]) -> None:
+    assert place.main(["--need-mib", "500", "--gpu", "0=100", "--json"]) == 1
+    (refused,) = json.loads(capsys.readouterr().out)["refused"]
+    assert refused == {"gpu": "0", "reason": "needs 500 MiB, 100 are free", "for_good": False}
+
+
 def test_a_network_is_classified_for_each_kind_of_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gpus = tmp_path / "gpus.csv"
     gpus.write_text(SMI, encoding="utf-8")
@@ -48,6 +54,21 @@ def test_a_job_file_of_carma_is_written(tmp_path: Path, capsys: pytest.CaptureFi
     assert job.read_text(encoding="utf-8").startswith("name: x\nestimated_memory_mib: ")
 
 
+def test_the_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = json.dumps({"safe_mib": 1.0, "estimate_mib": 1.0, "verdict": "fits"}).encode()
+    secret = tmp_path / "token"
+    secret.write_text("from-file\n", encoding="utf-8")
+    monkeypatch.setenv("VRAMCAST_TOKEN", "from-environment")
+    words = [json.dumps(MLP), "--gpu", "0=800", "--service"]
+    with loopback((200, answer)) as service:
+        assert place.main([*words, service.url]) == 0
+        assert place.main([*words, service.url, "--token-file", str(secret)]) == 0
+        assert [headers["Authorization"] for _, _, headers in service.asked] == [
+            "Bearer from-environment",
+            "Bearer from-file",
+        ]
+
+
 def test_a_service_is_asked_instead_and_a_fallback_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = {"status": "ok", "safe_mib": 700.0, "estimate_mib": 1.0, "verdict": "fits", "device": "a100_40gb"}
     path = tmp_path / "spec.json"
@@ -68,6 +89,10 @@ def test_a_service_is_asked_instead_and_a_fallback_used(tmp_path: Path, capsys: 
         ["--need-mib", "1"],
         ["--gpu", "0=1"],
         ["--need-mib", "1", "--gpu", "0:1"],
+        ["--need-mib", "nan", "--gpu", "0=1"],
+        ["--need-mib", "1", "--margin-mib", "inf", "--gpu", "0=1"],
+        ["--need-mib", "1", "--margin-mib=-1", "--gpu", "0=1"],
+        [json.dumps(MLP), "--gpu", "0=1", "--service", "nowhere"],
         ["--need-mib", "1", "--gpus", "nowhere.csv"],
         ["nowhere.json", "--gpu", "0=1"],
         ['{"family": 1}', "--gpu", "0=1"],

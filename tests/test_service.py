@@ -192,6 +192,28 @@ def test_slurm_is_answered_in_lines() -> None:
     run(scenario)
 
 
+def test_a_tight_job_is_given_the_whole_card_and_not_more_than_there_is() -> None:
+    spec = {**MLP, "training": {"batch_size": 2**24}}  # 10.5 GiB, and 21 to be safe, by the scripted estimator
+
+    async def scenario(service: Service) -> None:
+        text = json.dumps({"spec": spec, "device": "t4"}).encode()
+        found = await service.post("/v1/slurm", text, content_type="text/plain")
+        lines = dict(line.split("=") for line in found.body.decode().splitlines())
+        assert (lines["verdict"], lines["shards"]) == ("tight", "15"), "of the 15 GiB of a T4"
+        pod = {"metadata": {"name": "p", "annotations": {"vramcast/job": json.dumps(spec)}}}
+        gpu = {"id": "0", "free_mib": 15360, "total_mib": 15360, "device": "t4"}
+        nodes = [
+            {"metadata": {"name": name, "annotations": {"vramcast/gpus": json.dumps([{**gpu, "free_mib": free}])}}}
+            for name, free in (("idle", 15360), ("shared", 12000))
+        ]
+        args = {"Pod": pod, "Nodes": {"items": nodes}}
+        filtered = (await service.post("/k8s/filter", args)).json
+        assert [item["metadata"]["name"] for item in filtered["Nodes"]["items"]] == ["idle"]
+        assert list(filtered["FailedNodes"]) == ["shared"], "it may be freed"
+
+    run(scenario)
+
+
 def test_a_token_is_asked_for_where_there_is_one() -> None:
     async def scenario(service: Service) -> None:
         for header in (

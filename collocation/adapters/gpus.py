@@ -13,14 +13,13 @@ _GPU = re.compile(r"(?P<id>[^=]+)=(?P<free>\d+(?:\.\d+)?)(?:/(?P<total>\d+(?:\.\
 
 
 def parse_gpu(text: str) -> Gpu:
-    """'0=12000/40960@a100_40gb': the total may be left out where it does not matter, the device where there is one."""
+    """'0=12000/40960@a100_40gb': the total may be left out, and the device where there is one."""
     found = _GPU.fullmatch(text.strip())
     if not found:
         raise UserError(
             f"expected a GPU such as 0=12000 or 0=12000/40960@a100_40gb, found {text!r}: write it like that"
         )
-    free_mib = float(found["free"])
-    return Gpu(found["id"], free_mib, float(found["total"] or free_mib), found["device"])
+    return Gpu(found["id"], float(found["free"]), _amount(found["total"]), found["device"])
 
 
 def parse_gpus(text: str) -> list[Gpu]:
@@ -31,7 +30,7 @@ def parse_gpus(text: str) -> list[Gpu]:
         raise UserError(
             f"expected GPUs as a JSON list or as nvidia-smi's CSV without units, found other text ({error!r}): mend it"
         ) from error
-    if not all(math.isfinite(gpu.free_mib) and math.isfinite(gpu.total_mib) for gpu in found):
+    if not all(math.isfinite(gpu.free_mib) and math.isfinite(gpu.total_mib or 0) for gpu in found):
         raise UserError("expected finite amounts of memory, found others: mend them")
     return found
 
@@ -41,13 +40,17 @@ def _from_json(items: Any) -> list[Gpu]:
         Gpu(
             str(item["id"]),
             float(item["free_mib"]),
-            float(item.get("total_mib", item["free_mib"])),
+            _amount(item.get("total_mib")),
             item.get("device"),
             item.get("node"),
             int(item.get("jobs", 0)),
         )
         for item in items
     ]
+
+
+def _amount(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _from_csv(text: str) -> list[Gpu]:

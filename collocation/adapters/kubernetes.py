@@ -204,7 +204,7 @@ def _score(need: Need | None, gpus: list[Gpu] | None, policy: str) -> int:
         return 0
     if policy not in ("best-fit", "most-free"):
         return _HIGHEST
-    left = ranked[0].left_mib / max(ranked[0].gpu.total_mib, 1)
+    left = ranked[0].left_mib / max(ranked[0].gpu.total_mib or 0, 1)
     return round(_HIGHEST * min(1.0, left if policy == "most-free" else 1 - left))
 
 

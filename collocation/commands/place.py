@@ -5,6 +5,7 @@ Prints the id of the chosen GPU and nothing else; the reasons go to stderr. Exit
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 from collocation.adapters.carma import GPUMEMNET_LINE, write_rad, write_yaml
 from collocation.adapters.gpus import parse_gpu, parse_gpus
 from collocation.adapters.text import job_of_text
+from collocation.commands.tokens import TOKEN, read_token
 from collocation.placement import POLICIES, Gpu, Need, rank, refusals
 from dataset_builder.errors import UserError
 
@@ -30,6 +32,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _place(arguments: argparse.Namespace) -> int:
+    for name in ("need_mib", "margin_mib", "fallback_mib"):
+        _check_amount(name, getattr(arguments, name))
     gpus = _gpus(arguments)
     if not gpus and not (arguments.rad or arguments.yaml):
         raise UserError("expected GPUs to choose from, found none: give --gpu ID=FREE_MIB or --gpus FILE")
@@ -42,6 +46,12 @@ def _place(arguments: argparse.Namespace) -> int:
         print(f"{_on_default(need, arguments):.0f}")
         return 0
     return _tell(arguments, need, gpus, answers)
+
+
+def _check_amount(name: str, value: float | None) -> None:
+    """Refuse what is no amount: a job that needs NaN would fit anywhere."""
+    if value is not None and not 0 <= value < math.inf:
+        raise UserError(f"expected --{name.replace('_', '-')} to be a number from 0, found {value}: change it")
 
 
 def _tell(arguments: argparse.Namespace, need: Need, gpus: Sequence[Gpu], answers: Mapping[str, Any]) -> int:
@@ -93,8 +103,9 @@ def _asked(
 ) -> dict[str | None, dict[str, Any]]:
     from collocation.client import Client, ServiceError  # noqa: PLC0415
 
-    client = Client(arguments.service, token=arguments.token, fallback_mib=arguments.fallback_mib)
+    token = read_token(arguments.token_file)
     try:
+        client = Client(arguments.service, token=token, fallback_mib=arguments.fallback_mib)
         found = {
             device: client.classify({**job, "device": device or arguments.device, "risk": arguments.risk})
             for device in devices
@@ -159,7 +170,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--risk", type=float, default=0.01, help="how often the figure may be low")
     parser.add_argument("--checkpoint", default="universal", metavar="NAME")
     parser.add_argument("--service", metavar="URL", help="ask a running service instead of this process")
-    parser.add_argument("--token", help="of the service")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"of the service; else from ${TOKEN}")
     parser.add_argument("--fallback-mib", type=float, help="where the service is away")
     parser.add_argument("--rad", type=Path, metavar="FILE", help="write the figure into a job file of CARMA")
     parser.add_argument("--line", type=int, default=GPUMEMNET_LINE, help="of that file; default: %(default)s")

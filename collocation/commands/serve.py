@@ -1,15 +1,14 @@
 """`vramcast serve`: answers over HTTP."""
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from collocation.commands.tokens import TOKEN, read_token
 from dataset_builder.errors import UserError, check_count, check_probability
 
 _BAD_INPUT = 2
-_TOKEN = "VRAMCAST_TOKEN"  # noqa: S105 - the name of a variable
 
 
 def main(argv: Sequence[str]) -> int:
@@ -52,7 +51,7 @@ def _serve(arguments: argparse.Namespace) -> None:
             host=arguments.host,
             port=arguments.port,
             workers=arguments.workers,
-            token=_token(arguments.token_file),
+            token=read_token(arguments.token_file),
             known=arguments.known,
             tls_cert=arguments.tls_cert,
             tls_key=arguments.tls_key,
@@ -64,19 +63,6 @@ def _serve(arguments: argparse.Namespace) -> None:
     )
 
 
-def _token(path: Path | None) -> str | None:
-    """From a file or the environment, never from a command line, which everyone can read."""
-    if path is None:
-        return os.environ.get(_TOKEN) or None
-    try:
-        found = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"expected a token in {path}, found: {error}; check --token-file") from error
-    if not found:
-        raise UserError(f"expected a token in {path}, found an empty file: write one into it")
-    return found
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="vramcast serve", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1", help="default: %(default)s, this machine alone")
@@ -86,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--risk", type=float, default=0.01, help="how often a safe answer may be low")
     parser.add_argument("--workers", type=int, default=1, help="processes that trace networks")
     parser.add_argument("--known", type=Path, metavar="FILE", help="JSON lines of specs that go by a name")
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"clients must show it; else from ${_TOKEN}")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"clients must show it; else from ${TOKEN}")
     parser.add_argument("--tls-cert", type=Path, metavar="FILE")
     parser.add_argument("--tls-key", type=Path, metavar="FILE")
     parser.add_argument("--resource", default="hami", help="what the admission webhook writes; default: %(default)s")

@@ -14,7 +14,6 @@ from collocation.placement import Gpu, Need
 from collocation.service.engine import Engine
 from collocation.service.http import PROBLEMS, StrictRoute, reply
 from collocation.service.logs import event
-from collocation.service.placing import needs
 from collocation.service.slurm import job_from_text
 from dataset_builder.devices import device_names
 from dataset_builder.errors import UserError
@@ -50,7 +49,8 @@ async def need_of(engine: Engine, pod: Mapping[str, Any], gpus: Sequence[Gpu]) -
     job = job_from_text(notes[JOB])
     if RISK in notes and job.risk is None:
         job.risk = _risk(notes[RISK])
-    return needs(await engine.estimates(job, {gpu.device for gpu in gpus} | {None}))
+    found = await engine.estimates(job, {gpu.device for gpu in gpus} | {None})
+    return {device: item.set_aside_mib for device, item in found.items()}
 
 
 def _risk(text: str) -> float:

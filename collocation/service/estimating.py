@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from dataset_builder.errors import UserError
 from dataset_builder.schema import MIB
-from models.answer import Answer
+from models.answer import TIGHT, Answer
 from models.checkpoint import checkpoint_directory, load_checkpoint, load_metrics
 from models.classify import Classifier
 from models.questions import Question
@@ -40,6 +40,14 @@ class Estimated:
 
     answer: Answer
     distribution: list[dict[str, Any]] | None = None
+
+    @property
+    def set_aside_mib(self) -> float:
+        """For schedulers that turn the figure into a request: one above the card would keep a job waiting for good.
+
+        A job that is likely to fit, if not safely, gets the whole card: alone there, it has the best chance there is.
+        """
+        return self.answer.capacity_mib if self.answer.verdict == TIGHT else self.answer.safe_mib
 
     def to_json(self) -> dict[str, Any]:
         """As it goes over the wire."""

@@ -31,12 +31,12 @@ async def shards_text(engine: Engine, body: bytes) -> str:
         text = body.decode()
     except UnicodeDecodeError as error:
         raise UserError("expected a job as UTF-8, found other bytes: mend it") from error
-    answer = (await engine.estimate(job_from_text(text))).answer
+    found = await engine.estimate(job_from_text(text))
     lines = {
-        "need_mib": math.ceil(answer.safe_mib),
-        "estimate_mib": math.ceil(answer.estimate_mib),
-        "shards": max(1, math.ceil(answer.safe_mib / SHARD_MIB)),
-        "verdict": answer.verdict.replace(" ", "_"),
-        "device": answer.device,
+        "need_mib": math.ceil(found.set_aside_mib),
+        "estimate_mib": math.ceil(found.answer.estimate_mib),
+        "shards": max(1, math.ceil(found.set_aside_mib / SHARD_MIB)),
+        "verdict": found.answer.verdict.replace(" ", "_"),
+        "device": found.answer.device,
     }
     return "".join(f"{key}={value}\n" for key, value in lines.items())

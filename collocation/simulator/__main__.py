@@ -16,9 +16,9 @@ from collocation.simulator.rules import LEDGERS, QUEUES, Rules
 from collocation.simulator.workload import Job, read_jobs, read_trace
 from dataset_builder.errors import UserError, check_count
 from dataset_builder.schema import MIB
+from models.timeline import check_picture
 
 _BAD_INPUT = 2
-_PICTURES = (".png", ".svg")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,8 +69,8 @@ def _simulate(arguments: argparse.Namespace) -> None:
     check_count("--repeats", arguments.repeats)
     if not 0 <= arguments.jitter_s < float("inf"):
         raise UserError(f"expected --jitter-s to be a number from 0, found {arguments.jitter_s!r}: change it")
-    if arguments.gantt and Path(arguments.gantt).suffix not in _PICTURES:
-        raise UserError(f"expected --gantt to end in one of {list(_PICTURES)}, found {arguments.gantt!r}: rename it")
+    if arguments.gantt:
+        check_picture(Path(arguments.gantt))
     trace = read_trace(Path(arguments.trace), read_jobs(Path(arguments.jobs)))
     jobs = list({item.job.name: item.job for item in trace}.values())
     rules = _rules(arguments)
