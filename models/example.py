@@ -6,12 +6,13 @@ from dataset_builder.errors import UserError
 from dataset_builder.families import FAMILIES
 from dataset_builder.schema import LayerRecord, Measurement, StaticEstimate, Status, TrainingSetup
 
-_TRACE = 0.01
+_FIRST_LAYERS = 3
+"""Convolutions that a Transformer may begin with."""
 
 
 def is_convolution(kind: str) -> bool:
-    """Whether a layer is a convolution, of torch or of a library that derives its own."""
-    return "conv" in kind.lower()
+    """Whether a layer is a convolution, of torch or of a library that derives its own; transformers' Conv1D is none."""
+    return "conv" in kind.lower() and kind != "Conv1D"
 
 
 @dataclass(frozen=True)
@@ -93,10 +94,8 @@ class Example:
 
     @property
     def _has_workspaces(self) -> bool:
-        """Whether cuDNN's part of the memory is more than a trace, as it is where the first layer alone is its own."""
-        if self.simulated is None:
-            return any(is_convolution(layer.kind) for layer in self.layers)
-        return self.simulated.workspace_bytes > _TRACE * self.simulated.reserved_bytes
+        """Whether it is a convolutional network: a first layer that cuts an image into patches makes none."""
+        return sum(is_convolution(layer.kind) for layer in self.layers) > _FIRST_LAYERS
 
     @property
     def simulation(self) -> Simulated:

@@ -11,7 +11,7 @@ from dataset_builder.inspection.findings import Findings
 from dataset_builder.inspection.jobs import table_of
 from dataset_builder.measure.virtual.profile import DeviceProfile
 from dataset_builder.schema import MIB, TRIAL, LayerTable, Measurement, Row, Status, TrainingSetup, content_hash
-from models.example import Example, Target, simulated_of
+from models.example import Example, Target, is_convolution, simulated_of
 
 if TYPE_CHECKING:
     from models.simulation import SimulationCache
@@ -29,7 +29,10 @@ def example_of_table(
     family: str | None = None,
 ) -> Example:
     """An example of what a layer table describes, on a device; with the virtual GPU's measurement if there is one."""
-    overhead_bytes = profile.overhead_bytes(_has(table, "conv"), _has(table, "batchnorm"))
+    overhead_bytes = profile.overhead_bytes(
+        any(is_convolution(layer.kind) for layer in table.layers),
+        any("batchnorm" in layer.kind.lower() for layer in table.layers),
+    )
     group = content_hash({"layers": [vars(layer) for layer in table.layers], "input": table.input_elements})
     return Example(
         id=content_hash({"group": group, "training": vars(training)}),
@@ -83,10 +86,6 @@ def _of_one_device(rows: Sequence[Row], profile: DeviceProfile, cache: "Simulati
     if len(found) < len(rows):
         print(f"note: {len(rows) - len(found)} rows repeat a spec or were not simulated", file=sys.stderr)
     return [example_of_row(row, profile, found[row.spec.id]) for row in rows if row.spec.id in found]
-
-
-def _has(table: LayerTable, kind: str) -> bool:
-    return any(layer.kind.lower().startswith(kind) for layer in table.layers)
 
 
 def _target(row: Row) -> Target:

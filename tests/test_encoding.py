@@ -101,7 +101,7 @@ def test_tokens_fold_what_has_no_parameters_and_count_what_repeats():
 
 
 def test_a_network_that_nobody_named_counts_as_a_real_one():
-    example = example_of_table(table_of(cnn_spec()), cnn_spec().training, PROFILE)
+    example = example_of_table(table_of(cnn_spec(depth=5)), cnn_spec().training, PROFILE)
     assert example.stratum == "real with workspaces"
     assert main_activation(table_of(mlp_spec()).layers) == "ReLU"
 

@@ -11,7 +11,7 @@ from synthetic_examples import cnn_spec, example_of, mlp_examples, mlp_spec
 from dataset_builder.errors import UserError
 from models.classifiers import NetworkSettings
 from models.ensemble import Ensemble, best_temperature, rounds_of
-from models.example import Example, Simulated, Target
+from models.example import Example, Target, is_convolution
 from models.fitting import PlainFitter
 from models.ood import Novelty
 from models.targets import intervals
@@ -131,17 +131,21 @@ def test_an_unfamiliar_job_is_answered_by_the_simulation_with_the_margin_of_simu
 
 
 def test_a_trial_of_cudnn_calibrates_only_jobs_that_try():
-    example = example_of(cnn_spec(filters=64))
+    example = example_of(cnn_spec(depth=5))
     plain = Example(**{**vars(example), "family": "timm"})
-    trying = Example(**{**vars(plain), "training": cnn_spec(filters=64, cudnn_benchmark=True).training})
+    trying = Example(**{**vars(plain), "training": cnn_spec(cudnn_benchmark=True).training})
     assert plain.stratum == "real with workspaces"
     assert trying.calibrates == ("real with trials", "real with workspaces")
     tried = Example(**{**vars(trying), "target": Target(1, fits=True, trial=True)})
     assert tried.calibrates == ("real with trials",)
-    no_workspace = Simulated(**{**vars(example.simulated), "workspace_bytes": 0})
-    assert Example(**{**vars(trying), "simulated": no_workspace}).stratum == "real"
-    assert Example(**{**vars(plain), "simulated": None}).stratum == "real with workspaces"
+    assert Example(**{**vars(trying), "layers": trying.layers[:3]}).stratum == "real"
     assert example.calibrates == ("cnn",)
+
+
+def test_conv1d_of_transformers_is_no_convolution():
+    assert [kind for kind in ("Conv2d", "Conv1d", "StdConv2dSame", "Conv1D", "Linear") if is_convolution(kind)] == [
+        "Conv2d", "Conv1d", "StdConv2dSame",
+    ]  # fmt: skip
 
 
 def test_calibration_survives_saving(ensemble, tmp_path):
