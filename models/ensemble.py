@@ -67,7 +67,7 @@ class Ensemble(Forecaster):
     novelty_: Novelty
     temperature_: float
     margins_: SafeMargins
-    """In units of a forecast's own width; and below of the logarithm, for what the forecasts start from."""
+    """How far above medians jobs were; and below, above what the forecasts start from."""
     usual_margins_: SafeMargins
 
     @classmethod
@@ -114,7 +114,7 @@ class Ensemble(Forecaster):
         """Set width and safe margins by forecasts of examples that are new to who made them."""
         self.temperature_ = best_temperature(plain, examples)
         needed = np.array(_needed_bytes(examples), dtype=np.float64)
-        scores = plain.tempered(self.temperature_).scores(needed)
+        scores = plain.above_median(needed)
         overhead = np.array([example.overhead_bytes for example in examples], dtype=np.float64)
         gaps = np.log(np.maximum(needed - overhead, 1) / self._usual_bytes(examples))
         strata = [(place, name) for place, example in enumerate(examples) for name in example.calibrates]
@@ -162,8 +162,8 @@ class Ensemble(Forecaster):
     def safe_bytes(self, examples: Sequence[Example], risk: float) -> NDArray[np.float64]:
         """[examples]: what a job exceeds with at most that probability; infinity where that does not fit.
 
-        Of an unfamiliar one the networks do not even know how unsure they are: its margin is how far off the figures
-        were that they start from, in calibration.
+        The margin is how far jobs of its stratum were above their medians in calibration; of an unfamiliar one, above
+        the figures that the networks start from.
         """
         return self.judged(examples, risk)[1]
 
@@ -173,11 +173,8 @@ class Ensemble(Forecaster):
         """The forecast, the safe answers, and which examples are unfamiliar: all of it for the work of one."""
         strata, strange = [example.stratum for example in examples], self.unfamiliar(examples)
         found = self._forecast(examples, strange)
-        safe = found.bytes_at_score(self.margins_.margins(strata, risk))
-        if not strange.any():
-            return found, safe, strange
-        gaps = self.usual_margins_.margins(strata, risk)
-        return found, np.where(strange, found.bytes_above_median(gaps), safe), strange
+        learned, usual = (item.margins(strata, risk) for item in (self.margins_, self.usual_margins_))
+        return found, found.bytes_above_median(np.where(strange, usual, learned)), strange
 
     @property
     def least_risk(self) -> float:

@@ -9,13 +9,11 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from models.density import LEAST_SCALE, Mixture, mixed, stacked
+from models.density import Mixture, mixed, stacked
 from models.example import Example
 from models.labels import Buckets
 
 Array = NDArray[np.float64]
-
-_REACH = 0.98
 
 
 @dataclass(frozen=True)
@@ -86,19 +84,13 @@ class Forecast:
         """[n]: the point estimate; infinity for what does not fit."""
         return self.quantile_bytes(0.5)
 
-    def scores(self, used_bytes: ArrayLike) -> Array:
-        """[n]: how far memory [n] lies above the median, in units of the forecast's own width.
+    def above_median(self, used_bytes: ArrayLike) -> Array:
+        """[n]: how far memory [n] lies above the median, as the logarithm of the job's own part.
 
         Where the median is that the job does not fit nothing lies above it.
         """
-        median, width = self._median_and_width()
         used = torch.as_tensor(np.asarray(used_bytes, dtype=np.float64))[:, None]
-        return np.asarray((self._log_used(used)[:, 0].numpy() - median) / width)
-
-    def bytes_at_score(self, scores: ArrayLike) -> Array:
-        """[n]: the memory at a score [n]; infinity for what does not fit."""
-        median, width = self._median_and_width()
-        return self._to_bytes(median + np.asarray(scores, dtype=np.float64) * width)
+        return np.asarray(self._log_used(used)[:, 0].numpy() - self.mixture.quantile(0.5).numpy())
 
     def bytes_above_median(self, gaps: ArrayLike) -> Array:
         """[n]: what lies above the median by gaps [n] of the logarithm; infinity for what does not fit."""
@@ -112,15 +104,6 @@ class Forecast:
         )
         inside, above = self.mixture.log_mass(lower, upper), self.mixture.log_survival(lower)
         return np.asarray(torch.where(torch.from_numpy(fits), inside, above).numpy())
-
-    def _median_and_width(self) -> tuple[Array, Array]:
-        """The median, and how far above it the forecast reaches, were it certain that the job fits.
-
-        Between the quartiles many forecasts are exact, and say nothing of how far off the others may be.
-        """
-        finite = self.mixture.given_finite()
-        width = finite.quantile(_REACH) - finite.quantile(0.5)
-        return self.mixture.quantile(0.5).numpy(), width.clamp(min=LEAST_SCALE).numpy()
 
     def _log_used(self, used_bytes: Tensor) -> Tensor:
         """[n, m] bytes on the device as logarithms of what the job's allocator has of them."""

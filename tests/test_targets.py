@@ -140,5 +140,5 @@ def test_what_exceeds_the_card_is_infinite():
 def test_scores_and_bytes_are_each_others_inverse():
     forecast = forecast_of(300, 0.05, example_of(mlp_spec()))
     for used in (400 * MIB, 600 * MIB):
-        assert forecast.bytes_at_score(forecast.scores([used]))[0] == pytest.approx(used)
-    assert forecast.scores(forecast.median_bytes())[0] == pytest.approx(0, abs=1e-9)
+        assert forecast.bytes_above_median(forecast.above_median([used]))[0] == pytest.approx(used)
+    assert forecast.above_median(forecast.median_bytes())[0] == pytest.approx(0, abs=1e-9)
