@@ -22,7 +22,7 @@ from models.forecaster import Forecaster
 from models.labels import Buckets
 from models.ood import Novelty
 from models.storage import State, joined
-from models.targets import intervals
+from models.targets import gaps_of, intervals
 
 _TEMPERATURES = tuple(float(value) for value in np.geomspace(0.5, 3.0, 37))
 _LEAST_FOLDS = 5
@@ -115,8 +115,8 @@ class Ensemble(Forecaster):
         self.temperature_ = best_temperature(plain, examples)
         needed = np.array(_needed_bytes(examples), dtype=np.float64)
         scores = plain.above_median(needed)
-        overhead = np.array([example.overhead_bytes for example in examples], dtype=np.float64)
-        gaps = np.log(np.maximum(needed - overhead, 1) / self._usual_bytes(examples))
+        first = self.members[0]
+        gaps = gaps_of(needed, examples, feature_set(first.settings.features)) - first.center_
         strata = [(place, name) for place, example in enumerate(examples) for name in example.calibrates]
         places, names = [place for place, _ in strata], [name for _, name in strata]
         self.margins_ = SafeMargins.fit(names, scores[places])
