@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--jitter-s", type=float, default=60.0, help="by how much copies are shifted at most")
     add("--checkpoint", default="universal", metavar="NAME", help="of ours: a released estimator, or its directory")
     add("--risk", type=float, default=0.01, help="of ours: how often a job may take more than is set aside")
-    add("--bucket-mib", type=int, default=1024, help="of ours: rounded up to the edge of such a bucket")
+    add("--bucket-mib", type=int, default=1, help="of ours: rounded up to the edge of such a bucket")
     add("--definitions", metavar="FILE", help="of ours: which recipe defines which job")
     add("--cache", default="runs/simulations", metavar="DIR", help="of ours: where simulated networks are kept")
     add("--workers", type=int, default=2, help="of ours: processes that simulate networks")
