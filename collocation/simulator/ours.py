@@ -29,7 +29,7 @@ class Asked:
     checkpoint: str = "universal"
     risk: float = 0.01
     bucket_mib: int = 1
-    """Bounds are rounded up to the edge of such a bucket. The service and adapters count whole MiB, as schedulers do."""
+    """Bounds are rounded up to the edge of such a bucket. The service and adapters count in MiB, as schedulers do."""
 
     def __post_init__(self) -> None:
         check_count("--bucket-mib", self.bucket_mib)
