@@ -17,7 +17,6 @@ from dataset_builder.store.importers.timm import LAYOUT
 
 SETTINGS = {"name": "x", "title": "X", "total_mib": 40960, "compute_capability": 8.0, "context_mib": 100}
 A100 = parse_profile(load_device("a100_40gb_gpumemnet_2024"))
-TIMM = parse_profile(load_device("a100_40gb_timm_2024"))
 
 
 def call(direction: str, inputs: int, outputs: int, size: int = 64, kernel: int = 3) -> ConvolutionCall:
@@ -81,22 +80,6 @@ def test_some_calls_take_more_than_their_copies() -> None:
 )
 def test_the_a100_of_the_cnn_rows(item: ConvolutionCall, copies: int, extra_mib: int) -> None:
     assert A100.workspace_bytes(item) == copies * copies_bytes(item) + extra_mib * MIB
-
-
-@pytest.mark.parametrize(
-    ("item", "copies", "extra_mib"),
-    [
-        (call("forward", 64, 128), 0, 0),  # wide enough for kernels that read the tensors as they lie
-        (call("forward", 128, 64), 0, 0),
-        (call("forward", 96, 96), 1, 0),
-        (call("forward", 126, 128), 1, 0),  # not read four channels at a time
-        (call("data", 128, 128), 1, 0),
-        (call("weight", 128, 128), 1, 5),
-        (call("weight", 128, 128, kernel=1), 0, 0),
-    ],
-)
-def test_the_a100_under_timms_script(item: ConvolutionCall, copies: int, extra_mib: int) -> None:
-    assert TIMM.workspace_bytes(item) == copies * copies_bytes(item) + extra_mib * MIB
 
 
 def test_a_little_more_than_the_last_workspace_means_a_segment_of_its_own() -> None:
