@@ -91,7 +91,7 @@ class Example:
 
     @property
     def calibrates(self) -> tuple[str, ...]:
-        """The strata of which a measured example tells something: its own, those without trials, and other libraries."""
+        """The strata of which a measured example tells something: its own, those without trials, other libraries."""
         if self.measured.trial or self.family in FAMILIES:
             return (self.stratum,)
         alike = replace(self, training=replace(self.training, cudnn_benchmark=False)).stratum
