@@ -73,11 +73,9 @@ def _show(overrides: Sequence[str]) -> None:
 
 
 def _build(overrides: Sequence[str]) -> int:
-    from tqdm import tqdm
-
     from dataset_builder.configuration import compose_build, make_build, make_executor, out_of, settings_of
     from dataset_builder.executors import WorkerError
-    from dataset_builder.pipeline import COVERAGE_NAME, run
+    from dataset_builder.pipeline import COVERAGE_NAME, run_with_bar
 
     for word in overrides:
         if "=" not in word and not word.startswith("~"):
@@ -88,10 +86,8 @@ def _build(overrides: Sequence[str]) -> int:
     build = make_build(settings_of(config, overrides), out_of(config))
     executor = make_executor(config, build.backend)
     print(f"{build.space.name}: {build.sampler.describe(build.space)}", file=sys.stderr)
-    often = 0.1 if sys.stderr.isatty() else 5
     try:
-        with tqdm(total=build.n, unit="row", dynamic_ncols=True, mininterval=often) as bar:
-            result = run(build, executor, lambda _: bar.update(), lambda done: _start(bar, done))
+        result = run_with_bar(build, executor)
     except KeyboardInterrupt:
         print(f"stopped; the rows so far are safe in {build.out}, and the same command goes on", file=sys.stderr)
         return _INTERRUPTED
@@ -104,11 +100,6 @@ def _build(overrides: Sequence[str]) -> int:
     pairs = f"{result.coverage.pairs_covered:.1%} of all pairs of levels occur"
     print(f"{counts}, in {build.out}; {pairs}: see {COVERAGE_NAME}")
     return 0
-
-
-def _start(bar: "tqdm[object]", done: int) -> None:  # type: ignore[name-defined]  # noqa: F821
-    bar.n = bar.initial = done
-    bar.refresh()
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

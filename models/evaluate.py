@@ -9,13 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from tqdm import tqdm
-
 from dataset_builder.configuration import make_backend
 from dataset_builder.devices import load_device
 from dataset_builder.errors import UserError, check_count
 from dataset_builder.executors import LocalExecutor
 from dataset_builder.measure import Backend
+from dataset_builder.progress import bar
 from dataset_builder.schema import MIB, Row, Spec, Status
 from dataset_builder.store.importers import read_rows
 from dataset_builder.store.splits import HALVES, in_half
@@ -36,7 +35,7 @@ def evaluate_backend(backend: Backend, rows: Sequence[Row], workers: int) -> lis
 
 def _judge_rows(backend: Backend, rows: Rows, workers: int) -> Iterator[Judged]:
     outcomes = LocalExecutor(workers, timeout_seconds=600).run(backend, rows)
-    for spec, outcome in tqdm(outcomes, total=len(rows), unit="row", mininterval=0.1 if sys.stderr.isatty() else 5):
+    for spec, outcome in bar(outcomes, total=len(rows), unit="row"):
         if outcome.measurement.status not in (Status.OK, Status.OOM):
             print(f"note: {spec.id} was not estimated: {outcome.measurement.evidence}", file=sys.stderr)
             continue

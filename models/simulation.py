@@ -8,7 +8,6 @@ from hashlib import sha256
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 import dataset_builder
 from dataset_builder.executors import LocalExecutor
@@ -16,6 +15,7 @@ from dataset_builder.measure import Backend, Outcome
 from dataset_builder.measure.virtual.backend import VirtualBackend
 from dataset_builder.measure.virtual.profile import DeviceProfile
 from dataset_builder.pipeline import software_versions
+from dataset_builder.progress import bar
 from dataset_builder.schema import Measurement, Provenance, Row, Spec, Status, content_hash
 from dataset_builder.store import JOURNAL_NAME, JournalWriter, iter_records
 
@@ -67,8 +67,7 @@ class SimulationCache:
 
     def _outcomes(self, backend: Backend, specs: list[Spec]) -> Iterator[tuple[Spec, Outcome]]:
         outcomes = LocalExecutor(self.workers, _TIMEOUT_SECONDS).run(backend, specs)
-        interval = 0.1 if sys.stderr.isatty() else 30
-        yield from tqdm(outcomes, total=len(specs), unit="row", desc="virtual GPU", mininterval=interval)
+        yield from bar(outcomes, total=len(specs), unit="row", desc="virtual GPU")
 
 
 def _read(directory: Path, wanted: Mapping[str, Spec]) -> Iterator[tuple[str, Measurement]]:

@@ -225,7 +225,7 @@ def test_a_file_of_the_configuration_is_short(path):
 )
 def test_bad_input_gets_one_sentence_and_exit_code_2(words, sentence, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("train.data.run", None)  # what is wrong is told before a row is built
+    monkeypatch.setattr("train.data.run_with_bar", None)  # what is wrong is told before a row is built
     assert main(words) == 2
     errors = capsys.readouterr().err.strip().splitlines()
     assert errors[-1].startswith("vramcast train: ")

@@ -1,17 +1,14 @@
 """From the data of a configuration to examples: measured tables that are read, virtual rows that are built."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-from tqdm import tqdm
 
 from dataset_builder.configuration import compose_build, make_build, settings_of
 from dataset_builder.devices import load_device
 from dataset_builder.errors import UserError
 from dataset_builder.executors import Executor
 from dataset_builder.measure.virtual.profile import DeviceProfile, parse_profile
-from dataset_builder.pipeline import run
+from dataset_builder.pipeline import run_with_bar
 from dataset_builder.schema import Row, Status
 from dataset_builder.store import read_journal
 from dataset_builder.store.importers import read_rows
@@ -97,14 +94,7 @@ def _built(data: DataSettings, device: str, family: str, count: int, executor: E
     words = [f"family={family}", f"n={count}", f"seed={data.seed}", f"device={device}", "backend=virtual"]
     out = Path(str(data.rows)) / device / f"{family}-{count}-seed{data.seed}"
     build = make_build(settings_of(compose_build(words), words), out)
-    often = 0.1 if sys.stderr.isatty() else 10
-    with tqdm(total=count, desc=f"building {family}", unit="row", dynamic_ncols=True, mininterval=often) as bar:
-
-        def start(done: int) -> None:
-            bar.n = bar.initial = done
-            bar.refresh()
-
-        run(build, executor, lambda _: bar.update(), start)
+    run_with_bar(build, executor, f"building {family}")
     return read_journal(out).rows
 
 
