@@ -1,4 +1,4 @@
-"""What a user asked for that cannot be carried out."""
+"""What cannot be carried out: mostly what a user asked for."""
 
 from collections.abc import Collection
 from typing import Any
@@ -10,6 +10,10 @@ class UserError(ValueError):
 
 class UntraceableError(UserError):
     """Of one network: it cannot run without data. Others may."""
+
+
+class WorkerError(RuntimeError):
+    """Workers cannot work at all, whatever the spec: the run is over."""
 
 
 def check_count(name: str, value: Any, least: int = 1) -> None:

@@ -18,8 +18,8 @@ import pytest
 import scripted_backend
 from scripted_backend import DiesOnLoad, RefusesOnLoad, Scripted, alive, index_of, plain, spec, wait_until
 
-from dataset_builder.errors import UserError
-from dataset_builder.executors import LocalExecutor, WorkerError
+from dataset_builder.errors import UserError, WorkerError
+from dataset_builder.executors import LocalExecutor
 from dataset_builder.schema import Status
 
 

@@ -17,18 +17,15 @@ from collocation.adapters.text import job_of_text
 from collocation.commands.tokens import TOKEN, read_token
 from collocation.placement import POLICIES, Gpu, Need, rank, refusals
 from dataset_builder.errors import UserError
+from dataset_builder.exits import exit_code
 
-_NONE, _BAD_INPUT = 1, 2
+_NONE = 1
 
 
 def main(argv: Sequence[str]) -> int:
     """Place a job; the return value is the exit code."""
     arguments = _parser().parse_args(argv)
-    try:
-        return _place(arguments)
-    except UserError as error:
-        print(f"vramcast place: {error}", file=sys.stderr)
-        return _BAD_INPUT
+    return exit_code("vramcast place", lambda: _place(arguments))
 
 
 def _place(arguments: argparse.Namespace) -> int:

@@ -1,25 +1,18 @@
 """`vramcast serve`: answers over HTTP."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from collocation.commands.tokens import TOKEN, read_token
 from dataset_builder.errors import UserError, check_count, check_probability
-
-_BAD_INPUT = 2
+from dataset_builder.exits import exit_code
 
 
 def main(argv: Sequence[str]) -> int:
     """Serve until told to stop; the return value is the exit code."""
     arguments = _parser().parse_args(argv)
-    try:
-        _serve(arguments)
-    except UserError as error:
-        print(f"vramcast serve: {error}", file=sys.stderr)
-        return _BAD_INPUT
-    return 0
+    return exit_code("vramcast serve", lambda: _serve(arguments))
 
 
 def _serve(arguments: argparse.Namespace) -> None:

@@ -15,23 +15,15 @@ from collocation.simulator.needs import ESTIMATORS, FLOOR_MIB, OURS, Asking, est
 from collocation.simulator.rules import LEDGERS, QUEUES, Rules
 from collocation.simulator.workload import Job, read_jobs, read_trace
 from dataset_builder.errors import UserError, check_count
+from dataset_builder.exits import exit_code
 from dataset_builder.schema import MIB
 from models.timeline import check_picture
-
-_BAD_INPUT = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the return value is the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    try:
-        _simulate(_parser().parse_args(words))
-    except UserError as error:
-        print(f"vramcast simulate: {error}", file=sys.stderr)
-        return _BAD_INPUT
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return exit_code("vramcast simulate", lambda: _simulate(_parser().parse_args(words)))
 
 
 def _parser() -> argparse.ArgumentParser:
