@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from dataset_builder.defaults import BUCKET_MIB
 from dataset_builder.errors import UserError, check_count
 from dataset_builder.schema import Row, Spec
 from dataset_builder.store import iter_records, locate, read_header, read_journal, repair
@@ -131,9 +132,8 @@ def verify_gpu(arguments: argparse.Namespace) -> int:
 def calibrate_device(arguments: argparse.Namespace) -> None:
     """Fit a device profile to rows measured on the card: about thirty that are measured now, or those of a file."""
     from dataset_builder import calibrating
-    from dataset_builder.devices import CONF, load_device
+    from dataset_builder.devices import CONF, DEFAULT_DEVICE, load_profile
     from dataset_builder.measure.virtual.calibration import calibrate
-    from dataset_builder.measure.virtual.profile import parse_profile
     from dataset_builder.store.splits import in_half
 
     key, _, name = arguments.device.partition("=")
@@ -142,7 +142,7 @@ def calibrate_device(arguments: argparse.Namespace) -> None:
     check_count("--rows", arguments.rows)
     check_count("--test", arguments.test, least=0)
     known = (CONF / "device" / f"{name}.yaml").exists()
-    start = parse_profile(load_device(arguments.start or (name if known else "a100_40gb")))
+    start = load_profile(arguments.start or (name if known else DEFAULT_DEVICE))
     path = Path(arguments.output or CONF / "device" / f"{name}.yaml")
     if path.exists() and not arguments.force:
         raise UserError(f"expected no profile at {path}, found one: choose another with -o, or replace it with --force")
@@ -273,7 +273,7 @@ def run_command(argv: Sequence[str]) -> int:
     for name in ("status", "coverage", "view", "split", "repair"):
         subs[name].add_argument("directory", help="the out=DIR of a build")
     subs["coverage"].add_argument("--pairs", type=int, default=10, help="how many of the worst to show, 0 for all")
-    subs["status"].add_argument("--bucket-mib", type=int, default=1024)
+    subs["status"].add_argument("--bucket-mib", type=int, default=BUCKET_MIB)
     subs["status"].add_argument("--json", action="store_true")
     for name in ("emit", "layers"):
         subs[name].add_argument("row", help="the beginning of a row's id, gpumemnet:NAME, or a spec as FILE.json")
@@ -293,12 +293,14 @@ def run_command(argv: Sequence[str]) -> int:
 
 
 def _add_calibrate(parser: argparse.ArgumentParser) -> None:
+    from dataset_builder.devices import DEFAULT_DEVICE
+
     parser.add_argument("device", metavar="device=NAME", help="the profile to write")
     parser.add_argument("--from-rows", metavar="PATH", help="measured rows: a build directory or a public table")
     parser.add_argument("--rows", type=int, default=40, help="how many of them to fit to")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--half", choices=("even", "odd"), help="of the networks, to test on the other half")
-    parser.add_argument("--start", metavar="PROFILE", help="where to start from; default: NAME, else a100_40gb")
+    parser.add_argument("--start", metavar="PROFILE", help=f"where to start from; default: NAME, else {DEFAULT_DEVICE}")
     parser.add_argument("--from-scratch", action="store_true", help="forget the constants of the profile to start from")
     parser.add_argument("--test", type=int, default=0, metavar="N", help="also tell the error on so many other rows")
     parser.add_argument("-o", "--output", metavar="FILE", help="default: conf/device/NAME.yaml")

@@ -2,10 +2,12 @@
 
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dataset_builder.errors import UserError
-from dataset_builder.measure.virtual.profile import DeviceProfile, parse_profile
+
+if TYPE_CHECKING:
+    from dataset_builder.measure.virtual.profile import DeviceProfile
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 DEFAULT_DEVICE = "a100_40gb"
@@ -33,12 +35,14 @@ def load_device(name: str) -> dict[str, Any]:
 
 
 @cache
-def load_profile(name: str) -> DeviceProfile:
+def load_profile(name: str) -> "DeviceProfile":
     """The profile of that name."""
+    from dataset_builder.measure.virtual.profile import parse_profile  # noqa: PLC0415 - torch, which names need not
+
     return parse_profile(load_device(name))
 
 
-def known_cards() -> list[DeviceProfile]:
+def known_cards() -> list["DeviceProfile"]:
     """A profile for each card, smallest first; stacks of a set of measurements, told by a comma, are left out."""
     profiles = [load_profile(name) for name in device_names()]
     return sorted((item for item in profiles if "," not in item.title), key=lambda item: (item.total_mib, item.name))

@@ -11,12 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dataset_builder.defaults import BUCKET_MIB, CHECKPOINT, RISK
+from dataset_builder.devices import DEFAULT_DEVICE
 from dataset_builder.errors import UserError, check_count
 from dataset_builder.exits import exit_code
 from dataset_builder.inspection.client import MEMORY_MIB, TIMEOUT_SECONDS, TheirError
 from dataset_builder.inspection.targets import FORMS, parse_argument
 from dataset_builder.schema import LayerTable
-from models.requests import DEFAULT_DEVICE, RISK, Request
+from models.requests import Request
 from models.sessions import Sessions
 
 _THEIR_ERROR = 3
@@ -62,8 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--accumulate", type=int, metavar="N", help="batches to one optimizer step")
     parser.add_argument("--device", metavar="NAME", help=f"a profile of conf/device; default {DEFAULT_DEVICE}")
     parser.add_argument("--risk", type=float, help=f"how often the safe figure may be too low; default {RISK}")
-    parser.add_argument("--bucket-mib", type=int, metavar="N", help="the width of a bucket; default 1024")
-    parser.add_argument("--checkpoint", default="universal", metavar="NAME", help="the estimator: a name or directory")
+    parser.add_argument("--bucket-mib", type=int, metavar="N", help=f"the width of a bucket; default {BUCKET_MIB}")
+    parser.add_argument("--checkpoint", default=CHECKPOINT, metavar="NAME", help="the estimator: a name or directory")
     parser.add_argument(
         "--max-batch", action="store_true", default=None, help="look for the largest batch with --json too"
     )

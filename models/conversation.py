@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dataset_builder.defaults import RISK
 from dataset_builder.devices import load_profile
 from dataset_builder.inspection.findings import Curve, Findings
 from dataset_builder.inspection.inspector import Inspection
@@ -12,7 +13,6 @@ from models.answer import Answer
 from models.batch_search import largest_batch
 from models.classify import Classifier
 from models.questions import question_of
-from models.requests import RISK
 
 
 class Conversation:

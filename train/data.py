@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dataset_builder.configuration import compose_build, make_build, settings_of
-from dataset_builder.devices import load_device
+from dataset_builder.devices import load_profile
 from dataset_builder.errors import UserError
 from dataset_builder.executors import Executor
-from dataset_builder.measure.virtual.profile import DeviceProfile, parse_profile
 from dataset_builder.pipeline import run_with_bar
 from dataset_builder.schema import Row, Status
 from dataset_builder.store import read_journal
@@ -43,7 +42,7 @@ def _measured(data: DataSettings, workers: int) -> list[Example]:
     if data.path is None:
         return []
     rows = [row for path in _tables(data) for row in read_rows(path) if _wanted(data, row)]
-    profiles = {device: _profile(device) for device in {str(row.provenance.device) for row in rows}}
+    profiles = {device: load_profile(device) for device in {str(row.provenance.device) for row in rows}}
     return examples_of_rows(_first_of_each(rows), profiles, SimulationCache(data.cache, workers))
 
 
@@ -79,7 +78,7 @@ def _virtual(data: DataSettings, executor: Executor) -> list[Example]:
     if data.rows is None:
         return []
     families, device = data.wanted_families(), str(data.device)
-    profile = _profile(device)
+    profile = load_profile(device)
     return [
         example_of_row(row, profile, row.measurement)
         for family, count in data.counts.items()
@@ -96,7 +95,3 @@ def _built(data: DataSettings, device: str, family: str, count: int, executor: E
     build = make_build(settings_of(compose_build(words), words), out)
     run_with_bar(build, executor, f"building {family}")
     return read_journal(out).rows
-
-
-def _profile(device: str) -> DeviceProfile:
-    return parse_profile(load_device(device))

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dataset_builder.defaults import SIMULATIONS
 from dataset_builder.errors import UserError, check_choice, check_count
 from dataset_builder.families import FAMILIES
 from dataset_builder.store.splits import make_split
@@ -49,7 +50,7 @@ class DataSettings:
     """Those that are kept; None for all."""
     path: str | None = None
     files: Sequence[str] = ()
-    cache: str = "runs/simulations"
+    cache: str = SIMULATIONS
     rows: str | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     """Virtual rows by family."""

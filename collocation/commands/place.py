@@ -16,6 +16,8 @@ from collocation.adapters.gpus import parse_gpu, parse_gpus
 from collocation.adapters.text import job_of_text
 from collocation.commands.tokens import TOKEN, read_token
 from collocation.placement import POLICIES, Gpu, Need, rank, refusals
+from dataset_builder.defaults import CHECKPOINT, RISK
+from dataset_builder.devices import DEFAULT_DEVICE
 from dataset_builder.errors import UserError
 from dataset_builder.exits import exit_code
 
@@ -163,9 +165,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--policy", default="best-fit", choices=POLICIES)
     parser.add_argument("--margin-mib", type=float, default=0.0, help="what must stay free beside the job")
-    parser.add_argument("--device", default="a100_40gb", help="for GPUs that say none; default: %(default)s")
-    parser.add_argument("--risk", type=float, default=0.01, help="how often the figure may be low")
-    parser.add_argument("--checkpoint", default="universal", metavar="NAME")
+    parser.add_argument("--device", default=DEFAULT_DEVICE, help="for GPUs that say none; default: %(default)s")
+    parser.add_argument("--risk", type=float, default=RISK, help="how often the figure may be low")
+    parser.add_argument("--checkpoint", default=CHECKPOINT, metavar="NAME")
     parser.add_argument("--service", metavar="URL", help="ask a running service instead of this process")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"of the service; else from ${TOKEN}")
     parser.add_argument("--fallback-mib", type=float, help="where the service is away")

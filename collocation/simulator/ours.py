@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from collocation.simulator.workload import Job
+from dataset_builder.defaults import BUCKET_MIB, CHECKPOINT, RISK
 from dataset_builder.devices import load_profile
 from dataset_builder.errors import UserError, check_count
 from dataset_builder.inspection.jobs import table_of
@@ -27,9 +28,9 @@ DEFINITIONS = Path(__file__).with_name("definitions.yaml")
 class Asked:
     """Which answer of which estimator is wanted."""
 
-    checkpoint: str = "universal"
-    risk: float = 0.01
-    bucket_mib: int = 1024
+    checkpoint: str = CHECKPOINT
+    risk: float = RISK
+    bucket_mib: int = BUCKET_MIB
     """Bounds are rounded up to the edge of such a bucket: the width that the released estimators are judged at."""
 
     def __post_init__(self) -> None:
