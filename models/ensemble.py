@@ -26,7 +26,7 @@ from models.targets import gaps_of, intervals
 
 _TEMPERATURES = tuple(float(value) for value in np.geomspace(0.5, 3.0, 37))
 _LEAST_FOLDS = 5
-"""A member is fitted to four fifths of the examples or more."""
+"""A member is calibrated on a fifth of the examples or less, and fitted to seven tenths or more."""
 _ODD = 0.02
 """The share of calibration examples, the least likely ones, without a say in the width: one odd row would set it."""
 
@@ -41,16 +41,22 @@ class Round:
 
 
 def rounds_of(groups: Sequence[str], count: int, seed: int) -> list[Round]:
-    """A round for each of `count` members. No two share rows that are left out, and no group is parted."""
-    folds = make_folds(groups, max(count, _LEAST_FOLDS), seed)
+    """A round for each of `count` members. No two calibrate on the same rows, and no group is parted.
+
+    Each member is calibrated on a fold of its own; half of the next fold, which is another's, chooses its epoch.
+    """
+    folds = list(make_folds(groups, max(count, _LEAST_FOLDS), seed).parts.values())
     found = []
-    for name in list(folds.parts)[:count]:
-        halves = make_split(folds.parts[name], {"validation": 0.5, "calibration": 0.5}, seed)
-        part = {group: half for half, members in halves.parts.items() for group in members}
+    for own, following in list(zip(folds, [*folds[1:], folds[0]], strict=True))[:count]:
+        halves = make_split(following, {"validation": 0.5, "train": 0.5}, seed)
+        part = dict.fromkeys(own, "calibration") | dict.fromkeys(halves.parts["validation"], "validation")
         uses = [part.get(group, "train") for group in groups]
-        places = {use: [place for place, found in enumerate(uses) if found == use] for use in ("train", *halves.parts)}
-        found.append(Round(**{use: torch.tensor(listed) for use, listed in places.items()}))
+        found.append(Round(**{use: _places(uses, use) for use in ("train", "validation", "calibration")}))
     return found
+
+
+def _places(uses: Sequence[str], wanted: str) -> Tensor:
+    return torch.tensor([place for place, use in enumerate(uses) if use == wanted])
 
 
 class Ensemble(Forecaster):
@@ -80,8 +86,8 @@ class Ensemble(Forecaster):
     def fit(self, train: Sequence[Example], validation: Sequence[Example]) -> Self:
         """Fit each member to all examples but a part of its own, and calibrate on what they were not fitted to.
 
-        One half of the part chooses the member's epoch, the other shows what its answers are worth. So nearly all rows
-        are learned from, and the safe margins rest on many rows that the answering member had never seen.
+        With five members or more every row is learned from by most of them, and every row calibrates one that had not
+        seen it. Nothing but the usual gap, one number, is fitted in what members start from: all rows calibrate that.
         """
         examples = [*train, *validation]
         encoded: dict[tuple[str, bool, int], Encoded] = {}
@@ -98,6 +104,7 @@ class Ensemble(Forecaster):
             held.append(member.forecast_inputs(data.rows.inputs.select(parts.calibration), kept))
             calibrated_on += kept
         self.novelty_ = self._novelty(examples, rounds[0])
+        self.usual_margins_ = self._usual_margins(examples)
         return self._calibrate(Forecast.stacked(held), calibrated_on)
 
     @property
@@ -113,15 +120,13 @@ class Ensemble(Forecaster):
     def _calibrate(self, plain: Forecast, examples: Sequence[Example]) -> Self:
         """Set width and safe margins by forecasts of examples that are new to who made them."""
         self.temperature_ = best_temperature(plain, examples)
-        needed = np.array(_needed_bytes(examples), dtype=np.float64)
-        scores = plain.above_median(needed)
-        first = self.members[0]
-        gaps = gaps_of(needed, examples, feature_set(first.settings.features)) - first.center_
-        strata = [(place, name) for place, example in enumerate(examples) for name in example.calibrates]
-        places, names = [place for place, _ in strata], [name for _, name in strata]
-        self.margins_ = SafeMargins.fit(names, scores[places])
-        self.usual_margins_ = SafeMargins.fit(names, gaps[places])
+        self.margins_ = _margins(examples, plain.above_median(_needed_bytes(examples)))
         return self
+
+    def _usual_margins(self, examples: Sequence[Example]) -> SafeMargins:
+        first = self.members[0]
+        gaps = gaps_of(_needed_bytes(examples), examples, feature_set(first.settings.features))
+        return _margins(examples, gaps - first.center_)
 
     def _usual_bytes(self, examples: Sequence[Example]) -> NDArray[np.float64]:
         """[examples]: what members start from, the virtual GPU's figure for one, corrected by the gap that is usual."""
@@ -233,7 +238,14 @@ def _part(index: int) -> str:
     return f"member{index}"
 
 
-def _needed_bytes(examples: Sequence[Example]) -> list[int]:
-    """What an answer must reach to be safe: the memory used, or for what did not fit the card's limit."""
+def _margins(examples: Sequence[Example], scores: NDArray[np.float64]) -> SafeMargins:
+    """Margins by stratum; a score counts in all strata of which its example tells something."""
+    strata = [(name, score) for example, score in zip(examples, scores, strict=True) for name in example.calibrates]
+    return SafeMargins.fit([name for name, _ in strata], [score for _, score in strata])
+
+
+def _needed_bytes(examples: Sequence[Example]) -> NDArray[np.float64]:
+    """[examples]: what an answer must reach to be safe: the memory used, or for what did not fit the card's limit."""
     targets = [(example, example.measured) for example in examples]
-    return [target.used_bytes if target.fits else example.capacity_bytes for example, target in targets]
+    needed = [target.used_bytes if target.fits else example.capacity_bytes for example, target in targets]
+    return np.array(needed, dtype=np.float64)

@@ -56,9 +56,12 @@ def example_of_findings(findings: Findings, profile: DeviceProfile, endless: boo
     return replace(example, capacity_bytes=ENDLESS_BYTES) if endless else example
 
 
-def example_of_row(row: Row, profile: DeviceProfile, simulation: Measurement | None) -> Example:
-    """An example with the target that a row measured."""
-    example = example_of_table(table_of(row.spec), row.spec.training, profile, simulation, row.spec.family)
+def example_of_row(
+    row: Row, profile: DeviceProfile, simulation: Measurement | None, table: LayerTable | None = None
+) -> Example:
+    """An example with the target that a row measured; the layer table is that of its network, where it is known."""
+    known = table or table_of(row.spec)
+    example = example_of_table(known, row.spec.training, profile, simulation, row.spec.family)
     return replace(example, id=row.spec.id, group=row.spec.group, target=_target(row))
 
 
@@ -85,7 +88,9 @@ def _of_one_device(rows: Sequence[Row], profile: DeviceProfile, cache: "Simulati
     found = cache.measure([row.spec for row in rows], profile)
     if len(found) < len(rows):
         print(f"note: {len(rows) - len(found)} rows repeat a spec or were not simulated", file=sys.stderr)
-    return [example_of_row(row, profile, found[row.spec.id]) for row in rows if row.spec.id in found]
+    simulated = [row for row in rows if row.spec.id in found]
+    tables = cache.tables([row.spec for row in simulated])
+    return [example_of_row(row, profile, found[row.spec.id], tables[row.spec.id]) for row in simulated]
 
 
 def _target(row: Row) -> Target:

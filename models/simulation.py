@@ -16,8 +16,9 @@ from dataset_builder.measure.virtual.backend import VirtualBackend
 from dataset_builder.measure.virtual.profile import DeviceProfile
 from dataset_builder.pipeline import software_versions
 from dataset_builder.progress import bar
-from dataset_builder.schema import Measurement, Provenance, Row, Spec, Status, content_hash
+from dataset_builder.schema import LayerTable, Measurement, Provenance, Row, Spec, Status, content_hash
 from dataset_builder.store import JOURNAL_NAME, JournalWriter, iter_records
+from models.tables import TableCache
 
 _DECISIVE = ("measure/virtual", "families", "plan.py", "subject.py", "training.py")
 """Sources below dataset_builder that decide what the virtual GPU says of a spec."""
@@ -49,6 +50,10 @@ class SimulationCache:
         if missing:
             known.update(self._simulate(missing, profile, journal))
         return known
+
+    def tables(self, specs: Iterable[Spec]) -> dict[str, LayerTable]:
+        """The layer table of each spec by its id, kept beside the simulations."""
+        return TableCache(self.directory / "tables", self.workers).tables(specs)
 
     def _journal(self, profile: DeviceProfile) -> Path:
         return self.directory / content_hash({"profile": asdict(profile), "source": source_hash()})

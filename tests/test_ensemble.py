@@ -17,6 +17,7 @@ from models.ood import Novelty
 from models.targets import intervals
 
 SETTINGS = NetworkSettings(bucket_mib=50, width=16, blocks=1)
+TRAINED = 460
 QUICK = PlainFitter(epochs=8, batch_size=32, learning_rate=5e-3)
 
 
@@ -28,7 +29,7 @@ class TestEnsemble(EstimatorContract):
 
 @pytest.fixture(scope="module")
 def ensemble():
-    return Ensemble.of(SETTINGS, 5, QUICK).fit(mlp_examples(400), mlp_examples(60, seed=1))
+    return Ensemble.of(SETTINGS, 5, QUICK).fit(mlp_examples(TRAINED - 60), mlp_examples(60, seed=1))
 
 
 def test_members_differ_and_their_average_is_the_answer(ensemble):
@@ -86,24 +87,28 @@ def test_an_odd_row_does_not_set_the_width(ensemble):
 
 def test_members_leave_out_parts_of_their_own_and_part_no_group():
     groups = [f"{index // 2}" for index in range(120)]
-    rounds = rounds_of(groups, 3, seed=1)
+    rounds = rounds_of(groups, 5, seed=1)
     everything = set(range(len(groups)))
-    left_out = []
+    calibrated_on = []
     for parts in rounds:
         places = [set(item.tolist()) for item in (parts.train, parts.validation, parts.calibration)]
         assert set.union(*places) == everything
-        assert sum(map(len, places)) == len(groups)
+        assert [len(item) / len(groups) for item in places] == [0.7, 0.1, 0.2]
         names = [{groups[place] for place in item} for item in places]
         assert all(a.isdisjoint(b) for a, b in combinations(names, 2))
-        assert len(places[0]) == 0.8 * len(groups)
-        left_out.append(places[1] | places[2])
-    assert all(a.isdisjoint(b) for a, b in combinations(left_out, 2))
+        calibrated_on.append(places[2])
+    assert all(a.isdisjoint(b) for a, b in combinations(calibrated_on, 2))
+    assert set.union(*calibrated_on) == everything
 
 
 def test_every_member_beyond_five_leaves_out_less():
     rounds = rounds_of([str(index) for index in range(200)], 10, seed=0)
-    assert [len(parts.train) for parts in rounds] == [180] * 10
-    assert sum(len(parts.calibration) for parts in rounds) == 100
+    assert [len(parts.train) for parts in rounds] == [170] * 10
+    assert sum(len(parts.calibration) for parts in rounds) == 200
+
+
+def test_what_members_start_from_is_calibrated_on_all_rows(ensemble):
+    assert len(ensemble.usual_margins_.scores["mlp"]) == TRAINED
 
 
 def test_the_unfamiliar_is_flagged_and_the_familiar_is_not(ensemble):

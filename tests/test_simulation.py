@@ -9,6 +9,7 @@ from torch import nn
 
 from dataset_builder.errors import UserError
 from dataset_builder.executors import LocalExecutor
+from dataset_builder.inspection.jobs import table_of
 from dataset_builder.measure.virtual.backend import VirtualBackend
 from dataset_builder.plan import InputTensor
 from dataset_builder.schema import Measurement, Provenance, Row, Spec, Status, TrainingSetup
@@ -124,3 +125,16 @@ def test_networks_of_other_libraries_are_looked_at(monkeypatch):
     assert example.family == "timm"
     assert [layer.kind for layer in example.layers] == ["Conv2d", "ReLU", "Flatten"]
     assert example.overhead_bytes == 250 * MIB
+
+
+RESNET = Spec("timm", {"name": "resnet10t", "input_shape": [3, 32, 32], "num_classes": 10}, TrainingSetup(batch_size=4))
+
+
+def test_tables_of_libraries_networks_are_kept_and_those_of_plans_are_not(tmp_path, monkeypatch):
+    pytest.importorskip("timm")
+    larger = replace(RESNET, training=TrainingSetup(batch_size=8))
+    found = SimulationCache(tmp_path, workers=1).tables([RESNET, larger, SPECS[0]])
+    assert found == {spec.id: table_of(spec) for spec in (RESNET, larger, SPECS[0])}
+    assert len(list((tmp_path / "tables").iterdir())) == 1
+    monkeypatch.setattr("models.tables.table_of", None)
+    assert SimulationCache(tmp_path, workers=1).tables([larger]) == {larger.id: found[larger.id]}

@@ -15,6 +15,7 @@ from models.example import Example
 from models.examples import example_of_row, examples_of_rows
 from models.labels import Buckets
 from models.simulation import SimulationCache
+from train.retraining import retrained, simulated
 from train.settings import DataSettings
 
 
@@ -43,7 +44,12 @@ def _measured(data: DataSettings, workers: int) -> list[Example]:
         return []
     rows = [row for path in _tables(data) for row in read_rows(path) if _wanted(data, row)]
     profiles = {device: load_profile(device) for device in {str(row.provenance.device) for row in rows}}
-    return examples_of_rows(_first_of_each(rows), profiles, SimulationCache(data.cache, workers))
+    cache = SimulationCache(data.cache, workers)
+    measured = examples_of_rows(_first_of_each(rows), profiles, cache)
+    if not data.optimizers:
+        return measured
+    others = retrained([row.spec for row in rows], data.optimizers)
+    return [*measured, *simulated(others, load_profile(str(data.device)), cache)]
 
 
 def _tables(data: DataSettings) -> list[Path]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dataset_builder.analysis.optimizers import OPTIMIZERS
 from dataset_builder.defaults import SIMULATIONS
 from dataset_builder.errors import UserError, check_choice, check_count
 from dataset_builder.families import FAMILIES
@@ -54,6 +55,8 @@ class DataSettings:
     rows: str | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     """Virtual rows by family."""
+    optimizers: Sequence[str] = ()
+    """Under which libraries' networks among the tables are simulated beside."""
     device: str | None = None
     seed: int = 0
 
@@ -67,6 +70,8 @@ class DataSettings:
         for family, count in self.counts.items():
             check_choice("a family of data.counts", family, FAMILIES)
             check_count(f"data.counts.{family}", count, least=0)
+        for optimizer in self.optimizers:
+            check_choice("an optimizer of data.optimizers", optimizer, OPTIMIZERS)
         check_count("data.seed", self.seed, least=0)
         self.wanted_families()
 
