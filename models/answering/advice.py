@@ -9,7 +9,7 @@ from dataset_builder.errors import UserError
 from dataset_builder.inspection.client import TheirError
 from dataset_builder.schema import TrainingSetup, parse_call
 from models.answer import FITS, TIGHT, Answer
-from models.conversation import Conversation
+from models.answering.conversation import Conversation
 
 _LEAN = ("SGD", "Adafactor", "Adam8bit", "AdamW8bit")
 """Optimizers that keep little; to their users no leaner one is suggested."""

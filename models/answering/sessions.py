@@ -6,7 +6,7 @@ from dataset_builder.errors import UserError
 from dataset_builder.inspection.client import ChildInspection
 from dataset_builder.inspection.targets import LIBRARIES, Wanted, is_document, read_document
 from dataset_builder.schema import LayerTable, Spec
-from models.requests import Request
+from models.answering.requests import Request
 
 if TYPE_CHECKING:  # a child is started before this process imports torch
     from dataset_builder.inspection.inspector import Inspection

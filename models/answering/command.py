@@ -18,8 +18,8 @@ from dataset_builder.exits import exit_code
 from dataset_builder.inspection.client import MEMORY_MIB, TIMEOUT_SECONDS, TheirError
 from dataset_builder.inspection.targets import FORMS, parse_argument
 from dataset_builder.schema import LayerTable
-from models.requests import Request
-from models.sessions import Sessions
+from models.answering.requests import Request
+from models.answering.sessions import Sessions
 
 _THEIR_ERROR = 3
 _JOB_WORDS = ("target", "batch_size", "optimizer", "dtype", "autocast", "checkpointing", "accumulate", "device", "risk",
@@ -94,15 +94,15 @@ def _one(arguments: argparse.Namespace, sessions: Sessions) -> None:
         _check_plot(arguments.plot)
     subject = sessions.start(request)
     # a child builds the network while torch is imported here
+    from models.answering.judging import answered, looked_at
     from models.classify import Classifier
-    from models.judging import answered, looked_at
 
     classifier = Classifier(arguments.checkpoint)
     if arguments.json:
         answer = answered(request, subject, classifier, start)
         print(json.dumps(answer.to_json(), allow_nan=False))
     else:
-        from models.screen import rendered
+        from models.answering.screen import rendered
 
         page, _ = looked_at(request, subject, classifier, start)
         print(rendered(page, shutil.get_terminal_size((100, 40)).columns, sys.stdout.isatty()), end="")
@@ -132,8 +132,8 @@ def _many(arguments: argparse.Namespace, sessions: Sessions) -> None:
     if not arguments.json or arguments.target is not None or arguments.plot:
         raise UserError("expected --jobs FILE with --json, and neither a target nor --plot, found others: change them")
     lines = list(_lines(arguments.jobs))
+    from models.answering.judging import answered
     from models.classify import Classifier
-    from models.judging import answered
 
     classifier, defaults = Classifier(arguments.checkpoint), _named(arguments)
     for line in lines:

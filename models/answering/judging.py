@@ -9,13 +9,13 @@ from dataset_builder.devices import known_cards, load_profile
 from dataset_builder.inspection.inspector import Inspection
 from dataset_builder.inspection.optimizers import DEFAULT, optimizer_named
 from dataset_builder.schema import LayerTable, TrainingSetup
-from models.advice import advice
 from models.answer import FITS, Answer
+from models.answering.advice import advice
+from models.answering.conversation import Conversation
+from models.answering.requests import Request
+from models.answering.screen import Page
 from models.classify import Classifier
-from models.conversation import Conversation
 from models.questions import question_of_table
-from models.requests import Request
-from models.screen import Page
 
 
 def answered(request: Request, subject: LayerTable | Inspection, classifier: Classifier, start: float) -> Answer:
