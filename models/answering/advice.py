@@ -22,12 +22,6 @@ class Suggestion:
     change: str
     answer: Answer
 
-    def to_json(self) -> dict[str, Any]:
-        """The change, and the figures that count."""
-        shown = ("batch_size", "device", "estimate_mib", "safe_mib")
-        figures = {name: getattr(self.answer, name) for name in shown}
-        return {"change": self.change, **figures, "verdict": self.answer.verdict}
-
 
 def advice(
     talk: Conversation, answer: Answer, training: TrainingSetup, largest: Answer | None, cards: Sequence[Answer]

@@ -104,7 +104,7 @@ def _one(arguments: argparse.Namespace, sessions: Sessions) -> None:
     else:
         from models.answering.screen import rendered
 
-        page, _ = looked_at(request, subject, classifier, start)
+        page = looked_at(request, subject, classifier, start)
         print(rendered(page, shutil.get_terminal_size((100, 40)).columns, sys.stdout.isatty()), end="")
     if arguments.plot:
         _plot(arguments.plot, request, subject)
