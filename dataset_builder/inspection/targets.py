@@ -58,7 +58,7 @@ class Wanted:
 
 
 def parse_target(text: str) -> Target:
-    """The network that a text names, where it is one that must be built; specs and tables are read by `read_document`."""
+    """The network that a text names, where it must be built; specs and tables are read by `read_document`."""
     scheme, colon, rest = text.partition(":")
     if colon and scheme in LIBRARIES and rest:
         return Target(text, scheme, rest)
