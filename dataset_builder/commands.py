@@ -45,7 +45,7 @@ def layers(arguments: argparse.Namespace) -> None:
     spec = _find_spec(arguments.row, arguments.source)
     table = check(spec)
     if isinstance(table, Rejected):
-        raise UserError(f"expected a network that can be trained, found: {table.reason}")
+        raise UserError(f"expected a network that can be trained, found one that is refused: {table.reason}; change it")
     print(f"{'layer':32} {'kind':24} {'output':20} {'activations':>14} {'parameters':>14}")
     for record in table.layers:
         shape = "x".join(map(str, record.output_shape))
@@ -230,7 +230,7 @@ def _read_spec(path: Path) -> Spec:
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise UserError(f"expected a spec as JSON in {path}, found: {error}") from error
+        raise UserError(f"expected a spec as JSON in {path}, found: {error}; name another file") from error
     spec = Spec.from_json(values)
     return make_spec(spec.family, spec.network, spec.training)  # people write defaults down
 
