@@ -1,13 +1,12 @@
 """The parts of a configuration, each checked on its own."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dataset_builder.analysis.optimizers import OPTIMIZERS
 from dataset_builder.defaults import SIMULATIONS
-from dataset_builder.errors import UserError, check_choice, check_count
+from dataset_builder.errors import UserError, check_amount, check_choice, check_count
 from dataset_builder.families import FAMILIES
 from dataset_builder.store.splits import make_split
 
@@ -31,15 +30,8 @@ class TrainerSettings:
         for name in ("epochs", "patience", "batch_size", "threads"):
             check_count(f"trainer.{name}", getattr(self, name))
         for name in ("learning_rate", "gradient_clip"):
-            check_positive(f"trainer.{name}", getattr(self, name))
-        check_positive("trainer.weight_decay", self.weight_decay, zero=True)
-
-
-def check_positive(name: str, value: Any, zero: bool = False) -> None:
-    """Refuse anything but a finite number above zero, or from zero."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or value < 0 or (value == 0 and not zero):
-        raise UserError(f"expected {name} to be a number {'from' if zero else 'above'} 0, found {value!r}: change it")
+            check_amount(f"trainer.{name}", getattr(self, name), zero=False)
+        check_amount("trainer.weight_decay", self.weight_decay)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ Prints the id of the chosen GPU and nothing else; the reasons go to stderr. Exit
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from collocation.commands.tokens import TOKEN, read_token
 from collocation.placement import POLICIES, Gpu, Need, rank, refusals
 from dataset_builder.defaults import CHECKPOINT, RISK
 from dataset_builder.devices import DEFAULT_DEVICE
-from dataset_builder.errors import UserError
+from dataset_builder.errors import UserError, check_amount
 from dataset_builder.exits import exit_code
 
 _NONE = 1
@@ -32,7 +31,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _place(arguments: argparse.Namespace) -> int:
     for name in ("need_mib", "margin_mib", "fallback_mib"):
-        _check_amount(name, getattr(arguments, name))
+        if getattr(arguments, name) is not None:
+            check_amount(f"--{name.replace('_', '-')}", getattr(arguments, name))
     gpus = _gpus(arguments)
     if not gpus and not (arguments.rad or arguments.yaml):
         raise UserError("expected GPUs to choose from, found none: give --gpu ID=FREE_MIB or --gpus FILE")
@@ -45,12 +45,6 @@ def _place(arguments: argparse.Namespace) -> int:
         print(f"{_on_default(need, arguments):.0f}")
         return 0
     return _tell(arguments, need, gpus, answers)
-
-
-def _check_amount(name: str, value: float | None) -> None:
-    """Refuse what is no amount: a job that needs NaN would fit anywhere."""
-    if value is not None and not 0 <= value < math.inf:
-        raise UserError(f"expected --{name.replace('_', '-')} to be a number from 0, found {value}: change it")
 
 
 def _tell(arguments: argparse.Namespace, need: Need, gpus: Sequence[Gpu], answers: Mapping[str, Any]) -> int:

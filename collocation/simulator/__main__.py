@@ -16,7 +16,7 @@ from collocation.simulator.rules import LEDGERS, QUEUES, Rules
 from collocation.simulator.workload import Job, read_jobs, read_trace
 from dataset_builder.defaults import BUCKET_MIB, CHECKPOINT, RISK, SIMULATIONS
 from dataset_builder.devices import DEFAULT_DEVICE, load_profile
-from dataset_builder.errors import UserError, check_count
+from dataset_builder.errors import check_amount, check_count
 from dataset_builder.exits import exit_code
 from dataset_builder.schema import MIB
 from models.timeline import check_picture
@@ -61,8 +61,7 @@ def _parser() -> argparse.ArgumentParser:
 def _simulate(arguments: argparse.Namespace) -> None:
     estimators = estimators_of(arguments.estimator)
     check_count("--repeats", arguments.repeats)
-    if not 0 <= arguments.jitter_s < float("inf"):
-        raise UserError(f"expected --jitter-s to be a number from 0, found {arguments.jitter_s!r}: change it")
+    check_amount("--jitter-s", arguments.jitter_s)
     if arguments.gantt:
         check_picture(Path(arguments.gantt))
     trace = read_trace(Path(arguments.trace), read_jobs(Path(arguments.jobs)))
