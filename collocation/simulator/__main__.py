@@ -14,7 +14,7 @@ from collocation.simulator.gantt import gantt_table
 from collocation.simulator.needs import ESTIMATORS, FLOOR_MIB, OURS, Asking, estimators_of
 from collocation.simulator.rules import LEDGERS, QUEUES, Rules
 from collocation.simulator.workload import Job, read_jobs, read_trace
-from dataset_builder.defaults import BUCKET_MIB, CHECKPOINT, RISK, SIMULATIONS
+from dataset_builder.defaults import CHECKPOINT, RISK, SIMULATIONS
 from dataset_builder.devices import DEFAULT_DEVICE, load_profile
 from dataset_builder.errors import check_amount, check_count
 from dataset_builder.exits import exit_code
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--jitter-s", type=float, default=60.0, help="by how much copies are shifted at most")
     add("--checkpoint", default=CHECKPOINT, metavar="NAME", help="of ours: a released estimator, or its directory")
     add("--risk", type=float, default=RISK, help="of ours: how often a job may take more than is set aside")
-    add("--bucket-mib", type=int, default=BUCKET_MIB, help="of ours: rounded up to the edge of such a bucket")
+    add("--bucket-mib", type=int, default=1, help="of ours: rounded up to the edge of such a bucket")
     add("--definitions", metavar="FILE", help="of ours: which recipe defines which job")
     add("--cache", default=SIMULATIONS, metavar="DIR", help="of ours: where simulated networks are kept")
     add("--workers", type=int, default=2, help="of ours: processes that simulate networks")

@@ -10,10 +10,9 @@ from typing import Any
 import yaml
 
 from collocation.simulator.workload import Job
-from dataset_builder.defaults import BUCKET_MIB, CHECKPOINT, RISK
+from dataset_builder.defaults import CHECKPOINT, RISK
 from dataset_builder.devices import load_profile
 from dataset_builder.errors import UserError, check_count
-from dataset_builder.inspection.jobs import table_of
 from dataset_builder.recipes import spec_of_recipe
 from dataset_builder.schema import MIB, Spec
 from models import load
@@ -30,8 +29,8 @@ class Asked:
 
     checkpoint: str = CHECKPOINT
     risk: float = RISK
-    bucket_mib: int = BUCKET_MIB
-    """Bounds are rounded up to the edge of such a bucket: the width that the released estimators are judged at."""
+    bucket_mib: int = 1
+    """Bounds are rounded up to the edge of such a bucket. The service and adapters count in MiB, as schedulers do."""
 
     def __post_init__(self) -> None:
         check_count("--bucket-mib", self.bucket_mib)
@@ -50,8 +49,9 @@ def bounds_bytes(
     jobs, profile = list(jobs), load_profile(card)
     specs = specs_of(jobs, definitions)
     found = cache.measure(specs.values(), profile)
+    tables = cache.tables(specs.values())
     questions = [
-        Question(name, example_of_table(table_of(spec), spec.training, profile, found[spec.id], spec.family), profile)
+        Question(name, example_of_table(tables[spec.id], spec.training, profile, found[spec.id], spec.family), profile)
         for name, spec in specs.items()
         if spec.id in found
     ]
