@@ -209,9 +209,10 @@ def _ignore(text: str) -> None:
 def _find_spec(row: str, source: str | None) -> Spec:
     """A spec by GPUMemNet name, by file, or by the beginning of its id in a build directory."""
     from dataset_builder.families.gpumemnet import spec_of_filename
+    from dataset_builder.inspection.targets import GPUMEMNET
 
-    if row.startswith("gpumemnet:"):
-        return spec_of_filename(row.removeprefix("gpumemnet:"))
+    if row.startswith(GPUMEMNET):
+        return spec_of_filename(row.removeprefix(GPUMEMNET))
     if row.endswith(".json"):
         return _read_spec(Path(row))
     if source is None:

@@ -19,6 +19,7 @@ from dataset_builder.defaults import CHECKPOINT, RISK
 from dataset_builder.devices import DEFAULT_DEVICE
 from dataset_builder.errors import UserError, check_amount
 from dataset_builder.exits import exit_code
+from dataset_builder.inspection.targets import GPUMEMNET
 
 _NONE = 1
 
@@ -122,7 +123,7 @@ def _text(job: str) -> str:
     """A job as it stands, or the contents of a file."""
     if job == "-":
         return sys.stdin.read()
-    if job.lstrip().startswith("{") or job.startswith("gpumemnet:"):
+    if job.lstrip().startswith("{") or job.startswith(GPUMEMNET):
         return job
     try:
         return Path(job).read_text(encoding="utf-8")
