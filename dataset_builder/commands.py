@@ -115,8 +115,8 @@ def repair_journal(arguments: argparse.Namespace) -> None:
 
 def verify_gpu(arguments: argparse.Namespace) -> int:
     """Twenty golden specs on a card and on the virtual GPU, with a verdict: exit code 0 if they agree, 1 if not."""
-    from dataset_builder.configuration import device_for, make_virtual
-    from dataset_builder.devices import load_device
+    from dataset_builder.configuration import make_virtual
+    from dataset_builder.devices import device_for, load_device
     from dataset_builder.verification import compare, measure_golden, read_recorded
 
     if arguments.recorded and (arguments.record or arguments.cap or arguments.gpu != "auto"):
@@ -165,8 +165,8 @@ def calibrate_device(arguments: argparse.Namespace) -> None:
 
 def _measure_on_card(arguments: argparse.Namespace) -> list[Row]:
     """The golden specs on one GPU; with --record also what was measured before an interruption is kept."""
-    from dataset_builder.configuration import device_for, make_cuda, make_virtual
-    from dataset_builder.devices import load_device
+    from dataset_builder.configuration import make_cuda, make_virtual
+    from dataset_builder.devices import device_for, load_device
     from dataset_builder.verification import measure_golden, write_recorded
 
     settings = {"gpu": arguments.gpu, "on_busy": arguments.on_busy}

@@ -1,5 +1,7 @@
 """Device profiles by name, read straight from `conf/device`: an answer is not to wait for Hydra."""
 
+import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,8 @@ if TYPE_CHECKING:
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 DEFAULT_DEVICE = "a100_40gb"
+_OTHER_CARD = {"ti", "super", "laptop", "mobile", "mig", "d"}
+"""Words that make another card of one with the same number."""
 
 
 def device_names() -> list[str]:
@@ -40,6 +44,34 @@ def load_profile(name: str) -> "DeviceProfile":
     from dataset_builder.measure.virtual.profile import parse_profile  # noqa: PLC0415 - torch, which names need not
 
     return parse_profile(load_device(name))
+
+
+def device_of_card(card: str) -> str | None:
+    """The profile whose title has only words of a card's name, and most of them: 'NVIDIA A100-SXM4-40GB' is a100_40gb.
+
+    Profiles of a set of measurements, which say more after a comma, are not meant.
+    """
+    words = _words(card)
+    titles = {name: str(load_device(name)["title"]) for name in device_names()}
+    named = {name: _words(title) for name, title in titles.items() if "," not in title}
+    fitting = {name: title for name, title in named.items() if title <= words and not (words - title) & _OTHER_CARD}
+    return max(fitting, key=lambda name: len(fitting[name]), default=None)
+
+
+def device_for(card: str | None, note: Callable[[str], None]) -> str:
+    """The profile of a card; without any, the first card of which profiles were calibrated stands in."""
+    found = device_of_card(card or "")
+    if found is None:
+        note(
+            f"no device profile for the card {card}: {DEFAULT_DEVICE} stands in, whose context is another: "
+            "name a nearer one with --device"
+        )
+    return found or DEFAULT_DEVICE
+
+
+def _words(text: str) -> set[str]:
+    """The words and numbers of a card's name; the maker's name tells no cards apart."""
+    return set(re.findall(r"\d*[a-z]+\d+[a-z]*|\d+|[a-z]+", text.lower())) - {"nvidia", "gb"}
 
 
 def known_cards() -> list["DeviceProfile"]:
