@@ -8,11 +8,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Request, Response
 
 from collocation.adapters import admission, kubernetes, volcano
-from collocation.adapters.kubernetes import JOB, NEED, RISK, Known, NodeBook
+from collocation.adapters.kubernetes import JOB, NEED, RISK, Known
 from collocation.placement import Gpu, Need
 from collocation.service.engine import Engine
 from collocation.service.http import PROBLEMS, StrictRoute, reply
 from collocation.service.logs import event
+from collocation.service.nodes import NodeBook
 from collocation.service.slurm import job_from_text
 from dataset_builder.devices import device_names, device_of_card
 from dataset_builder.errors import UserError
