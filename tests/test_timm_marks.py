@@ -1,4 +1,4 @@
-"""Rows of the timm table that hold what a trial of cuDNN took are marked, by a rule that looks at no estimate."""
+"""How the timm table is read: rows that hold a trial of cuDNN are marked, by a rule that looks at no estimate."""
 
 from pathlib import Path
 
@@ -52,3 +52,10 @@ def test_a_row_that_took_more_than_its_part_of_a_larger_batch_is_marked_where_th
     assert [TRIAL in row.measurement.notes for row in read_rows(path)] == [True, False]
     unknown = table(tmp_path / "other.csv", *(("mobilevitv2_200", *line, "usable") for line in lines))
     assert not any(row.measurement.notes for row in read_rows(unknown))
+
+
+def test_an_input_that_a_later_timm_changed_is_the_measured_one(tmp_path: Path) -> None:
+    rows = (f'{name},8,3000,1000,"[3, 256, 256]",usable' for name in ("ese_vovnet57b", "darknet53"))
+    path = tmp_path / "timm.csv"
+    path.write_text("\n".join([HEAD, *rows]) + "\n")
+    assert [row.spec.network["input_shape"][-1] for row in read_rows(path)] == [224, 256]

@@ -17,10 +17,19 @@ _TIMM_CLASSES = {
 }
 
 
+_MEASURED_INPUT = {"ese_vovnet57b": [3, 224, 224]}
+"""Where the table's input is that of a later timm (1.0.30, as its parameters are) and not the measured one.
+
+FakeTensor's figure, taken with the measurement, grows by 88 MiB a sample. So do the tensors of this network at
+224 pixels; at its present default of 256 they grow by 115. No other network of the table is so far from it.
+"""
+
+
 def _spec(record: Record) -> Spec:
+    name = record["model"]
     network = {
-        "name": record["model"],
-        "input_shape": ast.literal_eval(record["timm_default_input"]),
+        "name": name,
+        "input_shape": _MEASURED_INPUT.get(name) or ast.literal_eval(record["timm_default_input"]),
         "num_classes": int(record["num_classes"]),
     }
     # timm's train.py: its optimizer with its weight decay, cudnn.benchmark, and its loader (data/loader.py), which
