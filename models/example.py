@@ -8,6 +8,9 @@ from dataset_builder.schema import LayerRecord, Measurement, StaticEstimate, Sta
 
 _FIRST_LAYERS = 3
 """Convolutions that a Transformer may begin with."""
+_MEASURED_LIBRARIES = ("timm",)
+"""Of whose networks rows were measured; what they say of others' is less sure."""
+_REAL_ELSEWHERE = "real elsewhere"
 
 
 def is_convolution(kind: str) -> bool:
@@ -83,14 +86,16 @@ class Example:
         if self.family in FAMILIES:
             return self.family
         if not self._has_workspaces:
-            return "real"
+            return "real" if self.family in _MEASURED_LIBRARIES else _REAL_ELSEWHERE
         return "real with trials" if self.training.cudnn_benchmark else "real with workspaces"
 
     @property
     def calibrates(self) -> tuple[str, ...]:
-        """The strata of which a measured example tells something: its own, and that of jobs without trials."""
+        """The strata of which a measured example tells something: its own, those without trials, other libraries."""
+        if self.measured.trial or self.family in FAMILIES:
+            return (self.stratum,)
         alike = replace(self, training=replace(self.training, cudnn_benchmark=False)).stratum
-        return (self.stratum,) if self.measured.trial else tuple(dict.fromkeys((self.stratum, alike)))
+        return tuple(dict.fromkeys((self.stratum, alike, _REAL_ELSEWHERE)))
 
     @property
     def _has_workspaces(self) -> bool:

@@ -140,11 +140,19 @@ def test_a_trial_of_cudnn_calibrates_only_jobs_that_try():
     plain = Example(**{**vars(example), "family": "timm"})
     trying = Example(**{**vars(plain), "training": cnn_spec(cudnn_benchmark=True).training})
     assert plain.stratum == "real with workspaces"
-    assert trying.calibrates == ("real with trials", "real with workspaces")
+    assert trying.calibrates == ("real with trials", "real with workspaces", "real elsewhere")
     tried = Example(**{**vars(trying), "target": Target(1, fits=True, trial=True)})
     assert tried.calibrates == ("real with trials",)
     assert Example(**{**vars(trying), "layers": trying.layers[:3]}).stratum == "real"
     assert example.calibrates == ("cnn",)
+
+
+def test_all_real_networks_speak_for_a_library_that_nobody_measured():
+    example = example_of(cnn_spec(depth=5))
+    attention = Example(**{**vars(example), "family": "timm", "layers": example.layers[:3]})
+    assert Example(**{**vars(attention), "family": "hf"}).stratum == "real elsewhere"
+    assert attention.calibrates == ("real", "real elsewhere")
+    assert Example(**{**vars(example), "family": "hf"}).stratum == "real with workspaces"
 
 
 def test_conv1d_of_transformers_is_no_convolution():
