@@ -32,6 +32,10 @@ test: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
+# What estimators are worth and what they cost; the tables and pictures of the documentation. Tens of minutes on two cores.
+# The public measurements are found in VRAMCAST_DATA; without them the comparison with the field says so, and the rest runs.
+bench: export OMP_NUM_THREADS := 1
+bench: export VRAMCAST_DATA := $(or $(VRAMCAST_DATA),../shared/data)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.build_rate
 	$(BIN)/python -W ignore -m benchmarks.trace_speed
@@ -39,6 +43,8 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.inference
 	$(BIN)/python -m benchmarks.simulator_scale
 	$(BIN)/python -m benchmarks.service_load
+	$(BIN)/python -W ignore -m benchmarks.growth
+	$(BIN)/python -W ignore -m benchmarks.field
 
 # Hundreds of known networks, each classified: half an hour, kept in runs/breadth, taken up again where it was stopped.
 breadth: $(STAMP)
