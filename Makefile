@@ -37,14 +37,14 @@ test: $(STAMP)
 bench: export OMP_NUM_THREADS := 1
 bench: export VRAMCAST_DATA := $(or $(VRAMCAST_DATA),../shared/data)
 bench: $(STAMP)
+	$(BIN)/python -W ignore -m benchmarks.field
+	$(BIN)/python -W ignore -m benchmarks.growth
 	$(BIN)/python -m benchmarks.build_rate
 	$(BIN)/python -W ignore -m benchmarks.trace_speed
 	$(BIN)/python -m benchmarks.cold_start
 	$(BIN)/python -m benchmarks.inference
 	$(BIN)/python -m benchmarks.simulator_scale
 	$(BIN)/python -m benchmarks.service_load
-	$(BIN)/python -W ignore -m benchmarks.growth
-	$(BIN)/python -W ignore -m benchmarks.field
 
 # Hundreds of known networks, each classified: half an hour, kept in runs/breadth, taken up again where it was stopped.
 breadth: $(STAMP)

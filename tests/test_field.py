@@ -21,18 +21,7 @@ from benchmarks.field.tables import HEADS, OVERALL, Line, ask, line_of, markdown
 from benchmarks.field.timing import seconds_of
 from benchmarks.field.tracked import Tracked, in_sample, tracked_figures, tracked_mib
 from dataset_builder.devices import load_profile
-from models.baselines._formula import Formula
 from models.baselines.horus import Horus
-
-
-class Fixed(Formula):
-    name = "fixed"
-
-    def __init__(self, mib_by_id):
-        self.mib_by_id = mib_by_id
-
-    def used_bytes(self, example):
-        return self.mib_by_id[example.id] * MIB
 
 
 def example(name, used_mib, fits=True):
@@ -40,7 +29,7 @@ def example(name, used_mib, fits=True):
 
 
 EXAMPLES = [example("right", 1500), example("low", 2500), example("high", 4000), example("died", 39_000, fits=False)]
-FIXED = Fixed({"right": 1600, "low": 1900, "high": 5000, "died": 50_000})
+FIXED = Tracked({"right": 1600, "low": 1900, "high": 5000, "died": 50_000})
 EVERY = np.ones(4, dtype=bool)
 TEMPLATE = Line(part=OVERALL, estimator="fixed", group="field", figure="computed", rows=None, seconds=0.5)
 

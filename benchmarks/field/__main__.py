@@ -60,6 +60,7 @@ def compute(arguments: argparse.Namespace) -> tuple[list[Line], pd.DataFrame, di
     tracked = tracked_figures(specs, arguments.kept, arguments.workers)
     tracked_mib = {item["id"]: item["mib"] for item in tracked if "mib" in item}
     entries = in_order([*given(arguments.data, tracked_mib), *fit_all(unfitted(), field.train, field.validation)])
+    entries = [entry for entry in entries if known_of(entry, field).any()]
     seconds = seconds_of(entries, field.asked)
     said = {entry.title: ask(entry.estimator, field.examples, known_of(entry, field)) for entry in entries}
     lines = [line for entry in entries for line in lines_of(entry, said[entry.title], field, seconds)] + fold_lines()
@@ -68,7 +69,7 @@ def compute(arguments: argparse.Namespace) -> tuple[list[Line], pd.DataFrame, di
     notes = {
         "tested": len(field.asked) - counts[UNSEEN], "unseen": counts[UNSEEN], "train": len(field.train),
         "validation": len(field.validation), "one_in": arguments.one_in,
-        "tracked": int(known_of(next(item for item in entries if item.known), field).sum()),
+        "tracked": sum(item.spec.id in tracked_mib for item in field.asked),
         "failed": f"; it failed on {failed} networks" if failed else "",
     }  # fmt: skip
     return lines, points_of(entries, said, field), notes

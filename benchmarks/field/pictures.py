@@ -37,6 +37,13 @@ FAMILIES = {
     "timm": ("timm networks", "#19a979"),
     "unseen": ("unseen real networks", "#c2185b"),
 }
+KINDS = {
+    "universal ensemble": "simulated + learned",
+    "virtual GPU alone": "simulated",
+    "MLP on GPUMemNet's features": "learned",
+    "gap regressor (TBEM)": "learned",
+    "ExtraTrees": "learned",
+}
 SCATTERED = (
     "universal ensemble", "universal, safe bucket at 1 %", "virtual GPU alone", "MLP on GPUMemNet's features",
     "PyTorch's MemTracker", "FakeTensor", "Horus", "weights x 4 (accelerate)",
@@ -50,8 +57,10 @@ BARS = {
     "Horus (published)": ("Horus (published)", "#e67e22"),
 }
 _LEAST_ERROR, _MOST_ERROR = 1e-4, 10.0
-_TOP_GB = 48.0
+_TOP_GIB = 48.0
 """Of the bar chart: what is higher is cut, and its figure written on it."""
+_CARD_GIB = 39.5
+"""Of an A100 of 40 GB: where a bar ends that says 'does not fit'."""
 
 
 def errors_table(points: pd.DataFrame) -> pd.DataFrame:
@@ -98,15 +107,15 @@ def _width(estimator: str) -> float:
 
 
 def _told(estimator: str) -> str:
-    kinds = {"universal ensemble": "simulated + learned", "virtual GPU alone": "simulated"}
-    return f"{estimator} ({kinds[estimator]})" if estimator in kinds else estimator
+    """With what kind of figure it is, where its name does not say."""
+    return f"{estimator} ({KINDS[estimator]})" if estimator in KINDS else estimator
 
 
 def _error_axes(axes: Any, title: str, index: int) -> None:
     axes.set_xscale("log")
     axes.set_xlim(_LEAST_ERROR, _MOST_ERROR)
     axes.set_ylim(0, 1.01)
-    axes.xaxis.set_major_locator(FixedLocator([1e-4, 1e-3, 1e-2, 1e-1, 1, 10]))
+    axes.xaxis.set_major_locator(FixedLocator([1e-4, 1e-3, 1e-2, 1e-1, 1]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
@@ -119,7 +128,7 @@ def _error_axes(axes: Any, title: str, index: int) -> None:
 
 
 def scatter_table(points: pd.DataFrame) -> pd.DataFrame:
-    """Measured and estimated GB of the rows that fit; what is said not to fit stands at the card's end."""
+    """Measured and estimated GiB of the rows that fit; what is said not to fit stands at the card's end."""
     chosen = points[points["fits"] & points["estimator"].isin(SCATTERED)]
     finite = np.isfinite(chosen["estimate_mib"])
     return chosen.assign(
@@ -166,25 +175,22 @@ def _scatter_axes(axes: Any, title: str, index: int, limits: tuple[float, float]
         axis.set_major_locator(FixedLocator(ticks))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_locator(NullLocator())
-    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_title(_told(title), fontsize=9.5, loc="left")
     if index >= 4:
-        axes.set_xlabel("measured [GB]")
+        axes.set_xlabel("measured [GiB]")
     if index % 4 == 0:
-        axes.set_ylabel("estimated [GB]")
+        axes.set_ylabel("estimated [GiB]")
     quiet(axes)
 
 
 def unseen_table_of(points: pd.DataFrame) -> pd.DataFrame:
-    """GB of each bar, one line a job in the order of the table; not a number where nothing was published."""
+    """GiB of each bar, one line a job in the order of the table; infinity is "does not fit"."""
     chosen = points[points["shown"].str.contains(UNSEEN_2024, regex=False)]
-    jobs = chosen["name"] + "\n" + chosen["batch"].astype(str)
-    chosen = chosen.assign(
-        job=jobs, estimate_gb=chosen["estimate_mib"].replace(np.inf, np.nan).fillna(chosen["card_mib"]) / 1024
-    )
+    chosen = chosen.assign(job=chosen["name"] + "\n" + chosen["batch"].astype(str))
     order = list(dict.fromkeys(chosen["job"]))
-    bars = chosen.pivot_table(index="job", columns="estimator", values="estimate_gb", aggfunc="first").reindex(order)
-    measured = chosen.groupby("job")["measured_mib"].first().reindex(order) / 1024
-    return bars.assign(measured=measured).reindex(columns=list(BARS))
+    bars = chosen.pivot_table(index="job", columns="estimator", values="estimate_mib", aggfunc="first")
+    measured = chosen.groupby("job")["measured_mib"].first()
+    return bars.assign(measured=measured).reindex(index=order, columns=list(BARS)) / 1024
 
 
 def draw_unseen(table: pd.DataFrame, path: Path) -> None:
@@ -207,14 +213,19 @@ def _draw_bars(axes: Any, part: pd.DataFrame) -> None:
     for index, (column, (_, colour)) in enumerate(BARS.items()):
         values = part[column].to_numpy(dtype=float)
         at = places + (index - (len(BARS) - 1) / 2) * width
-        axes.bar(at, np.minimum(np.nan_to_num(values), _TOP_GB), width * 0.94, color=colour)
+        heights = np.where(np.isinf(values), _CARD_GIB, np.minimum(np.nan_to_num(values), _TOP_GIB))
+        axes.bar(at, heights, width * 0.94, color=colour)
         for place, value in zip(at, values, strict=True):
-            if value > _TOP_GB:
-                axes.text(place, _TOP_GB + 0.6, f"{value:.0f}", ha="center", va="bottom", fontsize=8, color=colour)
+            if value > _TOP_GIB:
+                text = f"{value:.0f}" if np.isfinite(value) else "does not fit"
+                angle = 0 if np.isfinite(value) else 90
+                height = _TOP_GIB + 0.6 if np.isfinite(value) else _CARD_GIB + 0.6
+                axes.text(place, height, text, ha="center", va="bottom", fontsize=8, color=colour, rotation=angle)
     axes.set_xticks(places, part.index, fontsize=8.5)
     axes.tick_params(axis="x", length=0)
-    axes.set_ylim(0, _TOP_GB + 4)
-    axes.set_ylabel("GPU memory [GB]")
+    axes.set_ylim(0, _TOP_GIB + 5)
+    axes.set_ylabel("GPU memory [GiB]")
+    axes.set_xlabel("network, and batch size below it", fontsize=8.5, color="0.35")
     quiet(axes)
     axes.grid(visible=False, axis="x")
 
