@@ -33,8 +33,8 @@ TRAINED = "for its training rows"
 TABLE, TRACE, FAKE, TRACKED = "table", "trace", "fake", "tracked"
 """What an answer takes beside the estimator: a layer table, a trace and its replay, a pass under another mode."""
 _FITTERS = {
-    "mlp": PlainFitter(epochs=100, patience=20, batch_size=128),
-    "transformer": PlainFitter(epochs=16, patience=8, batch_size=128),
+    "mlp": PlainFitter(epochs=60, patience=15, batch_size=128),
+    "transformer": PlainFitter(epochs=10, patience=5, batch_size=128),
 }
 """Shorter than a release: of one network of each kind, not of an ensemble, the place in the field is to be seen."""
 

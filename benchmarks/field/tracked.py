@@ -4,7 +4,6 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -110,8 +109,9 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 def _track(specs: Sequence[Spec], path: Path, workers: int) -> Iterable[dict[str, Any]]:
     often = 0.5 if sys.stderr.isatty() else 30
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool, path.open("a") as file:
-        for found in tqdm(pool.map(_figure, specs), total=len(specs), desc="MemTracker", unit="row", mininterval=often):
+    with get_context("spawn").Pool(workers) as pool, path.open("a") as file:
+        figures = pool.imap_unordered(_figure, specs)
+        for found in tqdm(figures, total=len(specs), desc="MemTracker", unit="row", mininterval=often):
             file.write(json.dumps(found) + "\n")
             file.flush()
             yield found
