@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from benchmarks.growth import measuring
 from benchmarks.growth.child import traced
 from benchmarks.growth.fitting import fit_growth
 from benchmarks.growth.measuring import CONNECTIONS, LAYERS, figures_of, tasks
@@ -64,6 +65,26 @@ def test_the_page_has_a_line_for_each_size_and_the_exponent():
 def test_the_picture_is_drawn_and_small(tmp_path):
     draw_growth(made(), tmp_path / "growth.png")
     assert 10_000 < (tmp_path / "growth.png").stat().st_size < 150_000
+
+
+def test_a_run_that_was_stopped_goes_on_and_what_fails_is_left_out(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def measure(kind, size):
+        asked.append((kind, size))
+        if size == 3:
+            raise KeyboardInterrupt if asked.count((kind, size)) == 1 else RuntimeError("no port")
+        return {"seconds": 0.5 * size}
+
+    monkeypatch.setattr(measuring, "tasks", lambda: [("layers", 1), ("layers", 2), ("layers", 3), ("layers", 4)])
+    monkeypatch.setattr(measuring, "measure", measure)
+    with pytest.raises(KeyboardInterrupt):
+        measuring.measure_all(tmp_path / "growth.csv")
+    table = measuring.measure_all(tmp_path / "growth.csv")
+    assert asked == [("layers", 1), ("layers", 2), ("layers", 3), ("layers", 3), ("layers", 4)]
+    assert figures_of(table, "layers", "seconds") == ([1.0, 2.0, 4.0], [0.5, 1.0, 2.0])
+    assert "layers 3 was not measured: no port" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["growth.csv"]
 
 
 def test_a_trace_of_more_layers_takes_longer():

@@ -17,10 +17,7 @@ def main() -> None:
     parser.add_argument("--draw", action="store_true", help="from the figures of the last run, without measuring")
     arguments = parser.parse_args()
     arguments.docs.mkdir(parents=True, exist_ok=True)
-    if not arguments.draw:
-        arguments.kept.parent.mkdir(parents=True, exist_ok=True)
-        measure_all().to_csv(arguments.kept, index=False)
-    table = pd.read_csv(arguments.kept)
+    table = pd.read_csv(arguments.kept) if arguments.draw else measure_all(arguments.kept)
     (arguments.docs / "growth.md").write_text(render(table), encoding="utf-8")
     draw_growth(table, arguments.docs / "growth.png")
     print(f"growth.md and growth.png are in {arguments.docs}")

@@ -37,14 +37,41 @@ def tasks() -> list[tuple[str, int]]:
     ]
 
 
-def measure_all() -> pd.DataFrame:
-    """A line for each figure: kind, size, what it is, and its value."""
-    found = []
-    for kind, size in (bar := tqdm(tasks(), unit="run", desc="growth")):
+def measure_all(kept: Path) -> pd.DataFrame:
+    """A line for each figure: kind, size, what it is, and its value.
+
+    Each is written down as it is found, so that a run that was stopped goes on; one that ended begins anew.
+    """
+    partial = kept.with_suffix(".partial.csv")
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    known = (
+        set(pd.read_csv(partial)[["kind", "size"]].itertuples(index=False, name=None)) if partial.exists() else set()
+    )
+    wanted = tasks()
+    for kind, size in (bar := tqdm(wanted, unit="run", desc="growth")):
         bar.set_postfix_str(f"{kind} {size:,}")
-        figures = {"cores": built, "connections": served}.get(kind, lambda count, kind=kind: traced(kind, count))(size)
-        found += [{"kind": kind, "size": size, "figure": name, "value": value} for name, value in figures.items()]
-    return pd.DataFrame(found)
+        if (kind, size) not in known:
+            _keep(kind, size, partial)
+    partial.replace(kept)
+    return pd.read_csv(kept)
+
+
+def _keep(kind: str, size: int, path: Path) -> None:
+    """Measure and write down; what fails is told and left out, for the others are worth having without it."""
+    try:
+        figures = measure(kind, size)
+    except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
+        print(f"note: {kind} {size:,} was not measured: {error}", file=sys.stderr)
+        return
+    lines = [{"kind": kind, "size": size, "figure": name, "value": value} for name, value in figures.items()]
+    pd.DataFrame(lines).to_csv(path, mode="a", header=not path.exists(), index=False)
+
+
+def measure(kind: str, size: int) -> dict[str, float]:
+    """The figures of one run."""
+    if kind == "cores":
+        return built(size)
+    return served(size) if kind == "connections" else traced(kind, size)
 
 
 def traced(kind: str, size: int) -> dict[str, float]:

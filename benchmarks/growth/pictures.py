@@ -32,7 +32,9 @@ def draw_growth(table: pd.DataFrame, path: Path) -> None:
     with picture(path, 13, 6.4) as figure:
         for index, (kind, name, xlabel, ylabel) in enumerate(PANELS):
             axes = figure.add_subplot(2, 4, index + 1)
-            if kind == "cores":
+            if not figures_of(table, kind, name)[0]:
+                axes.text(0.5, 0.5, "not measured", ha="center", va="center", transform=axes.transAxes)
+            elif kind == "cores":
                 _draw_cores(axes, *figures_of(table, kind, name))
             else:
                 for shown in (name, "p99_ms") if name == "p50_ms" else (name,):
