@@ -32,7 +32,13 @@ test: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
+# What estimators are worth and what they cost; the tables and pictures of the documentation. Tens of minutes on two cores.
+# The public measurements are found in VRAMCAST_DATA; without them the comparison with the field says so, and the rest runs.
+bench: export OMP_NUM_THREADS := 1
+bench: export VRAMCAST_DATA := $(or $(VRAMCAST_DATA),../shared/data)
 bench: $(STAMP)
+	$(BIN)/python -W ignore -m benchmarks.field
+	$(BIN)/python -W ignore -m benchmarks.growth
 	$(BIN)/python -m benchmarks.build_rate
 	$(BIN)/python -W ignore -m benchmarks.trace_speed
 	$(BIN)/python -m benchmarks.cold_start

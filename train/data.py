@@ -39,13 +39,18 @@ def buckets_of(examples: Sequence[Example], width_bytes: int) -> Buckets:
     return Buckets(width_bytes, capacities.pop())
 
 
-def _measured(data: DataSettings, workers: int) -> list[Example]:
+def measured_rows(data: DataSettings) -> list[Row]:
+    """The rows of the tables, each job once."""
     if data.path is None:
         return []
-    rows = [row for path in _tables(data) for row in read_rows(path) if _wanted(data, row)]
+    return list(_first_of_each([row for path in _tables(data) for row in read_rows(path) if _wanted(data, row)]))
+
+
+def _measured(data: DataSettings, workers: int) -> list[Example]:
+    rows = measured_rows(data)
     profiles = {device: load_profile(device) for device in {str(row.provenance.device) for row in rows}}
     cache = SimulationCache(data.cache, workers)
-    measured = examples_of_rows(_first_of_each(rows), profiles, cache)
+    measured = examples_of_rows(rows, profiles, cache)
     if not data.optimizers:
         return measured
     others = retrained([row.spec for row in rows], data.optimizers)
