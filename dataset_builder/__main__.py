@@ -3,8 +3,10 @@
 import os
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
+from shutil import get_terminal_size
 from types import FrameType
 
 from dataset_builder.commands import COMMANDS, run_command
@@ -87,7 +89,8 @@ def _build(overrides: Sequence[str]) -> int:
     config = compose_build(overrides)
     build = make_build(settings_of(config, overrides), out_of(config))
     executor = make_executor(config, build.backend)
-    print(f"{build.space.name}: {build.sampler.describe(build.space)}", file=sys.stderr)
+    told = f"{build.space.name}: {build.sampler.describe(build.space)}"
+    print(textwrap.fill(told, get_terminal_size().columns, subsequent_indent="  "), file=sys.stderr)
     often = 0.1 if sys.stderr.isatty() else 5
     try:
         with tqdm(total=build.n, unit="row", dynamic_ncols=True, mininterval=often) as bar:

@@ -42,7 +42,7 @@ def check_positive(name: str, value: Any, zero: bool = False) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """What to learn from: tables of measurements below `path`, rows built below `rows`, or both."""
+    """What to learn from: tables of measurements below `path`, virtual rows that are built, or both."""
 
     name: str
     families: str | Sequence[str] | None = None
@@ -53,6 +53,8 @@ class DataSettings:
     rows: str | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     """Virtual rows by family."""
+    builds: Sequence[str] = ()
+    """Directories of `vramcast build` whose virtual rows take the place of those."""
     device: str | None = None
     seed: int = 0
 
@@ -66,6 +68,8 @@ class DataSettings:
         for family, count in self.counts.items():
             check_choice("a family of data.counts", family, FAMILIES)
             check_count(f"data.counts.{family}", count, least=0)
+        if isinstance(self.builds, str) or not all(isinstance(item, str) for item in self.builds):
+            raise UserError(f"expected data.builds to be a list of directories, found {self.builds!r}: change it")
         check_count("data.seed", self.seed, least=0)
         self.wanted_families()
 
