@@ -2,8 +2,10 @@
 
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
+from shutil import get_terminal_size
 from types import FrameType
 
 from dataset_builder.commands import COMMANDS, run_command
@@ -66,7 +68,8 @@ def _build(overrides: Sequence[str]) -> int:
     config = compose_build(overrides)
     build = make_build(settings_of(config, overrides), out_of(config))
     executor = make_executor(config, build.backend)
-    print(f"{build.space.name}: {build.sampler.describe(build.space)}", file=sys.stderr)
+    told = f"{build.space.name}: {build.sampler.describe(build.space)}"
+    print(textwrap.fill(told, get_terminal_size().columns, subsequent_indent="  "), file=sys.stderr)
     try:
         result = run_with_bar(build, executor)
     except KeyboardInterrupt:

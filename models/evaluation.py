@@ -55,10 +55,9 @@ class Evaluation:
 
     def to_text(self) -> str:
         """A table for people: the checkpoint with its families, then the baselines."""
-        own = text_table({self.checkpoint: self.report}, by_family=True)
-        others = text_table(self.baselines).splitlines()[1:]
+        table = text_table({self.checkpoint: self.report, **self.baselines}, families_of=[self.checkpoint])
         settings = "  ".join(f"{name} {value}" for name, value in self.settings.items())
-        return "\n".join([settings, own, *others])
+        return "\n".join([settings, table])
 
 
 def evaluate_checkpoint(

@@ -36,7 +36,7 @@ class TrainerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """What to learn from: tables of measurements below `path`, rows built below `rows`, or both."""
+    """What to learn from: tables of measurements below `path`, virtual rows that are built, or both."""
 
     name: str
     families: str | Sequence[str] | None = None
@@ -49,6 +49,8 @@ class DataSettings:
     """Virtual rows by family."""
     optimizers: Sequence[str] = ()
     """Under which libraries' networks among the tables are simulated beside."""
+    builds: Sequence[str] = ()
+    """Directories of `vramcast build` whose virtual rows take the place of those."""
     device: str | None = None
     seed: int = 0
 
@@ -64,6 +66,8 @@ class DataSettings:
             check_count(f"data.counts.{family}", count, least=0)
         for optimizer in self.optimizers:
             check_choice("an optimizer of data.optimizers", optimizer, OPTIMIZERS)
+        if isinstance(self.builds, str) or not all(isinstance(item, str) for item in self.builds):
+            raise UserError(f"expected data.builds to be a list of directories, found {self.builds!r}: change it")
         check_count("data.seed", self.seed, least=0)
         self.wanted_families()
 
