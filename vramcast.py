@@ -9,7 +9,7 @@ from typing import Any
 _COMMANDS = {
     "build": ("dataset_builder.__main__", "sample, filter, build and measure configurations"),
     "train": ("train.__main__", "train estimators, and evaluate them"),
-    "classify": ("models.command", "say how much memory a network takes, whether it fits, and what helps"),
+    "classify": ("models.answering.command", "say how much memory a network takes, whether it fits, and what helps"),
     "serve": ("collocation.commands.serve", "answer schedulers and people over HTTP"),
     "place": ("collocation.commands.place", "choose a GPU for a job"),
     "simulate": ("collocation.simulator.__main__", "run a trace of jobs on shared GPUs under estimators"),

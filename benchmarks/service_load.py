@@ -116,7 +116,7 @@ class Load(asyncio.Protocol):
             self.done.set_result(None)
 
 
-async def loaded(port: int, path: str, bodies: list[bytes], requests: int) -> Measured:
+async def loaded(port: int, path: str, bodies: list[bytes], requests: int, connections: int) -> Measured:
     """So many requests over all connections; bodies in turn."""
     loop, run, left = asyncio.get_running_loop(), Measured(requests, 0.0, [], {}), iter(range(requests))
 
@@ -125,7 +125,7 @@ async def loaded(port: int, path: str, bodies: list[bytes], requests: int) -> Me
         return None if index is None else bodies[index % len(bodies)]
 
     start, ends = time.perf_counter(), []
-    for _ in range(CONNECTIONS):
+    for _ in range(connections):
         ends.append(loop.create_future())
         await loop.create_connection(lambda end=ends[-1]: Load(path, next_body, end, run), "127.0.0.1", port)
     await asyncio.gather(*ends)
@@ -207,9 +207,9 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def ask(port: int, path: str, bodies: list[bytes], requests: int) -> Measured:
+def ask(port: int, path: str, bodies: list[bytes], requests: int, connections: int = CONNECTIONS) -> Measured:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(loaded(port, path, bodies, requests))
+        return runner.run(loaded(port, path, bodies, requests, connections))
 
 
 def main() -> int:

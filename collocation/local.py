@@ -10,6 +10,7 @@ from dataset_builder.families.gpumemnet import spec_of_filename
 from dataset_builder.families.libraries import cope_with_torchvision
 from dataset_builder.inspection.inspector import Inspector
 from dataset_builder.inspection.jobs import SpecJob
+from dataset_builder.inspection.targets import GPUMEMNET
 from dataset_builder.schema import Spec
 from models import load
 from models.answer import Answer
@@ -28,7 +29,7 @@ def answers_on(job: Mapping[str, Any], devices: Collection[str], checkpoint: str
 
 def _spec(job: Mapping[str, Any]) -> tuple[str, Spec]:
     if "name" in job:
-        return str(job["name"]), spec_of_filename(str(job["name"]).removeprefix("gpumemnet:"))
+        return str(job["name"]), spec_of_filename(str(job["name"]).removeprefix(GPUMEMNET))
     if "spec" not in job:
         raise UserError(
             f"expected a spec or a name, found {sorted(job)}: ask a running service with --service for others"

@@ -1,18 +1,17 @@
 """`python -m dataset_builder`, which is `vramcast build`."""
 
-import os
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
+from shutil import get_terminal_size
 from types import FrameType
 
 from dataset_builder.commands import COMMANDS, run_command
 from dataset_builder.errors import UserError
+from dataset_builder.exits import INTERRUPTED, exit_code
 
-_FAILED = 1
-_BAD_INPUT = 2
-_INTERRUPTED = 130
 _USAGE = f"""\
 usage: vramcast build [KEY=VALUE ...]        build rows, or go on with a build
        vramcast build --cfg [KEY=VALUE ...]  print the configuration instead
@@ -34,22 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        code = _carry_out(words)
-        sys.stdout.flush()
-    except UserError as error:
-        print(f"vramcast build: {error}", file=sys.stderr)
-        return _BAD_INPUT
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return _INTERRUPTED
-    except BrokenPipeError:  # `| head` closed the pipe: not an error of ours, nor of the interpreter's last flush
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except OSError as error:
-        print(f"vramcast build: expected files to read and write, found: {error}; mend that", file=sys.stderr)
-        return _BAD_INPUT
-    return code
+    return exit_code("vramcast build", lambda: _carry_out(words))
 
 
 def _carry_out(words: Sequence[str]) -> int:
@@ -73,11 +57,8 @@ def _show(overrides: Sequence[str]) -> None:
 
 
 def _build(overrides: Sequence[str]) -> int:
-    from tqdm import tqdm
-
     from dataset_builder.configuration import compose_build, make_build, make_executor, out_of, settings_of
-    from dataset_builder.executors import WorkerError
-    from dataset_builder.pipeline import COVERAGE_NAME, run
+    from dataset_builder.pipeline import COVERAGE_NAME, run_with_bar
 
     for word in overrides:
         if "=" not in word and not word.startswith("~"):
@@ -87,28 +68,19 @@ def _build(overrides: Sequence[str]) -> int:
     config = compose_build(overrides)
     build = make_build(settings_of(config, overrides), out_of(config))
     executor = make_executor(config, build.backend)
-    print(f"{build.space.name}: {build.sampler.describe(build.space)}", file=sys.stderr)
-    often = 0.1 if sys.stderr.isatty() else 5
+    told = f"{build.space.name}: {build.sampler.describe(build.space)}"
+    print(textwrap.fill(told, get_terminal_size().columns, subsequent_indent="  "), file=sys.stderr)
     try:
-        with tqdm(total=build.n, unit="row", dynamic_ncols=True, mininterval=often) as bar:
-            result = run(build, executor, lambda _: bar.update(), lambda done: _start(bar, done))
+        result = run_with_bar(build, executor)
     except KeyboardInterrupt:
         print(f"stopped; the rows so far are safe in {build.out}, and the same command goes on", file=sys.stderr)
-        return _INTERRUPTED
-    except WorkerError as error:
-        print(f"vramcast build: {error}", file=sys.stderr)
-        return _FAILED
+        return INTERRUPTED
     for note in result.notes:
         print(f"note: {note}", file=sys.stderr)
     counts = f"{result.rows} rows ({result.resumed} from before), {result.rejected} rejected"
     pairs = f"{result.coverage.pairs_covered:.1%} of all pairs of levels occur"
     print(f"{counts}, in {build.out}; {pairs}: see {COVERAGE_NAME}")
     return 0
-
-
-def _start(bar: "tqdm[object]", done: int) -> None:  # type: ignore[name-defined]  # noqa: F821
-    bar.n = bar.initial = done
-    bar.refresh()
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

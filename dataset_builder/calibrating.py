@@ -3,18 +3,15 @@
 import datetime
 import os
 import random
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import yaml
-from tqdm import tqdm
 
 from dataset_builder.configuration import compose_build, make_build, make_executor, out_of, settings_of
 from dataset_builder.errors import UserError
@@ -23,7 +20,8 @@ from dataset_builder.measure.virtual.backend import simulate, trace_spec
 from dataset_builder.measure.virtual.calibration import Calibration, Sample
 from dataset_builder.measure.virtual.profile import DeviceProfile
 from dataset_builder.measure.virtual.trace import Trace
-from dataset_builder.pipeline import run
+from dataset_builder.pipeline import run_with_bar
+from dataset_builder.progress import bar
 from dataset_builder.schema import Row, Spec, Status, without_defaults
 from dataset_builder.store import read_journal
 from dataset_builder.store.durable import replacing
@@ -40,14 +38,9 @@ def measure_rows(out: Path, overrides: Sequence[str]) -> list[Row]:
         words = [f"family={family}", f"n={count}", "sampler=orthogonal", "backend=cuda", f"out={out / family}"]
         config = compose_build([*words, *overrides])
         build = make_build(settings_of(config, words), out_of(config))
-        with tqdm(total=count, unit="row", desc=family) as bar:
-            run(build, make_executor(config, build.backend), partial(_tick, bar), lambda _: None)
+        run_with_bar(build, make_executor(config, build.backend), family)
         rows += read_journal(build.out).rows
     return _of_one_card(rows, out)
-
-
-def _tick(bar: "tqdm[Any]", _: object) -> None:
-    bar.update()
 
 
 def load_rows(path: Path) -> list[Row]:
@@ -83,17 +76,13 @@ def samples_of(rows: Sequence[Row], capability: float) -> list[Sample]:
     """The traces of rows, made on all cores."""
     jobs = [(row.spec, capability) for row in rows]
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn")) as pool:
-        traces = tqdm(pool.map(_trace, jobs), total=len(jobs), unit="row", desc="tracing", mininterval=_often())
+        traces = bar(pool.map(_trace, jobs), total=len(jobs), unit="row", desc="tracing")
         try:
             pairs = list(zip(rows, traces, strict=True))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return [Sample(trace, row.measurement.device_used_bytes or 0) for row, trace in pairs]
-
-
-def _often() -> float:
-    return 0.1 if sys.stderr.isatty() else 5
 
 
 def _trace(job: tuple[Spec, float]) -> Trace:

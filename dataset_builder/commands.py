@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from dataset_builder.defaults import BUCKET_MIB
 from dataset_builder.errors import UserError, check_count
 from dataset_builder.schema import Row, Spec
 from dataset_builder.store import iter_records, locate, read_header, read_journal, repair
@@ -44,7 +45,7 @@ def layers(arguments: argparse.Namespace) -> None:
     spec = _find_spec(arguments.row, arguments.source)
     table = check(spec)
     if isinstance(table, Rejected):
-        raise UserError(f"expected a network that can be trained, found: {table.reason}")
+        raise UserError(f"expected a network that can be trained, found one that is refused: {table.reason}; change it")
     print(f"{'layer':32} {'kind':24} {'output':20} {'activations':>14} {'parameters':>14}")
     for record in table.layers:
         shape = "x".join(map(str, record.output_shape))
@@ -114,8 +115,8 @@ def repair_journal(arguments: argparse.Namespace) -> None:
 
 def verify_gpu(arguments: argparse.Namespace) -> int:
     """Twenty golden specs on a card and on the virtual GPU, with a verdict: exit code 0 if they agree, 1 if not."""
-    from dataset_builder.configuration import device_for, make_virtual
-    from dataset_builder.devices import load_device
+    from dataset_builder.configuration import make_virtual
+    from dataset_builder.devices import device_for, load_device
     from dataset_builder.verification import compare, measure_golden, read_recorded
 
     if arguments.recorded and (arguments.record or arguments.cap or arguments.gpu != "auto"):
@@ -131,9 +132,8 @@ def verify_gpu(arguments: argparse.Namespace) -> int:
 def calibrate_device(arguments: argparse.Namespace) -> None:
     """Fit a device profile to rows measured on the card: about thirty that are measured now, or those of a file."""
     from dataset_builder import calibrating
-    from dataset_builder.devices import CONF, load_device
+    from dataset_builder.devices import CONF, DEFAULT_DEVICE, load_profile
     from dataset_builder.measure.virtual.calibration import calibrate
-    from dataset_builder.measure.virtual.profile import parse_profile
     from dataset_builder.store.splits import in_half
 
     key, _, name = arguments.device.partition("=")
@@ -142,7 +142,7 @@ def calibrate_device(arguments: argparse.Namespace) -> None:
     check_count("--rows", arguments.rows)
     check_count("--test", arguments.test, least=0)
     known = (CONF / "device" / f"{name}.yaml").exists()
-    start = parse_profile(load_device(arguments.start or (name if known else "a100_40gb")))
+    start = load_profile(arguments.start or (name if known else DEFAULT_DEVICE))
     path = Path(arguments.output or CONF / "device" / f"{name}.yaml")
     if path.exists() and not arguments.force:
         raise UserError(f"expected no profile at {path}, found one: choose another with -o, or replace it with --force")
@@ -165,8 +165,8 @@ def calibrate_device(arguments: argparse.Namespace) -> None:
 
 def _measure_on_card(arguments: argparse.Namespace) -> list[Row]:
     """The golden specs on one GPU; with --record also what was measured before an interruption is kept."""
-    from dataset_builder.configuration import device_for, make_cuda, make_virtual
-    from dataset_builder.devices import load_device
+    from dataset_builder.configuration import make_cuda, make_virtual
+    from dataset_builder.devices import device_for, load_device
     from dataset_builder.verification import measure_golden, write_recorded
 
     settings = {"gpu": arguments.gpu, "on_busy": arguments.on_busy}
@@ -209,9 +209,10 @@ def _ignore(text: str) -> None:
 def _find_spec(row: str, source: str | None) -> Spec:
     """A spec by GPUMemNet name, by file, or by the beginning of its id in a build directory."""
     from dataset_builder.families.gpumemnet import spec_of_filename
+    from dataset_builder.inspection.targets import GPUMEMNET
 
-    if row.startswith("gpumemnet:"):
-        return spec_of_filename(row.removeprefix("gpumemnet:"))
+    if row.startswith(GPUMEMNET):
+        return spec_of_filename(row.removeprefix(GPUMEMNET))
     if row.endswith(".json"):
         return _read_spec(Path(row))
     if source is None:
@@ -230,7 +231,7 @@ def _read_spec(path: Path) -> Spec:
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise UserError(f"expected a spec as JSON in {path}, found: {error}") from error
+        raise UserError(f"expected a spec as JSON in {path}, found: {error}; name another file") from error
     spec = Spec.from_json(values)
     return make_spec(spec.family, spec.network, spec.training)  # people write defaults down
 
@@ -273,7 +274,7 @@ def run_command(argv: Sequence[str]) -> int:
     for name in ("status", "coverage", "view", "split", "repair"):
         subs[name].add_argument("directory", help="the out=DIR of a build")
     subs["coverage"].add_argument("--pairs", type=int, default=10, help="how many of the worst to show, 0 for all")
-    subs["status"].add_argument("--bucket-mib", type=int, default=1024)
+    subs["status"].add_argument("--bucket-mib", type=int, default=BUCKET_MIB)
     subs["status"].add_argument("--json", action="store_true")
     for name in ("emit", "layers"):
         subs[name].add_argument("row", help="the beginning of a row's id, gpumemnet:NAME, or a spec as FILE.json")
@@ -293,12 +294,14 @@ def run_command(argv: Sequence[str]) -> int:
 
 
 def _add_calibrate(parser: argparse.ArgumentParser) -> None:
+    from dataset_builder.devices import DEFAULT_DEVICE
+
     parser.add_argument("device", metavar="device=NAME", help="the profile to write")
     parser.add_argument("--from-rows", metavar="PATH", help="measured rows: a build directory or a public table")
     parser.add_argument("--rows", type=int, default=40, help="how many of them to fit to")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--half", choices=("even", "odd"), help="of the networks, to test on the other half")
-    parser.add_argument("--start", metavar="PROFILE", help="where to start from; default: NAME, else a100_40gb")
+    parser.add_argument("--start", metavar="PROFILE", help=f"where to start from; default: NAME, else {DEFAULT_DEVICE}")
     parser.add_argument("--from-scratch", action="store_true", help="forget the constants of the profile to start from")
     parser.add_argument("--test", type=int, default=0, metavar="N", help="also tell the error on so many other rows")
     parser.add_argument("-o", "--output", metavar="FILE", help="default: conf/device/NAME.yaml")

@@ -1,15 +1,13 @@
 """From the words of a command line to a build: Hydra composes `conf/`, this module checks what comes out."""
 
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from dataset_builder.composition import Command, compose_config
-from dataset_builder.devices import CONF, DEFAULT_DEVICE
 from dataset_builder.errors import UserError, check_choice, check_count, check_flag
 from dataset_builder.executors import Executor, LocalExecutor, SerialExecutor
 from dataset_builder.measure import Backend
@@ -31,8 +29,6 @@ _EXECUTOR_SETTINGS = {
     "ray": {"address", "cpus", "gpus", "retries", "timeout_seconds", "in_flight", "wait_seconds", "runtime_env"},
     "serial": set[str](),
 }
-_OTHER_CARD = {"ti", "super", "laptop", "mobile", "mig", "d"}
-"""Words that make another card of one with the same number."""
 _SEEDS = 2**32
 """How many numpy's RandomState tells apart."""
 
@@ -127,30 +123,6 @@ def make_cuda(settings: Mapping[str, Any], estimator: Backend | None = None) -> 
     from dataset_builder.measure.cuda.backend import CudaBackend, CudaSettings  # noqa: PLC0415
 
     return CudaBackend(from_mapping(CudaSettings, settings, "the settings of the backend cuda"), estimator)
-
-
-def device_for(card: str | None, note: Callable[[str], None]) -> str:
-    """The profile whose title has only words of a card's name, and most of them: 'NVIDIA A100-SXM4-40GB' is a100_40gb.
-
-    Profiles of a set of measurements, which say more after a comma, are not meant. Without any, the first card of
-    which profiles were calibrated stands in.
-    """
-    titles = {path.stem: str(OmegaConf.load(path).title) for path in sorted((CONF / "device").glob("*.yaml"))}
-    words = _words(card or "")
-    named = {name: _words(title) for name, title in titles.items() if "," not in title}
-    fitting = {name: title for name, title in named.items() if title <= words and not (words - title) & _OTHER_CARD}
-    if fitting:
-        return max(fitting, key=lambda name: len(fitting[name]))
-    note(
-        f"no device profile for the card {card}: {DEFAULT_DEVICE} stands in, whose context is another: "
-        "name a nearer one with --device"
-    )
-    return DEFAULT_DEVICE
-
-
-def _words(text: str) -> set[str]:
-    """The words and numbers of a card's name; the maker's name tells no cards apart."""
-    return set(re.findall(r"\d*[a-z]+\d+[a-z]*|\d+|[a-z]+", text.lower())) - {"nvidia", "gb"}
 
 
 def make_executor(config: DictConfig, backend: Backend) -> Executor:

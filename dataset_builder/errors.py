@@ -1,5 +1,6 @@
-"""What a user asked for that cannot be carried out."""
+"""What cannot be carried out: mostly what a user asked for."""
 
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -10,6 +11,10 @@ class UserError(ValueError):
 
 class UntraceableError(UserError):
     """Of one network: it cannot run without data. Others may."""
+
+
+class WorkerError(RuntimeError):
+    """Workers cannot work at all, whatever the spec: the run is over."""
 
 
 def check_count(name: str, value: Any, least: int = 1) -> None:
@@ -28,6 +33,13 @@ def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
     """Refuse a value that is not among the choices."""
     if value not in list(choices):  # a list compares, where a mapping would hash
         raise UserError(f"expected {name} to be one of {list(choices)}, found {value!r}: change it")
+
+
+def check_amount(name: str, value: Any, zero: bool = True) -> None:
+    """Refuse anything but a finite number from zero, or above it: NaN would pass for less than any bound."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value < 0 or (value == 0 and not zero):
+        raise UserError(f"expected {name} to be a number {'from' if zero else 'above'} 0, found {value!r}: change it")
 
 
 def check_probability(name: str, value: Any) -> None:

@@ -52,7 +52,9 @@ def parse(text: str) -> CodeType:
     except UserError:
         raise
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:  # the last two: too deeply nested
-        raise UserError(f"expected an expression such as 'max(2, width // 4)', found {text!r}: {error}") from error
+        raise UserError(
+            f"expected an expression such as 'max(2, width // 4)', found {text!r} ({error}): mend it"
+        ) from error
 
 
 def _check(node: ast.AST, text: str) -> None:
@@ -65,7 +67,9 @@ def _check(node: ast.AST, text: str) -> None:
     if isinstance(node, ast.Name) and node.id.startswith("_"):
         raise UserError(f"expected a plain name in {text!r}, found {node.id!r}: use names without leading underscores")
     if isinstance(node, ast.Call) and not isinstance(node.func, ast.Name):
-        raise UserError(f"expected a plain function in {text!r}: use one of {sorted(FUNCTIONS)}")
+        raise UserError(
+            f"expected a plain function in {text!r}, found {ast.unparse(node.func)!r}: use one of {sorted(FUNCTIONS)}"
+        )
     if isinstance(node, ast.comprehension) and (
         node.is_async or any(isinstance(part, ast.Subscript) for part in ast.walk(node.target))
     ):
@@ -91,9 +95,14 @@ def _check_operation(node: ast.BinOp, text: str) -> None:
     if not (
         isinstance(exponent, ast.Constant) and isinstance(exponent.value, int | float) and exponent.value <= _MAX_POWER
     ):
-        raise UserError(f"expected a constant exponent of at most {_MAX_POWER} in {text!r}: write it as a number")
+        raise UserError(
+            f"expected a constant exponent of at most {_MAX_POWER} in {text!r}, found {ast.unparse(node.right)!r}: "
+            "write it as a number"
+        )
     if any(isinstance(part, ast.Pow) for part in ast.walk(node.left)):
-        raise UserError(f"expected no power of a power in {text!r}: multiply the exponents")
+        raise UserError(
+            f"expected no power of a power in {text!r}, found {ast.unparse(node)!r}: multiply the exponents"
+        )
 
 
 def names(text: str) -> frozenset[str]:
@@ -116,4 +125,6 @@ def evaluate(text: str, names_and_values: dict[str, Any]) -> Any:
     try:
         return eval(code, names_and_values)  # noqa: S307 - parse() let only arithmetic through
     except (ArithmeticError, LookupError, MemoryError, NameError, TypeError, ValueError) as error:
-        raise UserError(f"expected {text!r} to have a value, found {type(error).__name__}: {error}") from error
+        raise UserError(
+            f"expected {text!r} to have a value, found {type(error).__name__} ({error}): mend it"
+        ) from error

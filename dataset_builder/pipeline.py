@@ -12,6 +12,7 @@ from dataset_builder.errors import UserError
 from dataset_builder.executors import Executor
 from dataset_builder.filters import Rejected, check
 from dataset_builder.measure import Backend, Outcome
+from dataset_builder.progress import bar
 from dataset_builder.samplers import Sampler
 from dataset_builder.samplers.coverage import Coverage, coverage, report
 from dataset_builder.schema import Provenance, Rejection, Row, Spec
@@ -138,6 +139,17 @@ def run(build: Build, executor: Executor, on_row: Callable[[Row], object], on_st
         with replacing(build.out / COVERAGE_NAME) as path:
             path.write_text(report(result.coverage))
     return result
+
+
+def run_with_bar(build: Build, executor: Executor, title: str | None = None) -> Report:
+    """The same with a bar, in which rows from before count, but not into the speed."""
+    with bar(total=build.n, unit="row", desc=title) as shown:
+
+        def start(done: int) -> None:
+            shown.n = shown.initial = done
+            shown.refresh()
+
+        return run(build, executor, lambda _: shown.update(), start)
 
 
 def make_row(backend: Backend, spec: Spec, outcome: Outcome, seed: int | None, versions: Mapping[str, str]) -> Row:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from dataset_builder.defaults import CHECKPOINT
 from models._base import Estimator
 from models.answer import Answer, Bucket
 from models.example import Example, Simulated, Target
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from models.classify import Classifier
 
 
-def load(name: str = "universal") -> "Classifier":
+def load(name: str = CHECKPOINT) -> "Classifier":
     """The classifier of a checkpoint, by its released name or its directory: `load().classify(module, inputs)`."""
     from models.classify import Classifier  # noqa: PLC0415 - imports torch, which who reads an answer can do without
 

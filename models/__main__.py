@@ -3,21 +3,14 @@
 import sys
 from collections.abc import Sequence
 
-from dataset_builder.errors import UserError
+from dataset_builder.exits import exit_code
 from models import evaluate
-
-_BAD_INPUT = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command of this package; the return value is the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    try:
-        evaluate.main(words[1:] if words[:1] == ["evaluate"] else words)
-    except UserError as error:
-        print(f"vramcast evaluate: {error}", file=sys.stderr)
-        return _BAD_INPUT
-    return 0
+    return exit_code("vramcast evaluate", lambda: evaluate.main(words[1:] if words[:1] == ["evaluate"] else words))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from dataset_builder.errors import UserError, check_choice, check_count, check_probability
+from dataset_builder.errors import UserError, check_amount, check_choice, check_count, check_probability
 from dataset_builder.schema import from_mapping
 from models.batch import Batch, Inputs
 from models.density import Mixture
@@ -54,8 +54,7 @@ class NetworkSettings:
         check_probability("dropout", self.dropout)
         if self.token_width % self.heads:
             raise UserError(f"expected token_width % heads == 0, found {self.token_width} and {self.heads}: change one")
-        if not isinstance(self.bucket_weight, int | float) or not 0 <= self.bucket_weight < float("inf"):
-            raise UserError(f"expected bucket_weight to be a number from 0, found {self.bucket_weight!r}: change it")
+        check_amount("bucket_weight", self.bucket_weight)
 
     @property
     def reads_tokens(self) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from dataset_builder.defaults import BUCKET_MIB, RISK
 from dataset_builder.devices import DEFAULT_DEVICE, load_profile
 from dataset_builder.errors import UserError, check_probability
 from dataset_builder.families.weightless import structure_of
@@ -27,9 +28,7 @@ from models.examples import ENDLESS_BYTES
 from models.features import feature_set
 from models.labels import Buckets, told
 from models.questions import Question, question_of, question_of_table
-from models.requests import RISK
 
-BUCKET_MIB = 1024
 TABLES_ALONE = "universal_layers"
 """The released estimator for layer tables alone: it reads no simulation."""
 

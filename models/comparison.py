@@ -1,6 +1,6 @@
 """The one evaluation loop: estimators side by side on the same measured examples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,26 +88,26 @@ def answers_of(
     )
 
 
-def text_table(reports: Mapping[str, Report], by_family: bool = False) -> str:
-    """The main figures for people, a line an estimator and, on request, a line for each of its families."""
-    lines = [_line("estimator", "rows", list(COLUMNS))]
+def text_table(reports: Mapping[str, Report], families_of: Collection[str] = ()) -> str:
+    """The main figures for people: a line an estimator, and of some of them one for each family."""
+    lines = [["estimator", "rows", *COLUMNS]]
     for name, found in reports.items():
-        lines.append(_score_line(name, found.overall))
-        if by_family:
-            lines += [_score_line(f"  {family}", part) for family, part in found.by_family.items()]
-    return "\n".join(lines)
+        lines.append(_cells(name, found.overall))
+        if name in families_of:
+            lines += [_cells(f"  {family}", part) for family, part in found.by_family.items()]
+    first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
+    return "\n".join(
+        "  ".join([f"{name:{first}}", *(f"{cell:>{width}}" for cell, width in zip(cells, others, strict=True))])
+        for name, *cells in lines
+    )
 
 
-def _score_line(name: str, found: Score) -> str:
+def _cells(name: str, found: Score) -> list[str]:
     figures = found.to_json()
-    return _line(name, str(found.rows), [_shown(key, figures[key]) for key in COLUMNS.values()])
+    return [name, str(found.rows), *(_shown(key, figures[key]) for key in COLUMNS.values())]
 
 
 def _shown(key: str, value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.0f}" if key.endswith("_mib") else f"{value:.4f}"
-
-
-def _line(name: str, rows: str, cells: Sequence[str]) -> str:
-    return f"{name:22} {rows:>6} " + " ".join(f"{cell:>12}" for cell in cells)

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from tqdm import tqdm
-
 from dataset_builder.configuration import make_backend
+from dataset_builder.defaults import BUCKET_MIB, RISK, SIMULATIONS
 from dataset_builder.devices import load_device
 from dataset_builder.errors import UserError, check_count
 from dataset_builder.executors import LocalExecutor
 from dataset_builder.measure import Backend
+from dataset_builder.progress import bar
 from dataset_builder.schema import MIB, Row, Spec, Status
 from dataset_builder.store.importers import read_rows
 from dataset_builder.store.splits import HALVES, in_half
@@ -36,7 +36,7 @@ def evaluate_backend(backend: Backend, rows: Sequence[Row], workers: int) -> lis
 
 def _judge_rows(backend: Backend, rows: Rows, workers: int) -> Iterator[Judged]:
     outcomes = LocalExecutor(workers, timeout_seconds=600).run(backend, rows)
-    for spec, outcome in tqdm(outcomes, total=len(rows), unit="row", mininterval=0.1 if sys.stderr.isatty() else 5):
+    for spec, outcome in bar(outcomes, total=len(rows), unit="row"):
         if outcome.measurement.status not in (Status.OK, Status.OOM):
             print(f"note: {spec.id} was not estimated: {outcome.measurement.evidence}", file=sys.stderr)
             continue
@@ -77,15 +77,17 @@ def _parser() -> argparse.ArgumentParser:
     judged.add_argument("--checkpoint", metavar="NAME", help="a trained estimator, its directory or released name")
     parser.add_argument("--data", required=True, metavar="FILE", help="a public table of measurements")
     parser.add_argument("--device", help="a device profile for all rows; default: the one that each was measured on")
-    parser.add_argument("--bucket-mib", type=int, default=1024)
+    parser.add_argument("--bucket-mib", type=int, default=BUCKET_MIB)
     parser.add_argument("--rows", type=int, help="only the first so many")
     parser.add_argument("--half", choices=list(HALVES), help="of the networks: profiles are calibrated on even ones")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--worst", type=int, default=0, help="of a backend: show the rows that are furthest off")
     parser.add_argument(
-        "--risk", type=float, help="of a checkpoint: how often the safe bucket may be low; default 0.01, if it can tell"
+        "--risk",
+        type=float,
+        help=f"of a checkpoint: how often the safe bucket may be low; default {RISK} or its least",
     )
-    parser.add_argument("--cache", default="runs/simulations", metavar="DIR", help="where simulations are kept")
+    parser.add_argument("--cache", default=SIMULATIONS, metavar="DIR", help="where simulations are kept")
     parser.add_argument("--json", action="store_true")
     return parser
 

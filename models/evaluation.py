@@ -8,9 +8,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset_builder.devices import load_device
+from dataset_builder.defaults import RISK
+from dataset_builder.devices import load_profile
 from dataset_builder.errors import UserError
-from dataset_builder.measure.virtual.profile import DeviceProfile, parse_profile
+from dataset_builder.measure.virtual.profile import DeviceProfile
 from dataset_builder.schema import MIB, Row
 from models._base import Estimator
 from models.baselines.catalogue import FORMULAS, load_baselines
@@ -22,7 +23,6 @@ from models.examples import examples_of_rows
 from models.labels import Buckets
 from models.simulation import SimulationCache
 
-_RISK = 0.01
 BASELINES = "baselines"
 """The directory of a checkpoint with the baselines that were fitted to the same examples."""
 
@@ -55,10 +55,9 @@ class Evaluation:
 
     def to_text(self) -> str:
         """A table for people: the checkpoint with its families, then the baselines."""
-        own = text_table({self.checkpoint: self.report}, by_family=True)
-        others = text_table(self.baselines).splitlines()[1:]
+        table = text_table({self.checkpoint: self.report, **self.baselines}, families_of=[self.checkpoint])
         settings = "  ".join(f"{name} {value}" for name, value in self.settings.items())
-        return "\n".join([settings, own, *others])
+        return "\n".join([settings, table])
 
 
 def evaluate_checkpoint(
@@ -79,7 +78,7 @@ def evaluate_checkpoint(
     buckets = Buckets(bucket_mib * MIB, max(example.capacity_bytes for example in examples))
     safe: dict[str, NDArray[np.float64]] = {}
     if isinstance(estimator, Bounded):
-        risk = max(_RISK, estimator.least_risk) if risk is None else risk
+        risk = max(RISK, estimator.least_risk) if risk is None else risk
         safe[name] = estimator.safe_bytes(examples, risk)
     published = {FakeTensor.name: FakeTensor(read_published(table))}
     settings = {"excluded": len(rows) - len(examples), "bucket_mib": bucket_mib, "risk": risk}
@@ -97,4 +96,4 @@ def load_estimators(name: str) -> tuple[Estimator, dict[str, Estimator]]:
 def _profiles(rows: Sequence[Row], device: str | None) -> dict[str, DeviceProfile]:
     """The profile of every device that the rows name, or one in the place of all."""
     named = sorted({str(row.provenance.device) for row in rows})
-    return {name: parse_profile(load_device(device or name)) for name in named}
+    return {name: load_profile(device or name) for name in named}

@@ -4,21 +4,19 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
-import dataset_builder
 from dataset_builder.executors import LocalExecutor
 from dataset_builder.measure import Backend, Outcome
 from dataset_builder.measure.virtual.backend import VirtualBackend
 from dataset_builder.measure.virtual.profile import DeviceProfile
 from dataset_builder.pipeline import software_versions
+from dataset_builder.progress import bar
 from dataset_builder.schema import LayerTable, Measurement, Provenance, Row, Spec, Status, content_hash
 from dataset_builder.store import JOURNAL_NAME, JournalWriter, iter_records
-from models.tables import TableCache
+from models.tables import TableCache, hashes_of
 
 _DECISIVE = ("measure/virtual", "families", "plan.py", "subject.py", "training.py")
 """Sources below dataset_builder that decide what the virtual GPU says of a spec."""
@@ -28,10 +26,7 @@ _TIMEOUT_SECONDS = 600.0
 @cache
 def source_hash() -> str:
     """A hash over the sources of the virtual GPU, and torch's version, whose operators it traces."""
-    root = Path(dataset_builder.__file__).parent
-    paths = [path for part in _DECISIVE for path in sorted((root / part).rglob("*.py")) or [root / part]]
-    contents = {str(path.relative_to(root)): sha256(path.read_bytes()).hexdigest() for path in paths}
-    return content_hash({"sources": contents, "torch": torch.__version__})
+    return content_hash({"sources": hashes_of(_DECISIVE), "torch": torch.__version__})
 
 
 class SimulationCache:
@@ -72,8 +67,7 @@ class SimulationCache:
 
     def _outcomes(self, backend: Backend, specs: list[Spec]) -> Iterator[tuple[Spec, Outcome]]:
         outcomes = LocalExecutor(self.workers, _TIMEOUT_SECONDS).run(backend, specs)
-        interval = 0.1 if sys.stderr.isatty() else 30
-        yield from tqdm(outcomes, total=len(specs), unit="row", desc="virtual GPU", mininterval=interval)
+        yield from bar(outcomes, total=len(specs), unit="row", desc="virtual GPU")
 
 
 def _read(directory: Path, wanted: Mapping[str, Spec]) -> Iterator[tuple[str, Measurement]]:

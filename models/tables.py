@@ -2,36 +2,39 @@
 
 import json
 import multiprocessing
-import os
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import torch
-from tqdm import tqdm
 
 import dataset_builder
 from dataset_builder.families import FAMILIES
+from dataset_builder.inspection.findings import table_from_json, table_to_json
 from dataset_builder.inspection.jobs import table_of
-from dataset_builder.schema import LayerRecord, LayerTable, Spec, content_hash
+from dataset_builder.progress import bar
+from dataset_builder.schema import LayerTable, Spec, content_hash
+from dataset_builder.store.durable import replacing
 
 _DECISIVE = ("analysis", "families")
 """Sources below dataset_builder that decide what layers a library's network is said to have."""
 _LIBRARIES = ("timm", "transformers", "torchvision")
 
 
+def hashes_of(parts: Sequence[str]) -> dict[str, str]:
+    """A hash of each source among some directories and files below dataset_builder."""
+    root = Path(dataset_builder.__file__).parent
+    paths = [path for part in parts for path in sorted((root / part).rglob("*.py")) or [root / part]]
+    return {str(path.relative_to(root)): sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
 @cache
 def _source_hash() -> str:
-    root = Path(dataset_builder.__file__).parent
-    paths = [path for part in _DECISIVE for path in sorted((root / part).rglob("*.py"))]
-    contents = {str(path.relative_to(root)): sha256(path.read_bytes()).hexdigest() for path in paths}
-    return content_hash({"sources": contents, "torch": torch.__version__, "libraries": list(map(_version, _LIBRARIES))})
+    libraries = [_version(name) for name in _LIBRARIES]
+    return content_hash({"sources": hashes_of(_DECISIVE), "torch": torch.__version__, "libraries": libraries})
 
 
 def _version(library: str) -> str | None:
@@ -56,7 +59,7 @@ class TableCache:
         missing = {paths[spec.id]: spec for spec in wanted if spec.id in paths and not paths[spec.id].exists()}
         if missing:
             self._make(missing)
-        kept = {path: _read(path) for path in set(paths.values())}
+        kept = {path: table_from_json(json.loads(path.read_text())) for path in set(paths.values())}
         return found | {key: kept[path] for key, path in paths.items()}
 
     def _path(self, spec: Spec) -> Path:
@@ -67,37 +70,11 @@ class TableCache:
         self.directory.mkdir(parents=True, exist_ok=True)
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(min(self.workers, len(missing)), context) as pool:
-            made = pool.map(_table_text, missing.values())
-            for path, text in zip(missing, _told(made, len(missing)), strict=True):
-                _write(path, text)
-
-
-def _told(made: Iterator[str], count: int) -> Iterable[str]:
-    interval = 0.1 if sys.stderr.isatty() else 30
-    return tqdm(made, total=count, unit="network", desc="layer tables", mininterval=interval)
+            made = bar(pool.map(_table_text, missing.values()), total=len(missing), unit="network", desc="layer tables")
+            for path, text in zip(missing, made, strict=True):
+                with replacing(path) as temporary:
+                    temporary.write_text(text)
 
 
 def _table_text(spec: Spec) -> str:
-    return json.dumps(asdict(table_of(spec)))
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    unfinished = path.with_suffix(f".{os.getpid()}")
-    unfinished.write_text(text)
-    unfinished.replace(path)
-
-
-def _read(path: Path) -> LayerTable:
-    stored = json.loads(path.read_text())
-    return LayerTable(
-        layers=tuple(
-            LayerRecord(**{**layer, "output_shape": tuple(layer["output_shape"])}) for layer in stored["layers"]
-        ),
-        trainable_shapes=tuple(tuple(shape) for shape in stored["trainable_shapes"]),
-        input_elements=stored["input_elements"],
-    )
-
-
-def _layer(output_shape: list[int], **others: Any) -> LayerRecord:
-    return LayerRecord(output_shape=tuple(output_shape), **others)
+    return json.dumps(table_to_json(table_of(spec)))

@@ -1,6 +1,7 @@
 """What several test files share."""
 
 import csv
+import multiprocessing
 import os
 import shutil
 import tempfile
@@ -64,6 +65,13 @@ def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests of what is in the file, not of when it is on the disk."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     monkeypatch.setattr(os, "fdatasync", lambda fd: None)
+
+
+@pytest.fixture
+def no_process_is_left() -> Iterator[None]:
+    """Whatever a test does to workers, none of them outlives it."""
+    yield
+    assert multiprocessing.active_children() == []
 
 
 @pytest.fixture(scope="session")

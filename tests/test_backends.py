@@ -2,19 +2,18 @@
 
 import json
 import pickle
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import pytest
-from stubbed_cuda import Stubbed, fake
+from stubbed_cuda import Estimates, Stubbed, fake
 
 from dataset_builder.configuration import make_virtual
 from dataset_builder.devices import load_device
 from dataset_builder.errors import UserError
 from dataset_builder.families import make_spec
-from dataset_builder.measure import Backend, Outcome
 from dataset_builder.measure.cuda.backend import CudaBackend, CudaSettings
 from dataset_builder.measure.nvml import open_nvml
-from dataset_builder.schema import Measurement, Spec, Status, TrainingSetup
+from dataset_builder.schema import Spec, Status, TrainingSetup
 
 MIB = 2**20
 MLP = {"arch": "uniform", "input_features": 1024, "output_features": 10, "depth": 4}
@@ -160,22 +159,10 @@ class TestCuda(BackendContract):
     def test_its_own_peak_is_enough_as_a_cap_and_half_of_it_is_not(self, backend):
         reserved_bytes = self.peaks(backend, spec(batch=8192)).reserved_bytes
         for cap_bytes, held in ((reserved_bytes, True), (reserved_bytes // 2, False)):
-            capped = CudaBackend(backend.settings, _Says(cap_bytes))
+            capped = CudaBackend(backend.settings, Estimates(cap_bytes))
             found = capped.measure(spec(batch=8192)).measurement
             assert (found.cap_bytes, found.cap_held) == (cap_bytes, held)
 
     def test_a_time_limit_ends_the_child(self, backend):
         limited = CudaBackend(replace(backend.settings, timeout_seconds=0.5))
         assert limited.measure(spec()).measurement.status is Status.TIMEOUT
-
-
-@dataclass
-class _Says(Backend):
-    """An estimator that says one thing."""
-
-    reserved_bytes: int
-    name = "fixed"
-    origin = "static"
-
-    def measure(self, item):
-        return Outcome(None, Measurement(status=Status.OK, reserved_bytes=self.reserved_bytes))

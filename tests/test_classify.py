@@ -18,6 +18,7 @@ from dataset_builder.inspection.layer_tables import read_table
 from dataset_builder.measure.virtual.backend import VirtualBackend
 from dataset_builder.schema import MIB, TrainingSetup
 from models.answer import FITS, TIGHT, TOO_LARGE, Answer, Bucket
+from models.answering.screen import Page, rendered
 from models.batch_search import largest_batch
 from models.classifiers import NetworkSettings
 from models.classify import Classifier, _filled
@@ -25,7 +26,6 @@ from models.ensemble import Ensemble
 from models.examples import ENDLESS_BYTES, example_of_table
 from models.fitting import PlainFitter
 from models.questions import question_of_table
-from models.screen import Page, rendered
 from models.timeline import check_picture, draw_timeline, timeline_table
 
 A100 = load_profile(DEFAULT_DEVICE)

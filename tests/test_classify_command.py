@@ -11,8 +11,8 @@ import pytest
 from dataset_builder.errors import UserError
 from dataset_builder.inspection.client import ChildInspection, TheirError
 from dataset_builder.inspection.targets import Wanted, parse_target
-from models.command import main
-from models.requests import Request
+from models.answering.command import main
+from models.answering.requests import Request
 
 FILE = Path(__file__).parent / "support" / "written_networks.py"
 GPUMEMNET = "gpumemnet:input:784_output:10_depth:3_arch:pyramid_batch:64.out"

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dataset_builder.__main__ import main
 from dataset_builder.commands import COMMANDS
-from dataset_builder.executors import WorkerError
+from dataset_builder.errors import WorkerError
 from dataset_builder.store import read_journal
 from dataset_builder.store.splits import Split
 

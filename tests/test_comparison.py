@@ -107,7 +107,7 @@ def test_examples_without_a_measurement_are_refused():
 
 def test_the_text_table():
     reports = compare({"fixed": FIXED}, EXAMPLES, BUCKETS)
-    head, *lines = text_table(reports, by_family=True).splitlines()
+    head, *lines = text_table(reports, families_of=reports).splitlines()
     assert head.split()[:3] == ["estimator", "rows", "accuracy"]
     assert [line.split()[0] for line in lines] == ["fixed", "cnn", "mlp"]
     assert lines[0].split() == ["fixed", "6", "0.3333", "0.2000", "0.3333", "-", "9950", "0.6200", "0.8183"]

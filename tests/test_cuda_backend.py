@@ -9,11 +9,11 @@ import pytest
 from fake_child import CONTEXT, MIB, PEAK
 from nvml_stub import GIB, NOT_SUPPORTED, without_driver
 from scripted_backend import alive, wait_until
-from stubbed_cuda import Stubbed, fake
+from stubbed_cuda import Estimates, Stubbed, fake
 
 from dataset_builder.errors import UserError
 from dataset_builder.families import make_spec
-from dataset_builder.measure import Backend, Outcome
+from dataset_builder.measure import Outcome
 from dataset_builder.measure.cuda.backend import CudaSettings
 from dataset_builder.measure.nvml import GpuLostError, NoDriverError
 from dataset_builder.pipeline import make_row
@@ -180,18 +180,6 @@ class TestOthers:
         found = machine("visited").measurement
         assert (found.alone, found.others_bytes) == (False, 300 * MIB)
         assert found.device_used_bytes == PEAK  # the process's, for the device's is not its own
-
-
-@dataclass
-class Estimates(Backend):
-    """An estimator that says one thing."""
-
-    reserved_bytes: int
-    name = "fixed"
-    origin = "static"
-
-    def measure(self, spec):
-        return Outcome(None, Measurement(status=Status.OK, reserved_bytes=self.reserved_bytes))
 
 
 @pytest.mark.parametrize(

@@ -6,23 +6,21 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 
 import pytest
 import torch
 from fake_child import CONTEXT, MIB
 from scripted_backend import alive, wait_until
-from stubbed_cuda import FAKE_CHILD, Stubbed
+from stubbed_cuda import FAKE_CHILD, Estimates, Stubbed
 
 from dataset_builder.errors import UserError
 from dataset_builder.families import make_spec
-from dataset_builder.measure import Backend, Outcome
 from dataset_builder.measure.cuda.backend import CHILD, CudaBackend, CudaSettings
 from dataset_builder.measure.cuda.job import run_job, step_sizes
 from dataset_builder.measure.cuda.protocol import Request, Result, is_out_of_memory
 from dataset_builder.measure.virtual.backend import trace_spec
 from dataset_builder.measure.virtual.trace import Use
-from dataset_builder.schema import Measurement, Status, TrainingSetup
+from dataset_builder.schema import Status, TrainingSetup
 
 MLP = {"arch": "uniform", "input_features": 64, "output_features": 10, "depth": 2}
 NO_CARD = not torch.cuda.is_available()
@@ -47,18 +45,6 @@ def test_the_child_imports_little():
     code = f"import sys, {modules}; print({heavy!r} & {{*sys.modules}})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "set()\n"
-
-
-@dataclass
-class Estimates(Backend):
-    """An estimator that says one thing."""
-
-    reserved_bytes: int
-    name = "fixed"
-    origin = "static"
-
-    def measure(self, spec):
-        return Outcome(None, Measurement(status=Status.OK, reserved_bytes=self.reserved_bytes))
 
 
 class TestWithTheCpuForACard:

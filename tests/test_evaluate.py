@@ -1,9 +1,9 @@
 """Estimates against measured rows: the figures, and the command."""
 
-import csv
 import json
 
 import pytest
+from measured_tables import small_table
 
 from models.__main__ import main
 from models.metrics import Judged, judge
@@ -44,14 +44,7 @@ def test_no_rows_have_no_figures():
 
 @pytest.fixture
 def table(tmp_path):
-    path = tmp_path / "set.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["Filename", "Activations-Params", "Max GPU Memory (MiB)"])
-        for batch in (8, 16, 32):
-            writer.writerow([f"input:20_output:4_depth:2_arch:uniform_batch:{batch}.out", "[]", 1451])
-        writer.writerow(["input:20_output:1_depth:2_arch:uniform_batch:8.out", "[('linear', 1, 2)]", 1443])
-    return path
+    return small_table(tmp_path)
 
 
 def test_the_command_prints_every_figure(table, capsys):

@@ -1,10 +1,10 @@
 """`vramcast evaluate --checkpoint`: a small estimator and the baselines on a small table."""
 
-import csv
 import json
 
 import pytest
 from made_examples import measured_mlps
+from measured_tables import small_table
 
 from models.__main__ import main
 from models.baselines.catalogue import BASELINES, FORMULAS, fit_baselines, save_baselines
@@ -33,14 +33,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    path = tmp_path_factory.mktemp("table") / "set.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["Filename", "Activations-Params", "Max GPU Memory (MiB)"])
-        for batch in (8, 16, 32):
-            writer.writerow([f"input:20_output:4_depth:2_arch:uniform_batch:{batch}.out", "[]", 1451])
-        writer.writerow(["input:20_output:1_depth:2_arch:uniform_batch:8.out", "[('linear', 1, 2)]", 1443])
-    return path
+    return small_table(tmp_path_factory.mktemp("table"))
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Every executor keeps one contract."""
 
-import multiprocessing
 import os
 import pickle
 from collections import Counter
@@ -17,16 +16,12 @@ from dataset_builder.errors import UserError
 from dataset_builder.executors import Executor, LocalExecutor, SerialExecutor
 from dataset_builder.schema import Spec, Status
 
+pytestmark = pytest.mark.usefixtures("no_process_is_left")
+
 
 @pytest.fixture
 def backend() -> Scripted:
     return Scripted()
-
-
-@pytest.fixture(autouse=True)
-def no_process_is_left() -> Iterator[None]:
-    yield
-    assert multiprocessing.active_children() == []
 
 
 class ExecutorContract:

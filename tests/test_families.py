@@ -6,35 +6,13 @@ from itertools import product
 from typing import Any
 
 import pytest
+from small_networks import NETWORKS, SETUP, table_of
 
-from dataset_builder import filters, subject
+from dataset_builder import subject
 from dataset_builder.errors import UserError
 from dataset_builder.families import FAMILIES, cnn, make_spec, mlp, pieces, plan_of, template, transformer
-from dataset_builder.schema import LayerTable, Spec, TrainingSetup
+from dataset_builder.schema import Spec, TrainingSetup
 
-SETUP = TrainingSetup(batch_size=4)
-NETWORKS: dict[str, dict[str, Any]] = {
-    "mlp": {"arch": "pyramid", "input_features": 12, "output_features": 3, "depth": 2},
-    "cnn": {
-        "arch": "pyramid",
-        "input_channels": 3,
-        "input_size": 8,
-        "num_classes": 5,
-        "depth": 4,
-        "base_filters": 4,
-        "max_filters": 16,
-    },
-    "template": {"template": "vgg", "stages": [[4, 1], [8, 2]], "input_size": 16, "num_classes": 5},
-    "transformer": {
-        "kind": "encoder",
-        "vocabulary": 11,
-        "embedding_size": 8,
-        "layers": 1,
-        "heads": 2,
-        "feed_forward_size": 16,
-        "sequence_length": 4,
-    },
-}
 # another legal value of every factor
 OTHERS: dict[str, dict[str, Any]] = {
     "mlp": {
@@ -93,12 +71,6 @@ OTHERS: dict[str, dict[str, Any]] = {
         "norm": "pre",
     },
 }
-
-
-def table_of(family: str, network: dict[str, Any], **setup: Any) -> LayerTable:
-    table = filters.check(make_spec(family, network, replace(SETUP, **setup)))
-    assert isinstance(table, LayerTable), table
-    return table
 
 
 # --- every combination builds -----------------------------------------------------------------------------------------

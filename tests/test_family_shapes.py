@@ -3,38 +3,14 @@
 from typing import Any
 
 import pytest
+from small_networks import NETWORKS, SETUP, table_of
 
-from dataset_builder import filters, subject
+from dataset_builder import subject
 from dataset_builder.errors import UserError
 from dataset_builder.families import cnn, make_spec, mlp, plan_of, template
 from dataset_builder.plan import Plan
-from dataset_builder.schema import LayerTable, TrainingSetup
 
-SETUP = TrainingSetup(batch_size=4)
-CNN = {
-    "arch": "pyramid",
-    "input_channels": 3,
-    "input_size": 8,
-    "num_classes": 5,
-    "depth": 4,
-    "base_filters": 4,
-    "max_filters": 16,
-}
-TRANSFORMER = {
-    "kind": "encoder",
-    "vocabulary": 11,
-    "embedding_size": 8,
-    "layers": 1,
-    "heads": 2,
-    "feed_forward_size": 16,
-    "sequence_length": 4,
-}
-
-
-def table_of(family: str, network: dict[str, Any]) -> LayerTable:
-    table = filters.check(make_spec(family, network, SETUP))
-    assert isinstance(table, LayerTable), table
-    return table
+CNN, TRANSFORMER = NETWORKS["cnn"], NETWORKS["transformer"]
 
 
 def widths(plan: Plan, kind: str, argument: str) -> list[int]:

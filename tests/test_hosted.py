@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from scripted_backend import DiesOnLoad, RefusesOnLoad, Scripted, alive, spec, wait_until
 
-from dataset_builder.errors import UserError
-from dataset_builder.executors import WorkerError, _hosted
+from dataset_builder.errors import UserError, WorkerError
+from dataset_builder.executors import _hosted
 from dataset_builder.executors._hosted import Died, Job, measure, versions
 from dataset_builder.schema import Status
 

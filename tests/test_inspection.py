@@ -97,6 +97,13 @@ def test_data_in_the_control_flow_gets_a_sentence():
         examined(job("Undecided", "10"))
 
 
+def test_a_yes_or_no_that_is_read_from_a_tensor_is_told_with_its_line():
+    line = FILE.read_text().splitlines().index("        if y.isnan().any():") + 1
+    findings = examined(job("Checking", "10", arguments={"in_features": 10, "out_features": 2}))
+    (note,) = [item for item in findings.measurements["a100_40gb"].notes if "taken as False" in item]
+    assert note.endswith(f"(at {FILE}:{line})")
+
+
 def test_a_network_that_looks_like_lightnings_brings_step_and_optimizer():
     found = job("Lit", "10")
     findings = examined(found)

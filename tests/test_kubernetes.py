@@ -11,8 +11,8 @@ import pytest
 from served import Service, serving
 
 from collocation.adapters import admission, kubernetes
-from collocation.adapters.kubernetes import NodeBook
 from collocation.placement import Gpu
+from collocation.service.nodes import NodeBook
 from collocation.service.settings import Settings
 from dataset_builder.errors import UserError
 

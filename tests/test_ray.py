@@ -14,8 +14,8 @@ import pytest
 from scripted_backend import DiesOnLoad, Scripted, alive, index_of, plain, spec, wait_until
 
 from dataset_builder.configuration import compose_build, make_build, make_executor, settings_of
-from dataset_builder.errors import UserError
-from dataset_builder.executors import SerialExecutor, WorkerError
+from dataset_builder.errors import UserError, WorkerError
+from dataset_builder.executors import SerialExecutor
 from dataset_builder.pipeline import Build, run
 from dataset_builder.schema import Status
 from dataset_builder.store import iter_records, read_journal

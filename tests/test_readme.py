@@ -1,35 +1,104 @@
-"""The commands of the README run as they stand, one after the other."""
+"""The commands of the README and of docs/building.md run as they stand, one after the other."""
 
+import json
 import re
 import shlex
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 
-README = Path(__file__).parents[1] / "README.md"
+import pytest
+from pages import DOCS, README, blocks
+
+import vramcast
+
+BUILDING = DOCS / "building.md"
 BIN = Path(sys.executable).parent
+NEEDS_A_CARD = ("verify-gpu", "calibrate")
 
 
-def commands() -> list[list[str]]:
-    blocks = re.findall(r"^```\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
-    lines = [line for block in blocks for line in block.splitlines()]
-    return [shlex.split(line, comments=True) for line in lines if line.startswith(".venv/bin/")]
+def commands(page: Path) -> list[list[str]]:
+    """Those of the blocks, without the directory that a program is in."""
+    lines = [
+        shlex.split(line.removeprefix(".venv/bin/"), comments=True)
+        for block in blocks(page)
+        for line in block.splitlines()
+    ]
+    return [words for words in lines if words and words[0] in ("vramcast", "python")]
 
 
-def test_the_commands_of_the_readme_run(tmp_path):
-    found = commands()
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Carries a command out in a directory of its own; in this process, where torch is there already."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+
+    def run(words: list[str]) -> int:
+        if words[:3] == ["python", "-m", "train"]:
+            words = ["vramcast", *words[2:]]
+        if words[0] == "vramcast":
+            monkeypatch.setattr(sys, "argv", words)
+            return vramcast.main()
+        return subprocess.run([BIN / words[0], *words[1:]], check=False).returncode
+
+    return run
+
+
+def test_the_commands_of_the_readme_run(run, tmp_path, capfd):
+    (tmp_path / "net.py").write_text(blocks(README, "python")[0])
+    (tmp_path / "job.json").write_text(blocks(README, "json")[0])
+    found = [words for words in commands(README) if words[1] != "serve" and words[2] not in NEEDS_A_CARD]
+    assert [words[1] for words in found] == ["classify", "build", "-m", "place"]
+    told = []
+    for words in found:
+        assert run(words) == 0, (words, capfd.readouterr().err)
+        told.append(capfd.readouterr().out)
+    assert "FITS" in told[0]
+    assert "12 rows" in told[1]
+    assert "this run" in told[2]
+    assert told[3].strip() == "1"
+
+
+def test_the_service_of_the_readme_answers(tmp_path):
+    (words,) = [words for words in commands(README) if words[1] == "serve"]
+    command = [sys.executable, "-m", "vramcast", *words[1:], "--port", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            port = next(json.loads(line)["port"] for line in process.stderr if '"port"' in line)
+            _wait_until_ready(port)
+            body = b'{"spec": %s}' % blocks(README, "json")[0].encode()
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{port}/v1/classify", body, {"Content-Type": "application/json"}
+            )
+            with urllib.request.urlopen(request, timeout=60) as reply:
+                assert json.load(reply)["fits"] is True
+        finally:
+            process.terminate()
+
+
+def _wait_until_ready(port: int) -> None:
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5).close()
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return
+    pytest.fail("the service did not become ready")
+
+
+def test_the_commands_of_the_page_on_building_run(run, tmp_path, capfd):
+    found = commands(BUILDING)
     assert len(found) >= 9
-    for program, *words in found:
-        command = [BIN / Path(program).name, *words]
-        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert result.returncode == 0, (command, result.stderr)
+    for words in found:
+        assert run(words) == 0, (words, capfd.readouterr().err)
     assert {"rows", "row.py"} == {path.name for path in tmp_path.iterdir()}
 
 
-def test_the_factors_of_the_readme_can_be_changed(tmp_path):
-    changes = re.findall(r"`([^`]*space\.factors[^`]+)`", README.read_text())
+def test_the_factors_of_the_page_on_building_can_be_changed(run, tmp_path):
+    changes = re.findall(r"`([^`]*space\.factors[^`]+)`", BUILDING.read_text())
     assert len(changes) == 2
     for number, change in enumerate(changes):
-        words = ["build", *shlex.split(change), "n=3", "executor=serial", f"out={tmp_path / str(number)}"]
-        result = subprocess.run([BIN / "vramcast", *words], capture_output=True, text=True, check=False)
-        assert result.returncode == 0, result.stderr
+        assert run(["vramcast", "build", *shlex.split(change), "n=3", "executor=serial", f"out=rows/{number}"]) == 0

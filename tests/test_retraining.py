@@ -38,8 +38,8 @@ def test_their_target_is_the_simulation(tmp_path, monkeypatch):
 
 
 def _in_this_process(self, missing):
-    from models.tables import _table_text, _write
+    from models.tables import _table_text
 
     self.directory.mkdir()
     for path, spec in missing.items():
-        _write(path, _table_text(spec))
+        path.write_text(_table_text(spec))

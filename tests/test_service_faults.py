@@ -296,8 +296,9 @@ def test_a_checkpoint_that_is_deleted_or_damaged_goes_on_answering(checkpoint: P
     whole = weights.read_bytes()
 
     async def ready(service: Service) -> tuple[str, str]:
-        found = (await service.get("/readyz")).json
-        return found["status"], found["checkpoint"]["on_disk"]
+        reply = await service.get("/readyz")
+        assert str(checkpoint.parent) not in json.dumps(reply.json)
+        return reply.json["status"], reply.json["checkpoint"]["on_disk"]
 
     async def scenario(service: Service) -> None:
         before = await service.post("/v1/classify", {"spec": MLP})
@@ -309,6 +310,7 @@ def test_a_checkpoint_that_is_deleted_or_damaged_goes_on_answering(checkpoint: P
             await service.engine.reload()
         shutil.rmtree(checkpoint)
         assert await ready(service) == ("degraded", "missing")
+        assert (await service.get("/readyz")).json["notes"][-1].startswith("the last reload failed")
         answer = await service.post("/v1/classify", {"spec": MLP, "bucket_mib": 512})
         assert answer.status == 200, "from what was loaded"
         assert answer.json["estimate_mib"] == before.json["estimate_mib"]

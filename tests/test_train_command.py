@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from dataset_builder.__main__ import main as build_main
 from dataset_builder.devices import CONF
 from dataset_builder.store.splits import Split
 from models.checkpoint import load_checkpoint
@@ -71,6 +72,23 @@ def test_the_table_has_the_estimator_the_baselines_and_the_directory(room):
     assert {line.split()[0] for line in lines[1:-1]} >= {"this", "majority", "horus", "gap"}
     assert not any(line.startswith("virtual") for line in lines[:-1])  # it would be held against itself
     assert "runs/train/" in lines[-1]
+
+
+def test_rows_of_earlier_builds_take_the_place_of_new_ones(inside, capsys):
+    (build,) = (inside / "runs" / "rows").glob("*/mlp-24-seed0")
+    tiny = [word for word in TINY if not word.startswith("data.counts")]
+    assert main([*tiny, f"data.builds=[{build}]", "task.figures=false"]) == 0
+    assert not (inside / "runs" / "rows" / "a100_40gb" / "cnn-40-seed0").exists()
+    assert _figures(_newest(inside)) == _figures(min((inside / "runs" / "train").iterdir()))
+
+
+def test_builds_without_virtual_rows_are_refused(inside, tmp_path, capsys):
+    words = ["family=mlp", "n=2", "backend=static", "executor=serial", f"out={tmp_path / 'static'}"]
+    assert build_main(words) == 0
+    assert main([*TINY, f"data.builds=[{tmp_path / 'static'}]"]) == 2
+    assert "expected rows of backend=virtual" in capsys.readouterr().err
+    assert main([*TINY, f"data.builds={tmp_path}"]) == 2
+    assert "a list of directories" in capsys.readouterr().err
 
 
 def test_the_same_seed_gives_the_same_weights_and_figures(inside):
@@ -225,7 +243,7 @@ def test_a_file_of_the_configuration_is_short(path):
 )
 def test_bad_input_gets_one_sentence_and_exit_code_2(words, sentence, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("train.data.run", None)  # what is wrong is told before a row is built
+    monkeypatch.setattr("train.data.run_with_bar", None)  # what is wrong is told before a row is built
     assert main(words) == 2
     errors = capsys.readouterr().err.strip().splitlines()
     assert errors[-1].startswith("vramcast train: ")

@@ -8,8 +8,8 @@ import pytest
 from nvml_stub import without_driver
 
 from dataset_builder.__main__ import main
-from dataset_builder.configuration import device_for, make_virtual
-from dataset_builder.devices import load_device
+from dataset_builder.configuration import make_virtual
+from dataset_builder.devices import device_for, load_device
 from dataset_builder.filters import Rejected, check
 from dataset_builder.golden import golden_specs
 from dataset_builder.measure.cuda.backend import CudaBackend

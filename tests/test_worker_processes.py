@@ -1,13 +1,11 @@
 """Worker processes can hang, crash and be interrupted: none of it may cost more than a spec, or outlive the run."""
 
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from itertools import count, islice
 from pathlib import Path
@@ -18,20 +16,16 @@ import pytest
 import scripted_backend
 from scripted_backend import DiesOnLoad, RefusesOnLoad, Scripted, alive, index_of, plain, spec, wait_until
 
-from dataset_builder.errors import UserError
-from dataset_builder.executors import LocalExecutor, WorkerError
+from dataset_builder.errors import UserError, WorkerError
+from dataset_builder.executors import LocalExecutor
 from dataset_builder.schema import Status
+
+pytestmark = pytest.mark.usefixtures("no_process_is_left")
 
 
 @pytest.fixture
 def backend() -> Scripted:
     return Scripted()
-
-
-@pytest.fixture(autouse=True)
-def no_process_is_left() -> Iterator[None]:
-    yield
-    assert multiprocessing.active_children() == []
 
 
 class TestDeathOfWorkers:

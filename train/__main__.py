@@ -1,16 +1,12 @@
 """`python -m train`, which is `vramcast train`: one word a task, one composed configuration a run."""
 
-import os
 import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from dataset_builder.errors import UserError
+from dataset_builder.exits import exit_code
 
-_FAILED = 1
-_BAD_INPUT = 2
-_INTERRUPTED = 130
 _USAGE = """\
 usage: python -m train [KEY=VALUE ...]        train, evaluate, and write a run directory
        python -m train --cfg [KEY=VALUE ...]  print the configuration instead
@@ -29,54 +25,34 @@ All keys are in conf/train.yaml and the groups beside it. Ctrl-C is safe at any 
 def main(argv: Sequence[str] | None = None) -> int:
     """Carry out a task; the return value is the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    try:
-        return _carry_out(words)
-    except UserError as error:
-        print(f"vramcast train: {error}", file=sys.stderr)
-        return _BAD_INPUT
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return _INTERRUPTED
-    except BrokenPipeError:  # `| head` closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except OSError as error:
-        print(f"vramcast train: expected files to read and write, found: {error}; mend that", file=sys.stderr)
-        return _BAD_INPUT
+    return exit_code("vramcast train", lambda: _carry_out(words))
 
 
-def _carry_out(words: Sequence[str]) -> int:
+def _carry_out(words: Sequence[str]) -> None:
+    overrides = [word for word in words if word != "--cfg"]
     if {"-h", "--help"} & set(words):
         print(_USAGE, end="")
-        return 0
-    overrides = [word for word in words if word != "--cfg"]
-    if len(overrides) < len(words):
-        return _show(overrides)
-    return _run(overrides)
+    elif len(overrides) < len(words):
+        _show(overrides)
+    else:
+        _run(overrides)
 
 
-def _show(overrides: Sequence[str]) -> int:
+def _show(overrides: Sequence[str]) -> None:
     from omegaconf import OmegaConf
 
     from dataset_builder.composition import compose_config
     from train.configuration import COMMAND
 
     print(OmegaConf.to_yaml(compose_config(COMMAND, overrides)), end="")
-    return 0
 
 
-def _run(overrides: Sequence[str]) -> int:
-    from dataset_builder.executors import WorkerError
+def _run(overrides: Sequence[str]) -> None:
     from train.configuration import configure
     from train.tasks import carry_out
 
     signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        carry_out(configure(overrides), list(overrides))
-    except WorkerError as error:
-        print(f"vramcast train: {error}", file=sys.stderr)
-        return _FAILED
-    return 0
+    carry_out(configure(overrides), list(overrides))
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

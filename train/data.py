@@ -1,17 +1,13 @@
 """From the data of a configuration to examples: measured tables that are read, virtual rows that are built."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
 from dataset_builder.configuration import compose_build, make_build, settings_of
-from dataset_builder.devices import load_device
+from dataset_builder.devices import load_profile
 from dataset_builder.errors import UserError
 from dataset_builder.executors import Executor
-from dataset_builder.measure.virtual.profile import DeviceProfile, parse_profile
-from dataset_builder.pipeline import run
+from dataset_builder.pipeline import run_with_bar
 from dataset_builder.schema import Row, Status
 from dataset_builder.store import read_journal
 from dataset_builder.store.importers import read_rows
@@ -43,17 +39,22 @@ def buckets_of(examples: Sequence[Example], width_bytes: int) -> Buckets:
     return Buckets(width_bytes, capacities.pop())
 
 
-def _measured(data: DataSettings, workers: int) -> list[Example]:
+def measured_rows(data: DataSettings) -> list[Row]:
+    """The rows of the tables, each job once."""
     if data.path is None:
         return []
-    rows = [row for path in _tables(data) for row in read_rows(path) if _wanted(data, row)]
-    profiles = {device: _profile(device) for device in {str(row.provenance.device) for row in rows}}
+    return list(_first_of_each([row for path in _tables(data) for row in read_rows(path) if _wanted(data, row)]))
+
+
+def _measured(data: DataSettings, workers: int) -> list[Example]:
+    rows = measured_rows(data)
+    profiles = {device: load_profile(device) for device in {str(row.provenance.device) for row in rows}}
     cache = SimulationCache(data.cache, workers)
-    measured = examples_of_rows(_first_of_each(rows), profiles, cache)
+    measured = examples_of_rows(rows, profiles, cache)
     if not data.optimizers:
         return measured
     others = retrained([row.spec for row in rows], data.optimizers)
-    return [*measured, *simulated(others, _profile(str(data.device)), cache)]
+    return [*measured, *simulated(others, load_profile(str(data.device)), cache)]
 
 
 def _tables(data: DataSettings) -> list[Path]:
@@ -87,14 +88,36 @@ def _virtual(data: DataSettings, executor: Executor) -> list[Example]:
     """A simulated row is its own simulation: what is measured of it is what the virtual GPU says."""
     if data.rows is None:
         return []
-    families, device = data.wanted_families(), str(data.device)
-    profile = _profile(device)
+    rows = _found(data) if data.builds else _made(data, executor)
+    profiles = {device: load_profile(device) for device in {str(row.provenance.device) for row in rows}}
     return [
-        example_of_row(row, profile, row.measurement)
+        example_of_row(row, profiles[str(row.provenance.device)], row.measurement)
+        for row in _first_of_each(rows)
+        if _wanted(data, row) and row.measurement.status in (Status.OK, Status.OOM)
+    ]
+
+
+def _found(data: DataSettings) -> list[Row]:
+    """The rows of builds that somebody made before."""
+    rows = []
+    for path in data.builds:
+        found = read_journal(Path(path)).rows
+        kinds = {row.provenance.backend for row in found}
+        if kinds != {"virtual"}:
+            raise UserError(
+                f"expected rows of backend=virtual in {path}, found {sorted(map(str, kinds))}: name other data.builds"
+            )
+        rows += found
+    return rows
+
+
+def _made(data: DataSettings, executor: Executor) -> list[Row]:
+    families = data.wanted_families()
+    return [
+        row
         for family, count in data.counts.items()
         if count and (families is None or family in families)
-        for row in _built(data, device, family, count, executor)
-        if row.measurement.status in (Status.OK, Status.OOM)
+        for row in _built(data, str(data.device), family, count, executor)
     ]
 
 
@@ -103,16 +126,5 @@ def _built(data: DataSettings, device: str, family: str, count: int, executor: E
     words = [f"family={family}", f"n={count}", f"seed={data.seed}", f"device={device}", "backend=virtual"]
     out = Path(str(data.rows)) / device / f"{family}-{count}-seed{data.seed}"
     build = make_build(settings_of(compose_build(words), words), out)
-    often = 0.1 if sys.stderr.isatty() else 10
-    with tqdm(total=count, desc=f"building {family}", unit="row", dynamic_ncols=True, mininterval=often) as bar:
-
-        def start(done: int) -> None:
-            bar.n = bar.initial = done
-            bar.refresh()
-
-        run(build, executor, lambda _: bar.update(), start)
+    run_with_bar(build, executor, f"building {family}")
     return read_journal(out).rows
-
-
-def _profile(device: str) -> DeviceProfile:
-    return parse_profile(load_device(device))

@@ -20,8 +20,8 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
-from tqdm import tqdm
 
+from dataset_builder.progress import bar
 from dataset_builder.store.durable import replacing
 from models.batch import Batch
 from models.classifiers import NetworkClassifier
@@ -174,15 +174,8 @@ class History(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin the bar where training begins."""
-        often = 0.1 if sys.stderr.isatty() else 10
         done = len(self.epochs)
-        options: dict[str, Any] = {
-            "unit": "epoch",
-            "dynamic_ncols": True,
-            "mininterval": often,
-            "disable": not self.shown,
-        }
-        self.bar = tqdm(total=self.total, initial=done, desc=self.member, **options)
+        self.bar = bar(total=self.total, initial=done, desc=self.member, unit="epoch", disable=not self.shown)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Validation is over by now."""

@@ -1,12 +1,12 @@
 """The parts of a configuration, each checked on its own."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dataset_builder.analysis.optimizers import OPTIMIZERS
-from dataset_builder.errors import UserError, check_choice, check_count
+from dataset_builder.defaults import SIMULATIONS
+from dataset_builder.errors import UserError, check_amount, check_choice, check_count
 from dataset_builder.families import FAMILIES
 from dataset_builder.store.splits import make_split
 
@@ -30,32 +30,27 @@ class TrainerSettings:
         for name in ("epochs", "patience", "batch_size", "threads"):
             check_count(f"trainer.{name}", getattr(self, name))
         for name in ("learning_rate", "gradient_clip"):
-            check_positive(f"trainer.{name}", getattr(self, name))
-        check_positive("trainer.weight_decay", self.weight_decay, zero=True)
-
-
-def check_positive(name: str, value: Any, zero: bool = False) -> None:
-    """Refuse anything but a finite number above zero, or from zero."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or value < 0 or (value == 0 and not zero):
-        raise UserError(f"expected {name} to be a number {'from' if zero else 'above'} 0, found {value!r}: change it")
+            check_amount(f"trainer.{name}", getattr(self, name), zero=False)
+        check_amount("trainer.weight_decay", self.weight_decay)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """What to learn from: tables of measurements below `path`, rows built below `rows`, or both."""
+    """What to learn from: tables of measurements below `path`, virtual rows that are built, or both."""
 
     name: str
     families: str | Sequence[str] | None = None
     """Those that are kept; None for all."""
     path: str | None = None
     files: Sequence[str] = ()
-    cache: str = "runs/simulations"
+    cache: str = SIMULATIONS
     rows: str | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     """Virtual rows by family."""
     optimizers: Sequence[str] = ()
     """Under which libraries' networks among the tables are simulated beside."""
+    builds: Sequence[str] = ()
+    """Directories of `vramcast build` whose virtual rows take the place of those."""
     device: str | None = None
     seed: int = 0
 
@@ -71,6 +66,8 @@ class DataSettings:
             check_count(f"data.counts.{family}", count, least=0)
         for optimizer in self.optimizers:
             check_choice("an optimizer of data.optimizers", optimizer, OPTIMIZERS)
+        if isinstance(self.builds, str) or not all(isinstance(item, str) for item in self.builds):
+            raise UserError(f"expected data.builds to be a list of directories, found {self.builds!r}: change it")
         check_count("data.seed", self.seed, least=0)
         self.wanted_families()
 

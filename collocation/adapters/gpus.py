@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from collocation.placement import Gpu
+from dataset_builder.devices import device_of_card
 from dataset_builder.errors import UserError
 
 _GPU = re.compile(r"(?P<id>[^=]+)=(?P<free>\d+(?:\.\d+)?)(?:/(?P<total>\d+(?:\.\d+)?))?(?:@(?P<device>\w+))?")
@@ -59,12 +60,3 @@ def _from_csv(text: str) -> list[Gpu]:
         Gpu(line[0], float(line[1]), float(line[2]), device_of_card(line[3]) if len(line) > 3 else None)
         for line in lines
     ]
-
-
-def device_of_card(card: str) -> str | None:
-    """The device profile of a card's name, None where there is none."""
-    from dataset_builder.configuration import device_for  # noqa: PLC0415 - Hydra, which most lists need not
-
-    noted: list[str] = []
-    found = device_for(card, noted.append)
-    return None if noted else found

@@ -4,7 +4,6 @@ Its types carry no JSON tags, so keys are Go names. Go reads them in any case, a
 """
 
 import json
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -114,31 +113,6 @@ def _hami(text: str, node: str, device_of: Callable[[str], str | None]) -> list[
     return [
         Gpu(str(id_), float(mib), float(mib), device_of(kind), node) for id_, mib, kind, healthy in cards if healthy
     ]
-
-
-class NodeBook:
-    """What was told of nodes, for requests that name them alone; forgotten after a while, since memory fills up."""
-
-    def __init__(self, seconds: float = 60.0, most: int = 20_000, clock: Callable[[], float] = time.monotonic) -> None:
-        self.seconds = seconds
-        self.most = most
-        self._clock = clock
-        self._known: dict[str, tuple[float, list[Gpu]]] = {}
-
-    def note(self, name: str, gpus: list[Gpu]) -> None:
-        """Keep what a node has."""
-        self._known.pop(name, None)
-        self._known[name] = (self._clock(), gpus)
-        while len(self._known) > self.most:
-            del self._known[next(iter(self._known))]
-
-    def get(self, name: str) -> list[Gpu] | None:
-        """What it had a moment ago, None where that is not known."""
-        when, gpus = self._known.get(name, (float("-inf"), []))
-        return gpus if self._clock() - when <= self.seconds else None
-
-    def __len__(self) -> int:
-        return len(self._known)
 
 
 Known = Mapping[str, list[Gpu] | None]

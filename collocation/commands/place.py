@@ -5,7 +5,6 @@ Prints the id of the chosen GPU and nothing else; the reasons go to stderr. Exit
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,24 +15,25 @@ from collocation.adapters.gpus import parse_gpu, parse_gpus
 from collocation.adapters.text import job_of_text
 from collocation.commands.tokens import TOKEN, read_token
 from collocation.placement import POLICIES, Gpu, Need, rank, refusals
-from dataset_builder.errors import UserError
+from dataset_builder.defaults import CHECKPOINT, RISK
+from dataset_builder.devices import DEFAULT_DEVICE
+from dataset_builder.errors import UserError, check_amount
+from dataset_builder.exits import exit_code
+from dataset_builder.inspection.targets import GPUMEMNET
 
-_NONE, _BAD_INPUT = 1, 2
+_NONE = 1
 
 
 def main(argv: Sequence[str]) -> int:
     """Place a job; the return value is the exit code."""
     arguments = _parser().parse_args(argv)
-    try:
-        return _place(arguments)
-    except UserError as error:
-        print(f"vramcast place: {error}", file=sys.stderr)
-        return _BAD_INPUT
+    return exit_code("vramcast place", lambda: _place(arguments))
 
 
 def _place(arguments: argparse.Namespace) -> int:
     for name in ("need_mib", "margin_mib", "fallback_mib"):
-        _check_amount(name, getattr(arguments, name))
+        if getattr(arguments, name) is not None:
+            check_amount(f"--{name.replace('_', '-')}", getattr(arguments, name))
     gpus = _gpus(arguments)
     if not gpus and not (arguments.rad or arguments.yaml):
         raise UserError("expected GPUs to choose from, found none: give --gpu ID=FREE_MIB or --gpus FILE")
@@ -46,12 +46,6 @@ def _place(arguments: argparse.Namespace) -> int:
         print(f"{_on_default(need, arguments):.0f}")
         return 0
     return _tell(arguments, need, gpus, answers)
-
-
-def _check_amount(name: str, value: float | None) -> None:
-    """Refuse what is no amount: a job that needs NaN would fit anywhere."""
-    if value is not None and not 0 <= value < math.inf:
-        raise UserError(f"expected --{name.replace('_', '-')} to be a number from 0, found {value}: change it")
 
 
 def _tell(arguments: argparse.Namespace, need: Need, gpus: Sequence[Gpu], answers: Mapping[str, Any]) -> int:
@@ -129,7 +123,7 @@ def _text(job: str) -> str:
     """A job as it stands, or the contents of a file."""
     if job == "-":
         return sys.stdin.read()
-    if job.lstrip().startswith("{") or job.startswith("gpumemnet:"):
+    if job.lstrip().startswith("{") or job.startswith(GPUMEMNET):
         return job
     try:
         return Path(job).read_text(encoding="utf-8")
@@ -166,9 +160,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--policy", default="best-fit", choices=POLICIES)
     parser.add_argument("--margin-mib", type=float, default=0.0, help="what must stay free beside the job")
-    parser.add_argument("--device", default="a100_40gb", help="for GPUs that say none; default: %(default)s")
-    parser.add_argument("--risk", type=float, default=0.01, help="how often the figure may be low")
-    parser.add_argument("--checkpoint", default="universal", metavar="NAME")
+    parser.add_argument("--device", default=DEFAULT_DEVICE, help="for GPUs that say none; default: %(default)s")
+    parser.add_argument("--risk", type=float, default=RISK, help="how often the figure may be low")
+    parser.add_argument("--checkpoint", default=CHECKPOINT, metavar="NAME")
     parser.add_argument("--service", metavar="URL", help="ask a running service instead of this process")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"of the service; else from ${TOKEN}")
     parser.add_argument("--fallback-mib", type=float, help="where the service is away")

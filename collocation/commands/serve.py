@@ -1,25 +1,20 @@
 """`vramcast serve`: answers over HTTP."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from collocation.commands.tokens import TOKEN, read_token
+from dataset_builder.defaults import CHECKPOINT, RISK
+from dataset_builder.devices import DEFAULT_DEVICE
 from dataset_builder.errors import UserError, check_count, check_probability
-
-_BAD_INPUT = 2
+from dataset_builder.exits import exit_code
 
 
 def main(argv: Sequence[str]) -> int:
     """Serve until told to stop; the return value is the exit code."""
     arguments = _parser().parse_args(argv)
-    try:
-        _serve(arguments)
-    except UserError as error:
-        print(f"vramcast serve: {error}", file=sys.stderr)
-        return _BAD_INPUT
-    return 0
+    return exit_code("vramcast serve", lambda: _serve(arguments))
 
 
 def _serve(arguments: argparse.Namespace) -> None:
@@ -67,9 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="vramcast serve", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1", help="default: %(default)s, this machine alone")
     parser.add_argument("--port", type=int, default=8080)
-    parser.add_argument("--checkpoint", default="universal", metavar="NAME", help="an estimator's directory or name")
-    parser.add_argument("--device", default="a100_40gb", help="for jobs that name none; default: %(default)s")
-    parser.add_argument("--risk", type=float, default=0.01, help="how often a safe answer may be low")
+    parser.add_argument("--checkpoint", default=CHECKPOINT, metavar="NAME", help="an estimator's directory or name")
+    parser.add_argument("--device", default=DEFAULT_DEVICE, help="for jobs that name none; default: %(default)s")
+    parser.add_argument("--risk", type=float, default=RISK, help="how often a safe answer may be low")
     parser.add_argument("--workers", type=int, default=1, help="processes that trace networks")
     parser.add_argument("--known", type=Path, metavar="FILE", help="JSON lines of specs that go by a name")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"clients must show it; else from ${TOKEN}")

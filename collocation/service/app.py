@@ -15,7 +15,7 @@ from collocation.service import answers, clusters
 from collocation.service.engine import Engine, many
 from collocation.service.estimating import Checkpoint, Estimating
 from collocation.service.guard import Guard
-from collocation.service.http import PROBLEMS, StrictRoute, add_error_handlers, problem, reply
+from collocation.service.http import PROBLEMS, StrictRoute, add_error_handlers, engine_of, problem, reply
 from collocation.service.logs import LOGGER
 from collocation.service.metrics import Metrics
 from collocation.service.placing import placements
@@ -34,12 +34,6 @@ def _as_json(problem: Mapping[str, Any]) -> dict[str, Any]:
     """A problem of a path whose answers are text: FastAPI would say that problems are too."""
     content = {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {"description": problem["description"], "content": content, "model": None}
-
-
-def engine_of(request: Request) -> Engine:
-    """What all requests share."""
-    engine: Engine = request.app.state.engine
-    return engine
 
 
 async def status_of(engine: Engine) -> dict[str, Any]:

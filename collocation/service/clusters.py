@@ -8,25 +8,20 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Request, Response
 
 from collocation.adapters import admission, kubernetes, volcano
-from collocation.adapters.gpus import device_of_card
-from collocation.adapters.kubernetes import JOB, NEED, RISK, Known, NodeBook
+from collocation.adapters.kubernetes import JOB, NEED, RISK, Known
 from collocation.placement import Gpu, Need
 from collocation.service.engine import Engine
-from collocation.service.http import PROBLEMS, StrictRoute, reply
+from collocation.service.http import PROBLEMS, StrictRoute, engine_of, reply
 from collocation.service.logs import event
+from collocation.service.nodes import NodeBook
 from collocation.service.slurm import job_from_text
-from dataset_builder.devices import device_names
+from dataset_builder.devices import device_names, device_of_card
 from dataset_builder.errors import UserError
 
 Anything = Annotated[dict[str, Any], Body()]
 POLICY = "best-fit"
 
 router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
-
-
-def _engine(request: Request) -> Engine:
-    engine: Engine = request.app.state.engine
-    return engine
 
 
 def _book(request: Request) -> NodeBook:
@@ -86,7 +81,7 @@ def _with_profile(gpu: Gpu) -> Gpu:
 
 async def _need_or_none(request: Request, pod: Mapping[str, Any], known: Known) -> Need | None:
     try:
-        return await need_of(_engine(request), pod, [gpu for gpus in known.values() for gpu in gpus or ()])
+        return await need_of(engine_of(request), pod, [gpu for gpus in known.values() for gpu in gpus or ()])
     except UserError as error:
         event("pod without a figure", logging.WARNING, pod=kubernetes.name_of(pod), reason=str(error))
         return None
@@ -133,7 +128,7 @@ async def tell_nodes(request: Request, body: Anything) -> Response:
 async def mutate(request: Request, body: Anything) -> Response:
     """AdmissionReview in and out: the pod's limits or annotations say what its job will take."""
     asked = admission.read_review(body)
-    engine = _engine(request)
+    engine = engine_of(request)
     try:
         need = await need_of(engine, asked.pod, ())
         patch = []

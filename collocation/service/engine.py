@@ -93,7 +93,8 @@ class Engine:
             try:
                 fresh = await asyncio.to_thread(self._load, self.settings.checkpoint)
             except (UserError, OSError) as error:
-                self.reload_note = f"the last reload failed: {error}"
+                # whoever asks may know no path of this machine: the reason is for the log
+                self.reload_note = "the last reload failed, and what was loaded goes on answering; the log says why"
                 self.metrics.reloads.labels("failed").inc()
                 event("reload failed", logging.ERROR, reason=str(error))
                 raise

@@ -127,8 +127,8 @@ class Checkpoint:
         try:
             load_checkpoint(self.directory)
             content = _content(self.directory)
-        except UserError as error:
-            return "damaged", str(error).replace(str(self.directory.parent), "")
+        except UserError:  # its message has the path, which is nobody's business
+            return "damaged", f"the files of {self.directory.name} are damaged; answers come from what was loaded"
         if content != self._record:
             return "changed", "another checkpoint lies there now: reload to use it"
         return "same", None

@@ -79,7 +79,7 @@ class Guard:
             raise Refused(503, f"expected at most {self.limits.in_flight} requests at once, found more: come back soon")
         headers = dict(scope["headers"])
         if self._token and path.startswith("/v1/") and not self._is_allowed(headers.get(b"authorization", b"")):
-            raise Refused(401, "expected the service's token as 'Authorization: Bearer TOKEN', found none or another")
+            raise Refused(401, "expected 'Authorization: Bearer TOKEN', found no token or another: send the service's")
         if scope["method"] in ("GET", "HEAD"):
             await self.app(scope, receive, send)
             return

@@ -10,6 +10,7 @@ from pydantic_core import from_json, to_json
 from starlette.exceptions import HTTPException
 
 from collocation.service.answers import Problem, problem_bytes
+from collocation.service.engine import Engine
 from collocation.service.guard import RETRY_SECONDS
 from collocation.service.pool import OverloadedError, PoolError
 from dataset_builder.errors import UserError
@@ -50,6 +51,12 @@ class StrictRoute(APIRoute):
             return await inner(StrictRequest(request.scope, request.receive))
 
         return handle
+
+
+def engine_of(request: Request) -> Engine:
+    """What all requests share."""
+    engine: Engine = request.app.state.engine
+    return engine
 
 
 def reply(value: Any, status: int = 200, kept: bool = True) -> Response:

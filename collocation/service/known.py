@@ -6,9 +6,8 @@ from pathlib import Path
 
 from dataset_builder.errors import UserError
 from dataset_builder.families.gpumemnet import spec_of_filename
+from dataset_builder.inspection.targets import GPUMEMNET
 from dataset_builder.schema import Spec
-
-GPUMEMNET = "gpumemnet:"
 
 
 def read_known(path: Path | None) -> dict[str, Spec]:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from collocation.placement import POLICIES
+from dataset_builder.defaults import BUCKET_MIB
 from dataset_builder.schema import DTYPE_BYTES, IMPLEMENTATIONS, LOSSES
 
 _LARGEST = 2**40
@@ -98,7 +99,7 @@ class Options(Strict):
     """A device profile: see /v1/devices. Default: the service's."""
     risk: Annotated[float, Field(gt=0, lt=0.5)] | None = None
     """How often the safe answer may be too low. Default: the service's."""
-    bucket_mib: Annotated[int, Field(ge=64, le=65536)] = 1024
+    bucket_mib: Annotated[int, Field(ge=64, le=65536)] = BUCKET_MIB
     distribution: bool = False
     """Whether to tell the probability of each bucket."""
 

@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dataset_builder.defaults import CHECKPOINT, RISK
+from dataset_builder.devices import DEFAULT_DEVICE
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -33,11 +36,11 @@ class Limits:
 class Settings:
     """One running service."""
 
-    checkpoint: str = "universal"
+    checkpoint: str = CHECKPOINT
     """A released name, or a directory."""
-    device: str = "a100_40gb"
+    device: str = DEFAULT_DEVICE
     """For jobs that name none."""
-    risk: float = 0.01
+    risk: float = RISK
     host: str = "127.0.0.1"
     port: int = 8080
     workers: int = 1

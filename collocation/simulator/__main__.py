@@ -14,24 +14,18 @@ from collocation.simulator.gantt import gantt_table
 from collocation.simulator.needs import ESTIMATORS, FLOOR_MIB, OURS, Asking, estimators_of
 from collocation.simulator.rules import LEDGERS, QUEUES, Rules
 from collocation.simulator.workload import Job, read_jobs, read_trace
-from dataset_builder.errors import UserError, check_count
+from dataset_builder.defaults import CHECKPOINT, RISK, SIMULATIONS
+from dataset_builder.devices import DEFAULT_DEVICE, load_profile
+from dataset_builder.errors import check_amount, check_count
+from dataset_builder.exits import exit_code
 from dataset_builder.schema import MIB
 from models.timeline import check_picture
-
-_BAD_INPUT = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the return value is the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    try:
-        _simulate(_parser().parse_args(words))
-    except UserError as error:
-        print(f"vramcast simulate: {error}", file=sys.stderr)
-        return _BAD_INPUT
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return exit_code("vramcast simulate", lambda: _simulate(_parser().parse_args(words)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -42,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--trace", required=True, metavar="FILE", help="arrivals: arrival_s, job")
     add("--estimator", default="all", metavar="NAMES", help=f"of {', '.join(ESTIMATORS)}, with commas, or all")
     add("--gpus", type=int, default=rules["gpus"])
-    add("--card", default="a100_40gb", help="a device profile")
+    add("--card", default=DEFAULT_DEVICE, help="a device profile")
     add("--policy", default=rules["policy"], choices=POLICIES)
     add("--queue", default=rules["queue"], choices=QUEUES, help="whether jobs may overtake one that finds no place")
     add("--ledger", default=rules["ledger"], choices=LEDGERS, help="what counts as taken of a GPU")
@@ -53,11 +47,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--floor-mib", type=int, default=FLOOR_MIB, help="what must be free where there is no estimator")
     add("--repeats", type=int, default=1, help="means over the trace and copies of it with shifted arrivals")
     add("--jitter-s", type=float, default=60.0, help="by how much copies are shifted at most")
-    add("--checkpoint", default="universal", metavar="NAME", help="of ours: a released estimator, or its directory")
-    add("--risk", type=float, default=0.01, help="of ours: how often a job may take more than is set aside")
+    add("--checkpoint", default=CHECKPOINT, metavar="NAME", help="of ours: a released estimator, or its directory")
+    add("--risk", type=float, default=RISK, help="of ours: how often a job may take more than is set aside")
     add("--bucket-mib", type=int, default=1, help="of ours: rounded up to the edge of such a bucket")
     add("--definitions", metavar="FILE", help="of ours: which recipe defines which job")
-    add("--cache", default="runs/simulations", metavar="DIR", help="of ours: where simulated networks are kept")
+    add("--cache", default=SIMULATIONS, metavar="DIR", help="of ours: where simulated networks are kept")
     add("--workers", type=int, default=2, help="of ours: processes that simulate networks")
     add("--gantt", metavar="FILE", help="draw who was on which GPU when (PNG or SVG)")
     add("--json", action="store_true")
@@ -67,8 +61,7 @@ def _parser() -> argparse.ArgumentParser:
 def _simulate(arguments: argparse.Namespace) -> None:
     estimators = estimators_of(arguments.estimator)
     check_count("--repeats", arguments.repeats)
-    if not 0 <= arguments.jitter_s < float("inf"):
-        raise UserError(f"expected --jitter-s to be a number from 0, found {arguments.jitter_s!r}: change it")
+    check_amount("--jitter-s", arguments.jitter_s)
     if arguments.gantt:
         check_picture(Path(arguments.gantt))
     trace = read_trace(Path(arguments.trace), read_jobs(Path(arguments.jobs)))
@@ -84,8 +77,6 @@ def _simulate(arguments: argparse.Namespace) -> None:
 
 
 def _rules(arguments: argparse.Namespace) -> Rules:
-    from dataset_builder.devices import load_profile
-
     profile = load_profile(arguments.card)
     named = {item.name: getattr(arguments, item.name) for item in fields(Rules) if hasattr(arguments, item.name)}
     return Rules(**named, capacity_bytes=(profile.total_mib - profile.driver_mib) * MIB)

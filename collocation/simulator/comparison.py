@@ -6,13 +6,13 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from collocation.simulator.engine import Run, simulate
 from collocation.simulator.needs import NONE
 from collocation.simulator.report import Report, report
 from collocation.simulator.rules import OBSERVED, Rules
 from collocation.simulator.workload import Submission
+from dataset_builder.progress import bar
 
 _MANY_JOBS = 20_000
 """Fewer are done before a bar would be read."""
@@ -46,13 +46,13 @@ def compare(
     traces = [trace, *(jittered(trace, jitter_s, seed) for seed in range(1, repeats))]
     found = {}
     total = len(needs_bytes) * len(traces)
-    with tqdm(total=total, unit="run", disable=total * len(trace) < _MANY_JOBS, leave=False) as bar:
+    with bar(total=total, unit="run", disable=total * len(trace) < _MANY_JOBS, leave=False) as shown:
         for name, needs in needs_bytes.items():
             own = replace(rules, ledger=OBSERVED) if name == NONE else rules
             runs = []
             for item in traces:
                 runs.append(simulate(item, needs, own))
-                bar.update()
+                shown.update()
             found[name] = _outcome(runs, own)
     return found
 

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from collocation.simulator.workload import Job
+from dataset_builder.defaults import CHECKPOINT, RISK
 from dataset_builder.devices import load_profile
 from dataset_builder.errors import UserError, check_count
 from dataset_builder.recipes import spec_of_recipe
@@ -26,8 +27,8 @@ DEFINITIONS = Path(__file__).with_name("definitions.yaml")
 class Asked:
     """Which answer of which estimator is wanted."""
 
-    checkpoint: str = "universal"
-    risk: float = 0.01
+    checkpoint: str = CHECKPOINT
+    risk: float = RISK
     bucket_mib: int = 1
     """Bounds are rounded up to the edge of such a bucket. The service and adapters count in MiB, as schedulers do."""
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from collocation.placement import POLICIES
-from dataset_builder.errors import UserError, check_choice, check_count
+from dataset_builder.errors import check_amount, check_choice, check_count
 from dataset_builder.schema import MIB
 
 EXCLUSIVE, BEST_FIT, MOST_FREE = "exclusive", "best-fit", "most-free"
@@ -49,9 +49,7 @@ class Rules:
         check_choice("--queue", self.queue, QUEUES)
         check_choice("--ledger", self.ledger, LEDGERS)
         for name in ("slowdown", "peak_after_s", "retry_after_s"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                option = name.replace("_", "-")
-                raise UserError(f"expected --{option} to be a number from 0, found {getattr(self, name)!r}: change it")
+            check_amount(f"--{name.replace('_', '-')}", getattr(self, name))
 
     def rate(self, jobs: int) -> float:
         """The speed of each of so many jobs on a GPU, where 1 is that of one alone."""

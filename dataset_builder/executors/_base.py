@@ -10,10 +10,6 @@ from dataset_builder.schema import Measurement, Spec, Status
 EVIDENCE_LENGTH = 500
 
 
-class WorkerError(RuntimeError):
-    """Workers cannot work at all, whatever the spec: the run is over."""
-
-
 class Executor(ABC):
     """Measures many specs, each exactly once as far as the caller can tell."""
 

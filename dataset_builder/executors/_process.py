@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
 
-from dataset_builder.errors import UserError
+from dataset_builder.errors import UserError, WorkerError
 from dataset_builder.executors import _worker
-from dataset_builder.executors._base import EVIDENCE_LENGTH, WorkerError
+from dataset_builder.executors._base import EVIDENCE_LENGTH
 from dataset_builder.measure._base import Outcome
 from dataset_builder.schema import Spec
 

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
 
+from dataset_builder.children import PR_SET_PDEATHSIG
 from dataset_builder.errors import UserError
 from dataset_builder.executors._base import attempt, crashed, describe
 from dataset_builder.measure._base import Backend, Outcome
@@ -23,7 +24,6 @@ from dataset_builder.schema import Spec
 
 FAREWELL_SECONDS = 0.5
 """What a worker is left with to end by itself after its parent has gone: less than `alarm` gives it below."""
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from itertools import islice
 from multiprocessing.connection import wait
 from typing import Any
 
-from dataset_builder.errors import UserError
-from dataset_builder.executors._base import Executor, WorkerError, crashed, timed_out
+from dataset_builder.errors import UserError, WorkerError
+from dataset_builder.executors._base import Executor, crashed, timed_out
 from dataset_builder.executors._process import KILL_SECONDS, WorkerProcess, interrupts_held
 from dataset_builder.measure._base import Backend, Outcome
 from dataset_builder.schema import Spec

@@ -14,8 +14,8 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dataset_builder.errors import UserError, check_count
-from dataset_builder.executors._base import EVIDENCE_LENGTH, Executor, WorkerError, crashed, describe
+from dataset_builder.errors import UserError, WorkerError, check_count
+from dataset_builder.executors._base import EVIDENCE_LENGTH, Executor, crashed, describe
 from dataset_builder.executors._hosted import Died, Job, measure, versions
 from dataset_builder.measure._base import Backend, Outcome
 from dataset_builder.schema import Spec

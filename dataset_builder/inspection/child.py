@@ -14,12 +14,11 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
-import dataset_builder
 from dataset_builder.children import end_with_parent, write_line
 from dataset_builder.errors import UserError
+from dataset_builder.inspection.places import OURS, is_users, place_of
 
 DONE, REFUSED, THEIRS = "done", "refused", "theirs"
-_OURS = Path(dataset_builder.__file__).resolve().parent
 _NAMES_OF_USERS = frozenset({"models", "train", "collocation", "conf", "vramcast", "benchmarks", "tests"})
 
 
@@ -82,7 +81,7 @@ class _UsersOwn:
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if path is not None or name not in _NAMES_OF_USERS:
             return None
-        home = str(_OURS.parent)
+        home = str(OURS.parent)
         found = PathFinder.find_spec(name, [item for item in sys.path if str(Path(item or ".").resolve()) != home])
         if found is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
@@ -93,34 +92,18 @@ def _put_user_first(directory: str, file: str | None) -> None:
     """As `python file.py` would: the file's directory, then where the user is."""
     places = [Path(file).resolve().parent] if file else []
     sys.path[:0] = [str(item) for item in dict.fromkeys([*places, Path(directory).resolve()])]
-    if (places or [Path(directory).resolve()])[0] != _OURS.parent:
+    if (places or [Path(directory).resolve()])[0] != OURS.parent:
         sys.meta_path.insert(0, _UsersOwn)
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Where an exception comes from: the lines of the user's own, and the last one."""
     frames = list(traceback.extract_tb(error.__traceback__))
-    return [frame for frame in frames[:-1] if _is_users(frame.filename)] + frames[-1:]
-
-
-def _is_ours(filename: str) -> bool:
-    return Path(filename).is_relative_to(_OURS) or filename.startswith("<frozen")
-
-
-def _is_users(filename: str) -> bool:
-    return not _is_ours(filename) and "site-packages" not in filename and Path(filename).is_file() and not (
-        Path(filename).is_relative_to(sys.base_prefix)
-    )  # fmt: skip
-
-
-def _place(error: BaseException) -> str | None:
-    """The last line of the user's own on the way to an exception."""
-    users = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
-    return f"{users[-1].filename}:{users[-1].lineno}" if users else None
+    return [frame for frame in frames[:-1] if is_users(frame.filename)] + frames[-1:]
 
 
 def _with_place(error: UserError) -> str:
-    place = _place(error)
+    place = place_of(error)
     return f"{error} (at {place})" if place else str(error)
 
 
@@ -129,7 +112,7 @@ def _theirs(error: BaseException) -> dict[str, Any]:
     ending = "".join(traceback.format_exception_only(error)).strip()
     summary = f"{type(error).__name__}: {' '.join(str(error).split())}"
     summary += "".join(f", {note}" for note in getattr(error, "__notes__", ()))
-    return {"traceback": _plain("".join(lines) + ending), "summary": _plain(summary), "place": _place(error)}
+    return {"traceback": _plain("".join(lines) + ending), "summary": _plain(summary), "place": place_of(error)}
 
 
 def _plain(text: str) -> str:

@@ -151,6 +151,10 @@ class Inspector:
                 make_optimizer=job.make_optimizer,
                 owners=True,
             )
+            places = self.job.places
+            found.approximations = {
+                f"{phrase} (at {places[phrase]})" if phrase in places else phrase for phrase in found.approximations
+            }
             self._resolved = _as_known(job, found)
             self._traces[capability if noting.asked else None] = found
         return found

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from dataset_builder.filters import Rejected, check
 from dataset_builder.inspection.batches import MakeBatch, batches
 from dataset_builder.inspection.checkpointing import enable_checkpointing
 from dataset_builder.inspection.optimizers import DEFAULT, OWN, made_by, optimizer_named
+from dataset_builder.inspection.places import place_now
 from dataset_builder.inspection.steps import Called, Step, Stepped, plain_loss
 from dataset_builder.measure.virtual.session import MakeInputs, MakeOptimizer
 from dataset_builder.measure.virtual.shapes import SHAPES
@@ -52,6 +54,8 @@ class Job(ABC):
     """A network that can be trained in several ways."""
 
     family: str | None = None
+    places: Mapping[str, str] = MappingProxyType({})
+    """Lines of the network's own code at which something was assumed, by what was."""
 
     @abstractmethod
     def table(self) -> LayerTable:
@@ -144,8 +148,9 @@ class ModuleJob(Job):
         outputs: list[Any] = []
         handle = watched.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
         try:
-            with Dataless():  # type: ignore[no-untyped-call]
+            with Dataless() as dataless:
                 table = layer_table(watched, (batch,), TABLE_BATCH)
+            self.places = dataless.places
         finally:
             handle.remove()
         layers = tuple(replace(item, name=own_name(item.name)) for item in table.layers)
@@ -181,12 +186,23 @@ def _listed(batch: Any) -> tuple[Any, ...]:
 
 
 class Dataless(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs networks on meta as the virtual GPU does, without a trace."""
+    """Runs networks on meta as the virtual GPU does, without a trace; `places` are the lines where it must guess."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.places: dict[str, str] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         rule = SHAPES.get(func)
         out = rule(*args, **(kwargs or {})) if rule is not None else NotImplemented
-        return without_data(func, args, kwargs or {}, set()) if out is NotImplemented else out
+        if out is not NotImplemented:
+            return out
+        assumed: set[str] = set()
+        out = without_data(func, args, kwargs or {}, assumed)
+        for phrase in assumed - self.places.keys():  # the first line is enough to find the others
+            if place := place_now():
+                self.places[phrase] = place
+        return out
 
 
 def own_name(name: str) -> str:
@@ -211,4 +227,5 @@ def _external_table(family: str, network: str) -> LayerTable:
     """A network of a library is looked at once, whatever it is trained with."""
     module, inputs = build_external(family, json.loads(network))
     shapes = [(item.shape, item.vocabulary) for item in inputs]
-    return layer_table(module, random_inputs(shapes, TABLE_BATCH, "fp32", "meta"))
+    with Dataless():
+        return layer_table(module, random_inputs(shapes, TABLE_BATCH, "fp32", "meta"))

@@ -11,9 +11,11 @@ from dataset_builder.errors import UserError, check_count
 from dataset_builder.schema import from_mapping
 
 LIBRARIES = ("timm", "hf", "torchvision")
+GPUMEMNET = "gpumemnet:"
+"""What stands before a file name of the public sets, from which a spec is read."""
 FORMS = (
     "path/to/file.py:factory, package.module:factory, timm:NAME, hf:NAME, hf:path/to/config.json, torchvision:NAME, "
-    "gpumemnet:FILENAME, a spec (.json, .yaml), or a layer table (.json, or the text of torchinfo or torchsummary)"
+    f"{GPUMEMNET}FILENAME, a spec (.json, .yaml), or a layer table (.json, or the text of torchinfo or torchsummary)"
 )
 
 
@@ -58,7 +60,7 @@ class Wanted:
 
 
 def parse_target(text: str) -> Target:
-    """The network that a text names, where it is one that must be built; specs and tables are read by `read_file`."""
+    """The network that a text names, where it must be built; specs and tables are read by `read_document`."""
     scheme, colon, rest = text.partition(":")
     if colon and scheme in LIBRARIES and rest:
         return Target(text, scheme, rest)

@@ -23,7 +23,9 @@ def make_sampler(name: str, **settings: Any) -> Sampler:
     try:
         return SAMPLERS[name](**settings)
     except TypeError as error:
-        raise UserError(f"expected settings of the sampler {name}, found {sorted(settings)}: {error}") from error
+        raise UserError(
+            f"expected settings of the sampler {name}, found {sorted(settings)} ({error}): change them"
+        ) from error
 
 
 __all__ = ["Sampler", "SAMPLERS", "make_sampler"]

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.baselines._kept import Baseline
+from models.baselines._learned import capacity_bytes
 from models.example import Example
 from models.labels import Buckets
 from models.storage import State
@@ -20,8 +21,7 @@ def one_hot(classes: NDArray[np.int64], buckets: Buckets) -> NDArray[np.float64]
 
 def beyond_the_card_is_infinity(used_bytes: NDArray[np.float64], examples: Sequence[Example]) -> NDArray[np.float64]:
     """What reaches the capacity does not fit."""
-    capacity_bytes = np.array([example.capacity_bytes for example in examples], dtype=np.float64)
-    return np.where(used_bytes >= capacity_bytes, np.inf, used_bytes)
+    return np.where(used_bytes >= capacity_bytes(examples), np.inf, used_bytes)
 
 
 class Formula(Baseline):

@@ -10,6 +10,7 @@ from nvml_stub import Driver
 from dataset_builder.errors import UserError
 from dataset_builder.measure import Backend, Outcome
 from dataset_builder.measure.cuda.backend import CudaBackend, CudaSettings
+from dataset_builder.schema import Measurement, Status
 
 FAKE_CHILD = Path(__file__).with_name("fake_child.py")
 
@@ -18,6 +19,18 @@ def fake(mode: str, estimator: Backend | None = None, **settings) -> CudaBackend
     """The backend with a child that plays."""
     settings = {"timeout_seconds": 20, **settings}
     return CudaBackend(CudaSettings(**settings), estimator, (sys.executable, str(FAKE_CHILD), mode))
+
+
+@dataclass
+class Estimates(Backend):
+    """An estimator that says one thing."""
+
+    reserved_bytes: int
+    name = "fixed"
+    origin = "static"
+
+    def measure(self, spec) -> Outcome:
+        return Outcome(None, Measurement(status=Status.OK, reserved_bytes=self.reserved_bytes))
 
 
 @dataclass

@@ -50,6 +50,6 @@ def fit_on(run: Run, examples: Sequence[Example], split: Split, title: str | Non
 
 def write_reports(run: Run, reports: Mapping[str, Report], parts: Parts) -> None:
     """The figures of all estimators, for programs and for people."""
-    (run.directory / "metrics.txt").write_text(text_table(reports, by_family=True) + "\n")
+    (run.directory / "metrics.txt").write_text(text_table(reports, families_of=reports) + "\n")
     rows = {name: len(examples) for name, examples in vars(parts).items()}
     run.write_json(METRICS, {"rows": rows, "estimators": {name: found.to_json() for name, found in reports.items()}})

@@ -49,7 +49,7 @@ def read_release(path: Path) -> Release:
     try:
         values: Any = OmegaConf.to_container(OmegaConf.load(path))
     except (OSError, OmegaConfBaseException, YAMLError) as error:
-        raise UserError(f"expected a release in {path}, found: {error}") from error
+        raise UserError(f"expected a release in {path}, found: {error}; mend the file") from error
     if not isinstance(values, Mapping) or values.keys() != {"title", "overrides"}:
         raise UserError(f"expected title and overrides in {path}, found {values!r}: write them down")
     return Release(path.stem, str(values["title"]), tuple(map(str, values["overrides"])))

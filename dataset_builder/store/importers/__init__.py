@@ -55,7 +55,7 @@ def _open(path: Path) -> tuple[Layout, list[Record]]:
             records: list[Record] = list(reader)
             columns = set(reader.fieldnames or ())
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"expected a CSV table at {path}, found: {error}") from error
+        raise UserError(f"expected a CSV table at {path}, found: {error}; name another file") from error
     for layout in _LAYOUTS:
         if layout.columns <= columns:
             return layout, records
@@ -75,7 +75,9 @@ def _rows(layout: Layout, labels: tuple[Label, ...], records: list[Record], path
             found = [(label, label.measurement(record, spec)) for label in labels]
             notes = layout.notes(records) if notes is None else notes
         except (ValueError, LookupError, TypeError, SyntaxError, AttributeError) as error:
-            raise UserError(f"expected a {layout.name} line at {path}:{place + 2}, found: {error}") from error
+            raise UserError(
+                f"expected a {layout.name} line at {path}:{place + 2}, found: {error}; mend or remove it"
+            ) from error
         table = table_of(spec)
         static = static_estimate(spec.training, table) if table else None
         for label, measurement in found:

@@ -9,7 +9,7 @@ from dataset_builder.errors import UserError
 from dataset_builder.inspection.client import TheirError
 from dataset_builder.schema import TrainingSetup, parse_call
 from models.answer import FITS, TIGHT, Answer
-from models.conversation import Conversation
+from models.answering.conversation import Conversation
 
 _LEAN = ("SGD", "Adafactor", "Adam8bit", "AdamW8bit")
 """Optimizers that keep little; to their users no leaner one is suggested."""
@@ -21,12 +21,6 @@ class Suggestion:
 
     change: str
     answer: Answer
-
-    def to_json(self) -> dict[str, Any]:
-        """The change, and the figures that count."""
-        shown = ("batch_size", "device", "estimate_mib", "safe_mib")
-        figures = {name: getattr(self.answer, name) for name in shown}
-        return {"change": self.change, **figures, "verdict": self.answer.verdict}
 
 
 def advice(

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from dataset_builder.inspection.findings import LayerCost
 from dataset_builder.schema import MIB, TrainingSetup
-from models.advice import Suggestion
 from models.answer import FITS, TIGHT, TOO_LARGE, Answer
+from models.answering.advice import Suggestion
 
 _PARTS: Mapping[str, tuple[str, str, str]] = {
     "parameters": ("parameters", "#", "34"),

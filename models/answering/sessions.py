@@ -4,24 +4,23 @@ from typing import TYPE_CHECKING, Self
 
 from dataset_builder.errors import UserError
 from dataset_builder.inspection.client import ChildInspection
-from dataset_builder.inspection.targets import LIBRARIES, Wanted, is_document, read_document
+from dataset_builder.inspection.targets import GPUMEMNET, LIBRARIES, Wanted, is_document, read_document
 from dataset_builder.schema import LayerTable, Spec
-from models.requests import Request
+from models.answering.requests import Request
 
 if TYPE_CHECKING:  # a child is started before this process imports torch
     from dataset_builder.inspection.inspector import Inspection
 
-_GPUMEMNET = "gpumemnet:"
 _LIFE = 40
 """Networks of libraries that one child looks at: libraries keep some memory of each."""
 
 
 def described(target: str) -> Spec | LayerTable | None:
     """The spec or the layer table that a target stands for; None for one that must be built by running code."""
-    if target.startswith(_GPUMEMNET):
+    if target.startswith(GPUMEMNET):
         from dataset_builder.families.gpumemnet import spec_of_filename  # noqa: PLC0415
 
-        return spec_of_filename(target.removeprefix(_GPUMEMNET))
+        return spec_of_filename(target.removeprefix(GPUMEMNET))
     if not is_document(target):
         return None
     value = read_document(target)

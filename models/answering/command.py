@@ -11,14 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dataset_builder.defaults import BUCKET_MIB, CHECKPOINT, RISK
+from dataset_builder.devices import DEFAULT_DEVICE
 from dataset_builder.errors import UserError, check_count
+from dataset_builder.exits import exit_code
 from dataset_builder.inspection.client import MEMORY_MIB, TIMEOUT_SECONDS, TheirError
 from dataset_builder.inspection.targets import FORMS, parse_argument
 from dataset_builder.schema import LayerTable
-from models.requests import DEFAULT_DEVICE, RISK, Request
-from models.sessions import Sessions
+from models.answering.requests import Request
+from models.answering.sessions import Sessions
 
-_BAD_INPUT, _THEIR_ERROR, _INTERRUPTED = 2, 3, 130
+_THEIR_ERROR = 3
 _JOB_WORDS = ("target", "batch_size", "optimizer", "dtype", "autocast", "checkpointing", "accumulate", "device", "risk",
               "bucket_mib", "max_batch", "input", "inputs", "step")  # fmt: skip
 
@@ -27,19 +30,19 @@ def main(argv: Sequence[str]) -> int:
     """Carry out the command; the return value is the exit code."""
     arguments = _parser().parse_args(argv)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the estimator is small: threads would wait for each other
+    return exit_code("vramcast classify", lambda: _classify(arguments))
+
+
+def _classify(arguments: argparse.Namespace) -> int:
+    check_count("--memory-limit-mib", arguments.memory_limit_mib)
     try:
-        check_count("--memory-limit-mib", arguments.memory_limit_mib)
         with Sessions(arguments.timeout, arguments.memory_limit_mib) as sessions:
-            return _many(arguments, sessions) if arguments.jobs else _one(arguments, sessions)
-    except UserError as error:
-        print(f"vramcast classify: {error}", file=sys.stderr)
-        return _BAD_INPUT
+            (_many if arguments.jobs else _one)(arguments, sessions)
     except TheirError as error:
         print(error.traceback, file=sys.stderr)
         print(f"vramcast classify: the network's own code failed: {error}", file=sys.stderr)
         return _THEIR_ERROR
-    except KeyboardInterrupt:
-        return _INTERRUPTED
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -61,8 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--accumulate", type=int, metavar="N", help="batches to one optimizer step")
     parser.add_argument("--device", metavar="NAME", help=f"a profile of conf/device; default {DEFAULT_DEVICE}")
     parser.add_argument("--risk", type=float, help=f"how often the safe figure may be too low; default {RISK}")
-    parser.add_argument("--bucket-mib", type=int, metavar="N", help="the width of a bucket; default 1024")
-    parser.add_argument("--checkpoint", default="universal", metavar="NAME", help="the estimator: a name or directory")
+    parser.add_argument("--bucket-mib", type=int, metavar="N", help=f"the width of a bucket; default {BUCKET_MIB}")
+    parser.add_argument("--checkpoint", default=CHECKPOINT, metavar="NAME", help="the estimator: a name or directory")
     parser.add_argument(
         "--max-batch", action="store_true", default=None, help="look for the largest batch with --json too"
     )
@@ -82,7 +85,7 @@ def _named(arguments: argparse.Namespace) -> dict[str, Any]:
     return {**values, "args": dict(map(parse_argument, arguments.arg)) or None}
 
 
-def _one(arguments: argparse.Namespace, sessions: Sessions) -> int:
+def _one(arguments: argparse.Namespace, sessions: Sessions) -> None:
     start = time.perf_counter()
     if arguments.target is None:
         raise UserError(f"expected {FORMS}, found no target: name the network")
@@ -91,21 +94,20 @@ def _one(arguments: argparse.Namespace, sessions: Sessions) -> int:
         _check_plot(arguments.plot)
     subject = sessions.start(request)
     # a child builds the network while torch is imported here
+    from models.answering.judging import answered, looked_at
     from models.classify import Classifier
-    from models.judging import answered, looked_at
 
     classifier = Classifier(arguments.checkpoint)
     if arguments.json:
         answer = answered(request, subject, classifier, start)
         print(json.dumps(answer.to_json(), allow_nan=False))
     else:
-        from models.screen import rendered
+        from models.answering.screen import rendered
 
-        page, _ = looked_at(request, subject, classifier, start)
+        page = looked_at(request, subject, classifier, start)
         print(rendered(page, shutil.get_terminal_size((100, 40)).columns, sys.stdout.isatty()), end="")
     if arguments.plot:
         _plot(arguments.plot, request, subject)
-    return 0
 
 
 def _check_plot(path: Path) -> None:
@@ -126,12 +128,12 @@ def _plot(path: Path, request: Request, subject: Any) -> None:
     print(f"{path} written", file=sys.stderr)
 
 
-def _many(arguments: argparse.Namespace, sessions: Sessions) -> int:
+def _many(arguments: argparse.Namespace, sessions: Sessions) -> None:
     if not arguments.json or arguments.target is not None or arguments.plot:
         raise UserError("expected --jobs FILE with --json, and neither a target nor --plot, found others: change them")
     lines = list(_lines(arguments.jobs))
+    from models.answering.judging import answered
     from models.classify import Classifier
-    from models.judging import answered
 
     classifier, defaults = Classifier(arguments.checkpoint), _named(arguments)
     for line in lines:
@@ -146,7 +148,6 @@ def _many(arguments: argparse.Namespace, sessions: Sessions) -> int:
             traceback.print_exc()
             found = _failed(line, f"{type(error).__name__}: {error}")
         print(json.dumps(found, allow_nan=False), flush=True)
-    return 0
 
 
 def _failed(line: str, why: str) -> dict[str, Any]:

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dataset_builder.defaults import RISK
+from dataset_builder.devices import DEFAULT_DEVICE
 from dataset_builder.errors import UserError, check_count
 from dataset_builder.inspection.targets import Wanted, parse_target
 from dataset_builder.schema import DTYPE_BYTES
 
-DEFAULT_DEVICE = "a100_40gb"
-RISK = 0.01
 _WISHES = ("batch_size", "optimizer", "dtype", "autocast", "checkpointing", "accumulate")
 _FLAGS = ("checkpointing", "max_batch")
 _TEXTS = ("target", "optimizer", "dtype", "autocast", "device", "inputs", "step")

@@ -9,13 +9,13 @@ from dataset_builder.devices import known_cards, load_profile
 from dataset_builder.inspection.inspector import Inspection
 from dataset_builder.inspection.optimizers import DEFAULT, optimizer_named
 from dataset_builder.schema import LayerTable, TrainingSetup
-from models.advice import advice
 from models.answer import FITS, Answer
+from models.answering.advice import advice
+from models.answering.conversation import Conversation
+from models.answering.requests import Request
+from models.answering.screen import Page
 from models.classify import Classifier
-from models.conversation import Conversation
 from models.questions import question_of_table
-from models.requests import Request
-from models.screen import Page
 
 
 def answered(request: Request, subject: LayerTable | Inspection, classifier: Classifier, start: float) -> Answer:
@@ -29,15 +29,13 @@ def answered(request: Request, subject: LayerTable | Inspection, classifier: Cla
     return replace(found, seconds=time.perf_counter() - start)
 
 
-def looked_at(
-    request: Request, subject: LayerTable | Inspection, classifier: Classifier, start: float
-) -> tuple[Page, Conversation | None]:
+def looked_at(request: Request, subject: LayerTable | Inspection, classifier: Classifier, start: float) -> Page:
     """A page with all cards, the largest batch, and what would help where the job does not fit safely."""
     title = load_profile(request.device).title
     if isinstance(subject, LayerTable):
         answer = _of_table(request, subject, classifier, start)
         cards = [_of_table(replace(request, device=card.name), subject, classifier, start) for card in known_cards()]
-        return Page(answer, title, table_training(request.wishes), cards=cards), None
+        return Page(answer, title, table_training(request.wishes), cards=cards)
     talk = _talk(request, subject, classifier)
     names = [card.name for card in known_cards()]
     devices = list(dict.fromkeys([request.device, *names]))
@@ -47,7 +45,7 @@ def looked_at(
     batch, largest = talk.largest(answer)
     helpful = [] if answer.verdict == FITS else advice(talk, answer, findings.training, largest, cards)
     answer = replace(answer, max_batch_size=batch, seconds=time.perf_counter() - start)
-    return Page(answer, title, findings.training, findings.costs, cards, helpful), talk
+    return Page(answer, title, findings.training, findings.costs, cards, helpful)
 
 
 def _talk(request: Request, subject: Inspection, classifier: Classifier) -> Conversation:

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dataset_builder.defaults import RISK
 from dataset_builder.devices import load_profile
-from dataset_builder.inspection.findings import Curve, Findings
+from dataset_builder.inspection.findings import Findings
 from dataset_builder.inspection.inspector import Inspection
 from models.answer import Answer
 from models.batch_search import largest_batch
 from models.classify import Classifier
 from models.questions import question_of
-from models.requests import RISK
 
 
 class Conversation:
@@ -53,7 +53,3 @@ class Conversation:
     def largest(self, start: Answer) -> tuple[int, Answer | None]:
         """The largest batch whose safe answer fits the device of an answer, and the answer for it."""
         return largest_batch(lambda size: self.answer(start.device, batch_size=size, last_batch_size=None), start)
-
-    def curve(self, device: str) -> Curve:
-        """The memory over time."""
-        return self.inspection.curve(self.wishes, load_profile(device))

@@ -1,0 +1,155 @@
+"""Those that are compared, in the order of the tables: what they are made of, and what an answer takes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from benchmarks.field.published import EDGES_MIB, read_published
+from benchmarks.field.rows import UNIVERSAL, UNSEEN_2024, Field, unseen_table
+from benchmarks.field.tracked import Tracked
+from models._base import Estimator
+from models.baselines._formula import Formula
+from models.baselines.extra_trees import ExtraTrees
+from models.baselines.fake_tensor import FakeTensor
+from models.baselines.fake_tensor import read_published as read_fake_tensor
+from models.baselines.gap import Gap
+from models.baselines.horus import Horus
+from models.baselines.majority import Majority
+from models.baselines.shape_inference import ShapeInference
+from models.baselines.virtual import Virtual
+from models.baselines.weights import Weights
+from models.checkpoint import RELEASED, load_checkpoint
+from models.classifiers import NetworkClassifier, NetworkSettings
+from models.ensemble import Ensemble
+from models.example import Example
+from models.fitting import PlainFitter
+
+RISK = 0.01
+TRAINED = "for its training rows"
+TABLE, TRACE, FAKE, TRACKED = "table", "trace", "fake", "tracked"
+"""What an answer takes beside the estimator: a layer table, a trace and its replay, a pass under another mode."""
+_FITTERS = {
+    "mlp": PlainFitter(epochs=60, patience=15, batch_size=128),
+    "transformer": PlainFitter(epochs=10, patience=5, batch_size=128),
+}
+"""Shorter than a release: of one network of each kind, not of an ensemble, the place in the field is to be seen."""
+
+
+class SafeBucket(Formula):
+    """The bound that a job exceeds at a risk of 1 % at most, as an estimate."""
+
+    name = "safe"
+
+    def __init__(self, ensemble: Ensemble, risk: float = RISK) -> None:
+        self.ensemble = ensemble
+        self.risk = risk
+
+    def used_bytes(self, example: Example) -> float:
+        return float(self.ensemble.safe_bytes([example], self.risk)[0])
+
+    def predict_bytes(self, examples: Sequence[Example]) -> NDArray[np.float64]:
+        """All at once: one by one is a hundred times slower."""
+        return self.ensemble.safe_bytes(examples, self.risk)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One estimator in the field."""
+
+    title: str
+    group: str
+    figure: str
+    estimator: Estimator
+    takes: tuple[str, ...] = (TABLE,)
+    needs_gpu: str = "no"
+    known: frozenset[str] | None = None
+    """Ids of the jobs that it can be asked about; None for all."""
+    only: str | None = None
+    """The part of the rows that it belongs to; None for all."""
+    narrowest_mib: int = 0
+
+
+def unfitted() -> list[Entry]:
+    """All that learn here, before they do."""
+    ours, learned = (TABLE, TRACE), "simulated, then learned"
+    networks = {
+        name: NetworkClassifier(NetworkSettings(network=name, bucket_mib=1000), fitter)
+        for name, fitter in _FITTERS.items()
+    }
+    published = NetworkClassifier(NetworkSettings(features="gpumemnet", bucket_mib=1000), _FITTERS["mlp"])
+    return [
+        Entry("gap regressor (TBEM)", "ours", "computed, then learned", Gap(), needs_gpu=TRAINED),
+        Entry("MLP classifier", "ours", learned, networks["mlp"], ours, TRAINED),
+        Entry("Transformer classifier", "ours", learned, networks["transformer"], ours, TRAINED),
+        Entry("MLP on GPUMemNet's features", "field", "learned", published, needs_gpu=TRAINED),
+        Entry("ExtraTrees", "field", "learned", ExtraTrees(), needs_gpu=TRAINED),
+        Entry("majority", "field", "learned", Majority(), (), TRAINED),
+    ]
+
+
+def fit_all(entries: Sequence[Entry], train: Sequence[Example], validation: Sequence[Example]) -> list[Entry]:
+    """Fit those that learn, all to the same rows."""
+    for entry in (bar := tqdm(entries, desc="fitting", unit="estimator")):
+        bar.set_postfix_str(entry.title)
+        entry.estimator.fit(train, validation)
+    return list(entries)
+
+
+def given(data: Path, tracked_mib: dict[str, float]) -> list[Entry]:
+    """All that have nothing to learn here: formulas, the released checkpoint, what others published."""
+    ensemble = load_checkpoint(RELEASED / UNIVERSAL)
+    if not isinstance(ensemble, Ensemble):
+        raise TypeError(f"a release is an ensemble, found {type(ensemble).__name__}")
+    ours, learned = (TABLE, TRACE), "simulated, then learned"
+    fake = FakeTensor(
+        {key: size for path in sorted(data.rglob("timm_*.csv")) for key, size in read_fake_tensor(path).items()}
+    )
+    tracked = frozenset(tracked_mib)
+    return [
+        Entry("virtual GPU alone", "ours", "simulated", Virtual(), (TRACE,)),
+        Entry("universal ensemble", "ours", learned, ensemble, ours, TRAINED),
+        Entry("universal, safe bucket at 1 %", "ours", learned, SafeBucket(ensemble), ours, TRAINED),
+        Entry("Horus", "field", "computed", Horus()),
+        Entry("FakeTensor", "field", "published for timm, else computed", fake, (FAKE,)),
+        Entry("PyTorch's MemTracker", "field", "computed", Tracked(tracked_mib), (TRACKED,), known=tracked),
+        Entry("shape formula of the talk", "field", "computed", ShapeInference()),
+        Entry("weights x 4 (accelerate)", "field", "computed", Weights()),
+        *_published(data),
+    ]
+
+
+def _published(data: Path) -> list[Entry]:
+    return [
+        Entry(
+            f"{name} (published)", "published", "published", found, (),
+            "for its layer summary" if name in EDGES_MIB else "no",
+            frozenset(found.mib_by_id), UNSEEN_2024, EDGES_MIB.get(name, 0),
+        )
+        for name, found in read_published(unseen_table(data)).items()
+    ]  # fmt: skip
+
+
+ORDER = (
+    "virtual GPU alone", "gap regressor (TBEM)", "MLP classifier", "Transformer classifier", "universal ensemble",
+    "universal, safe bucket at 1 %", "Horus", "FakeTensor", "PyTorch's MemTracker", "shape formula of the talk",
+    "weights x 4 (accelerate)", "MLP on GPUMemNet's features", "ExtraTrees", "majority",
+)  # fmt: skip
+"""Of the tables; what others published comes last."""
+
+
+def in_order(entries: Sequence[Entry]) -> list[Entry]:
+    return sorted(entries, key=lambda entry: ORDER.index(entry.title) if entry.title in ORDER else len(ORDER))
+
+
+def known_of(entry: Entry, asked: Field) -> NDArray[np.bool_]:
+    """[rows]: which ones an estimator can be asked about."""
+    return np.array(
+        [
+            (entry.known is None or item.spec.id in entry.known) and (entry.only is None or entry.only in item.parts)
+            for item in asked.asked
+        ]
+    )

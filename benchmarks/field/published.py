@@ -1,0 +1,74 @@
+"""Figures that others published of their own estimators. They are cited, not computed, and marked so wherever shown."""
+
+import csv
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.field.tables import Line
+from dataset_builder.schema import MIB
+from dataset_builder.store.importers.real_networks import LAYOUT
+from models.baselines._formula import Formula, one_hot
+from models.example import Example
+from models.labels import Buckets
+
+COLUMNS = {"GPUMemNet": "gpumemnet_mib", "FakeTensor": "faketensor_mib", "Horus": "horus_mib"}
+"""Of the table of unseen networks."""
+EDGES_MIB = {"GPUMemNet": 8000}
+"""Whose figure is the upper edge of a class so wide, and says nothing of narrower ones."""
+
+# GPUMemNet's own three folds on its own rows, CNNs without residual and dense ones (its repository's k-fold results).
+# Seconds are those of a batch of 128 on a GPU, without the layer summary, for which the network runs on one.
+_FOLDS = {
+    "mlp": (1000, (0.976, 0.984), (0.018, 0.008), (0.00225, 0.01056)),
+    "cnn": (8000, (0.797, 0.803), (0.072, 0.078), (0.00227, 0.01074)),
+    "transformer": (8000, (0.848, 0.858), (0.107, 0.064), (0.00240, 0.01073)),
+}
+_NAMES = ("GPUMemNet's MLP", "GPUMemNet's Transformer")
+
+
+class Published(Formula):
+    """A column of a table, by the id of its jobs."""
+
+    def __init__(self, name: str, mib_by_id: dict[str, float]) -> None:
+        self.name = name
+        self.mib_by_id = mib_by_id
+
+    def used_bytes(self, example: Example) -> float:
+        return self.mib_by_id.get(example.id, inf) * MIB
+
+    def predict_bytes(self, examples: Sequence[Example]) -> NDArray[np.float64]:
+        """As it was published, also where it is more than the card."""
+        return np.array([self.used_bytes(example) for example in examples], dtype=np.float64)
+
+    def predict_proba(self, examples: Sequence[Example], buckets: Buckets) -> NDArray[np.float64]:
+        """An upper edge belongs to the class below it."""
+        return one_hot(buckets.of(self.predict_bytes(examples) - (1 if self.name in EDGES_MIB else 0)), buckets)
+
+
+def read_published(path: Path) -> dict[str, Published]:
+    """What the table of unseen networks has of other estimators."""
+    found: dict[str, dict[str, float]] = {name: {} for name in COLUMNS}
+    with path.open(newline="") as lines:
+        for record in csv.DictReader(lines):
+            spec = LAYOUT.spec(record)
+            for name, column in COLUMNS.items():
+                if spec is not None and record[column]:
+                    found[name][spec.id] = float(record[column])
+    return {name: Published(name, mib_by_id) for name, mib_by_id in found.items()}
+
+
+def fold_lines() -> list[Line]:
+    """GPUMemNet's accuracies, as lines of its families' tables."""
+    return [
+        Line(
+            part=part, estimator=f"{name} (published)", group="published", figure="published, 3 folds", rows=None,
+            **{f"accuracy_{width}": accuracy[index]}, too_low=low[index], seconds=seconds[index],
+            needs_gpu="for its layer summary",
+        )
+        for part, (width, accuracy, low, seconds) in _FOLDS.items()
+        for index, name in enumerate(_NAMES)
+    ]  # fmt: skip

@@ -1,0 +1,117 @@
+"""PyTorch's MemTracker as an estimator: two training steps under FakeTensorMode, on one row in so many."""
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+from tqdm import tqdm
+
+from dataset_builder.schema import MIB, Spec, parse_call
+from dataset_builder.subject import subject_of
+from dataset_builder.training import loss_of, make_optimizer, random_inputs
+from models.baselines._formula import Formula
+from models.example import Example
+
+STEPS = 2
+"""The optimizer's state is made by the first."""
+
+
+class Tracked(Formula):
+    """Active bytes at the peak, as the tracker counts them: no context, no cache, no workspace."""
+
+    name = "mem_tracker"
+
+    def __init__(self, mib_by_id: Mapping[str, float]) -> None:
+        self.mib_by_id = mib_by_id
+
+    def used_bytes(self, example: Example) -> float:
+        return self.mib_by_id[example.id] * MIB
+
+
+def in_sample(spec: Spec, one_in: int) -> bool:
+    """By content, so that the sample is the same whatever the split."""
+    return int(spec.id, 16) % one_in == 0
+
+
+def tracked_mib(spec: Spec, track: bool = True) -> tuple[float, float]:
+    """The tracker's peak and its seconds of CPU; without tracking, those of the FakeTensor pass alone."""
+    start, setup = time.process_time(), spec.training
+    subject, inputs = subject_of(spec)
+    name, arguments = parse_call(setup.optimizer)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        _leave_meta(subject)
+        shapes = [(item.shape, item.vocabulary) for item in inputs]
+        batch = random_inputs(shapes, setup.batch_size, setup.dtype, "cpu")  # fake CUDA needs a build with CUDA
+        if not track:
+            loss_of(setup.loss, subject(*batch)).backward()
+            return 0.0, time.process_time() - start
+        optimizer = make_optimizer(name, dict(arguments), "foreach", subject.parameters())
+        tracker = MemTracker()
+        tracker.track_external(subject, optimizer, *batch)
+        with tracker:
+            for _ in range(STEPS):
+                tracker.reset_mod_stats()
+                optimizer.zero_grad()
+                loss_of(setup.loss, subject(*batch)).backward()
+                optimizer.step()
+        peak = sum(device["Total"] for device in tracker.get_tracker_snapshot("peak").values())
+    return peak / MIB, time.process_time() - start
+
+
+def _leave_meta(subject: nn.Module) -> None:
+    """Fake tensors in the place of parameters and buffers on meta; those that are shared stay shared."""
+    moved: dict[int, Tensor] = {}
+    for module in subject.modules():
+        for held in (module._parameters, module._buffers):
+            for name, old in held.items():
+                if old is not None:
+                    if id(old) not in moved:
+                        new = torch.empty(old.shape, dtype=old.dtype, device="cpu")
+                        is_parameter = isinstance(old, nn.Parameter)
+                        moved[id(old)] = nn.Parameter(new, old.requires_grad) if is_parameter else new
+                    held[name] = moved[id(old)]
+
+
+def _figure(spec: Spec) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    try:
+        mib, seconds = tracked_mib(spec)
+    except Exception as error:  # whatever a network does under a foreign mode is no answer
+        return {"id": spec.id, "error": f"{type(error).__name__}: {error}"[:200]}
+    return {"id": spec.id, "mib": mib, "seconds": seconds}
+
+
+def tracked_figures(specs: Iterable[Spec], journal: Path, workers: int) -> list[dict[str, Any]]:
+    """A figure or an error for each spec; what an earlier run found is kept, for torch's version alone decides it."""
+    wanted = {spec.id: spec for spec in specs}
+    path = journal / f"mem_tracker-{torch.__version__}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    known = {item["id"]: item for item in _read(path)}
+    missing = [spec for key, spec in wanted.items() if key not in known]
+    if missing:
+        known |= {item["id"]: item for item in _track(missing, path, workers)}
+    return [known[key] for key in wanted]
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """A line that an interrupt cut short is no figure."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}\n")]
+
+
+def _track(specs: Sequence[Spec], path: Path, workers: int) -> Iterable[dict[str, Any]]:
+    often = 0.5 if sys.stderr.isatty() else 30
+    with get_context("spawn").Pool(workers) as pool, path.open("a") as file:
+        figures = pool.imap_unordered(_figure, specs)
+        for found in tqdm(figures, total=len(specs), desc="MemTracker", unit="row", mininterval=often):
+            file.write(json.dumps(found) + "\n")
+            file.flush()
+            yield found

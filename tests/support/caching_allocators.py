@@ -1,0 +1,36 @@
+"""Caching allocators in a state that a test wants, and what is in them."""
+
+from typing import Any
+
+from dataset_builder.measure.virtual.allocator import AllocatorOptions, CachingAllocator
+from dataset_builder.measure.virtual.inspection import BlockState
+from dataset_builder.schema import MIB
+
+GIB = 1 << 30
+
+EXPANDABLE = AllocatorOptions(expandable_segments=True)
+SPLIT_LIMIT = AllocatorOptions(max_split_size_bytes=20 * MIB)
+
+
+def mib(size: float) -> int:
+    return int(size * MIB)
+
+
+def layout(allocator: CachingAllocator) -> list[list[tuple[float, bool]]]:
+    """Segments from the oldest, whose address is the highest: the size in MiB of each block, and whether it is live."""
+    return [
+        [(block.size_bytes / MIB, block.state is BlockState.ALLOCATED) for block in segment.blocks]
+        for segment in reversed(allocator.segments())
+    ]
+
+
+def state(allocator: CachingAllocator) -> tuple[float, float, float]:
+    """Requested, allocated and reserved MiB, after a check."""
+    allocator.check()
+    return allocator.requested_bytes / MIB, allocator.allocated_bytes / MIB, allocator.reserved_bytes / MIB
+
+
+def filled(*sizes: float, capacity: float | None = None, options: AllocatorOptions | None = None) -> Any:
+    """An allocator with a block of each size in MiB, and the blocks."""
+    allocator = CachingAllocator(None if capacity is None else mib(capacity), options)
+    return allocator, [allocator.malloc(mib(size)) for size in sizes]

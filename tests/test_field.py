@@ -1,0 +1,190 @@
+"""The field's tables: figures worked out by hand, and their form as Markdown and CSV."""
+
+import json
+import sys
+from math import inf
+
+import numpy as np
+import pandas as pd
+import pytest
+from made_examples import CARD_BYTES, MIB, example_of, mlp_table
+from synthetic_examples import example_of as example_of_spec
+from synthetic_examples import mlp_spec
+
+from benchmarks.field import __main__ as field_command
+from benchmarks.field.estimators import FAKE, TABLE, TRACE, TRACKED, Entry, SafeBucket, in_order, known_of
+from benchmarks.field.page import render
+from benchmarks.field.pictures import draw_all, errors_table, scatter_table, unseen_table_of
+from benchmarks.field.published import Published, fold_lines
+from benchmarks.field.rows import TITLES, UNSEEN, UNSEEN_2024, Asked, Field
+from benchmarks.field.tables import HEADS, OVERALL, Line, ask, line_of, markdown_table, to_frame
+from benchmarks.field.timing import seconds_of
+from benchmarks.field.tracked import Tracked, in_sample, tracked_figures, tracked_mib
+from dataset_builder.devices import load_profile
+from models.baselines.horus import Horus
+
+
+def example(name, used_mib, fits=True):
+    return example_of(mlp_table(2, 2), used_bytes=used_mib * MIB, fits=fits, name=name)
+
+
+EXAMPLES = [example("right", 1500), example("low", 2500), example("high", 4000), example("died", 39_000, fits=False)]
+FIXED = Tracked({"right": 1600, "low": 1900, "high": 5000, "died": 50_000})
+EVERY = np.ones(4, dtype=bool)
+TEMPLATE = Line(part=OVERALL, estimator="fixed", group="field", figure="computed", rows=None, seconds=0.5)
+
+
+def test_a_line_has_the_figures_of_the_rows_that_it_is_about():
+    line = line_of(ask(FIXED, EXAMPLES, EVERY), EVERY, TEMPLATE)
+    assert line.rows == 4
+    errors = sorted([100 / 1500, 600 / 2500, 1000 / 4000])
+    assert line.median_error == pytest.approx(errors[1])
+    assert line.mean_error == pytest.approx(sum(errors) / 3)
+    assert line.p95_error == pytest.approx(errors[2])
+    assert (line.accuracy_1000, line.accuracy_2000, line.accuracy_8000) == (0.5, 0.75, 1.0)
+    assert line.too_low == 0.25
+    assert line.over_reservation_mib == pytest.approx(np.mean([2000 - 1500, 2000 - 2500, 6000 - 4000]))
+    assert line.seconds == 0.5
+
+
+def test_a_line_of_a_part_counts_only_what_the_estimator_was_asked_about():
+    known = np.array([True, False, True, False])
+    said = ask(Tracked({"right": 1600, "high": 5000}), EXAMPLES, known)
+    assert line_of(said, EVERY, TEMPLATE).rows == 2
+    assert line_of(said, np.array([True, True, False, False]), TEMPLATE).accuracy_1000 == 1.0
+    assert line_of(said, ~known, TEMPLATE) is None
+    assert np.isnan(said.point_bytes[1])
+    assert said.point_bytes[2] == 5000 * MIB
+
+
+def test_an_upper_edge_belongs_to_the_class_below_it():
+    edges = Published("GPUMemNet", {"right": 8000, "low": 8000, "high": 8000, "died": 48_000})
+    line = line_of(ask(edges, EXAMPLES, EVERY), EVERY, TEMPLATE, narrowest_mib=8000)
+    assert (line.accuracy_1000, line.accuracy_2000, line.accuracy_8000) == (None, None, 1.0)
+    assert line.too_low == 0.0
+    assert line.over_reservation_mib == pytest.approx(8000 - np.mean([1500, 2500, 4000]))
+
+
+def test_a_safe_bucket_is_an_estimate_of_its_own():
+    class Ensemble:
+        def safe_bytes(self, examples, risk):
+            return np.array([item.measured.used_bytes * (1 + risk) for item in examples])
+
+    safe = SafeBucket(Ensemble(), 0.01)
+    assert safe.predict_bytes(EXAMPLES[:1])[0] == pytest.approx(1515 * MIB)
+    assert safe.used_bytes(EXAMPLES[0]) == pytest.approx(1515 * MIB)
+
+
+def test_a_markdown_table_has_all_cells_and_marks_the_best():
+    worse = Line(part=OVERALL, estimator="worse", group="field", figure="computed", rows=4, median_error=0.5, too_low=0)
+    better = Line(part=OVERALL, estimator="better", group="ours", figure="simulated", rows=1200, median_error=0.001)
+    lines = markdown_table([worse, better]).splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert {len(row) for row in cells} == {len(HEADS)}
+    assert cells[2][:5] == ["worse", "computed", "4", "50%", "-"]
+    assert cells[3][:4] == ["better", "simulated", "1,200", "**0.10%**"]
+
+
+def test_the_csv_has_a_column_for_each_figure(tmp_path):
+    frame = to_frame([line_of(ask(FIXED, EXAMPLES, EVERY), EVERY, TEMPLATE), *fold_lines()])
+    frame.to_csv(tmp_path / "field.csv", index=False)
+    again = pd.read_csv(tmp_path / "field.csv")
+    assert list(again.columns[:5]) == ["part", "estimator", "group", "figure", "rows"]
+    assert again["accuracy_8000"][0] == 1.0
+    assert set(again["group"]) == {"field", "published"}
+
+
+def test_the_page_has_a_table_for_each_part_and_marks_what_is_published():
+    lines = [Line(**{**vars(TEMPLATE), "part": part, "rows": 7}) for part in (OVERALL, *TITLES)]
+    notes = {"tested": 755, "unseen": 69, "train": 5913, "validation": 727, "one_in": 4, "tracked": 180, "failed": ""}
+    page = render([*lines, *fold_lines()], notes)
+    assert all(title in page for title in TITLES.values())
+    assert page.count("| fixed | computed | 7 |") == len(TITLES) + 1
+    assert page.count("(published)") == len(fold_lines())
+    assert "python -m benchmarks.field" in page
+
+
+def test_estimators_stand_in_the_order_of_the_tables_and_are_asked_where_they_can_be():
+    spec = mlp_spec()
+    asked = Field([], [], [Asked(EXAMPLES[0], spec, ("mlp",)), Asked(EXAMPLES[1], spec, (UNSEEN, UNSEEN_2024))])
+    named = Entry("Horus", "field", "computed", Horus())
+    other = Entry("X (published)", "published", "published", Horus(), known=frozenset({spec.id}), only=UNSEEN_2024)
+    assert [item.title for item in in_order([other, named])] == ["Horus", "X (published)"]
+    assert known_of(named, asked).tolist() == [True, True]
+    assert known_of(other, asked).tolist() == [False, True]
+    assert asked.counts()[UNSEEN] == 1
+
+
+def test_a_sample_of_few_is_in_a_sample_of_more():
+    specs = [mlp_spec(width=64 + index) for index in range(200)]
+    some, more = ([spec for spec in specs if in_sample(spec, one_in)] for one_in in (8, 4))
+    assert set(some) < set(more)
+    assert 30 < len(more) < 70
+
+
+def test_mem_tracker_sees_weights_gradients_and_states():
+    spec = mlp_spec(width=512, depth=4, batch=16)
+    parameter_mib = 4 * (4 * 512 * 513 + 513 * 10) / MIB
+    found, seconds = tracked_mib(spec)
+    assert 4 * parameter_mib < found < 7 * parameter_mib
+    assert seconds > 0
+
+
+def test_tracked_figures_are_kept_and_a_line_that_was_cut_short_is_none(tmp_path):
+    spec = mlp_spec()
+    journal = tmp_path / f"mem_tracker-{sys.modules['torch'].__version__}.jsonl"
+    journal.write_text(json.dumps({"id": spec.id, "mib": 7.0, "seconds": 1.0}) + "\n" + '{"id": "cut", "mi')
+    assert tracked_figures([spec], tmp_path, workers=1) == [{"id": spec.id, "mib": 7.0, "seconds": 1.0}]
+
+
+def test_an_answer_takes_the_time_of_what_it_needs():
+    spec = mlp_spec()
+    job = Asked(example_of_spec(spec, profile=load_profile("a100_40gb")), spec, ("mlp",))
+    entries = [Entry(name, "field", "computed", Horus(), (name,)) for name in (TABLE, TRACE, FAKE, TRACKED)]
+    seconds = seconds_of(entries, [job])
+    assert 0 < seconds[TABLE] < seconds[TRACE]
+    assert seconds[TRACKED] > seconds[FAKE] > 0
+
+
+def points():
+    rows = [
+        {"name": name, "batch": 32, "family": family, "shown": shown, "measured_mib": mib, "fits": True,
+         "card_mib": CARD_BYTES / MIB, "estimator": estimator, "group": "ours", "estimate_mib": estimate}
+        for name, family, shown, mib in (
+            ("vgg16", UNSEEN, f"{UNSEEN} + {UNSEEN_2024}", 8222.0), ("", "mlp", "mlp", 1500.0),
+        )
+        for estimator, estimate in (("universal ensemble", mib * 1.1), ("Horus", inf), ("Horus (published)", 82_000.0))
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_what_is_said_not_to_fit_is_wrong_by_the_whole_and_stands_at_the_cards_end():
+    errors = errors_table(points())
+    assert errors.groupby("estimator")["error"].max().to_dict() == pytest.approx(
+        {"Horus": 1, "universal ensemble": 0.1}
+    )
+    scatter = scatter_table(points()).query("estimator == 'Horus'")
+    assert scatter["refused"].all()
+    assert set(scatter["estimate_gb"]) == {40_000 / 1024}
+
+
+def test_bars_are_those_of_the_unseen_networks():
+    bars = unseen_table_of(points())
+    assert list(bars.index) == ["vgg16\n32"]
+    assert bars.loc["vgg16\n32", "measured"] == pytest.approx(8222 / 1024)
+    assert bars.loc["vgg16\n32", "Horus (published)"] == pytest.approx(82_000 / 1024)
+    assert np.isnan(bars.loc["vgg16\n32", "GPUMemNet (published)"])
+
+
+def test_pictures_are_drawn_and_small(tmp_path):
+    draw_all(points(), tmp_path)
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert sorted(sizes) == ["field_errors.png", "field_scatter.png", "field_unseen.png"]
+    assert max(sizes.values()) < 150_000
+
+
+def test_without_measurements_it_says_so_and_leaves_the_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["field", "--data", str(tmp_path / "none"), "--docs", str(tmp_path)])
+    assert field_command.main() == 0
+    assert "VRAMCAST_DATA" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
