@@ -22,6 +22,7 @@ from benchmarks.field.timing import seconds_of
 from benchmarks.field.tracked import Tracked, in_sample, tracked_figures, tracked_mib
 from dataset_builder.devices import load_profile
 from models.baselines.horus import Horus
+from models.baselines.majority import Majority
 
 
 def example(name, used_mib, fits=True):
@@ -181,6 +182,35 @@ def test_pictures_are_drawn_and_small(tmp_path):
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
     assert sorted(sizes) == ["field_errors.png", "field_scatter.png", "field_unseen.png"]
     assert max(sizes.values()) < 150_000
+
+
+def test_one_command_writes_page_csv_and_points(tmp_path, monkeypatch):
+    specs = [mlp_spec(width=64 + 8 * index) for index in range(6)]
+    parts = [("mlp",)] * 4 + [(UNSEEN, UNSEEN_2024)] * 2
+    card = load_profile("a100_40gb")
+    asked = [Asked(example_of_spec(spec, profile=card), spec, part) for spec, part in zip(specs, parts, strict=True)]
+    examples = [item.example for item in asked]
+    monkeypatch.setattr(field_command, "load_field", lambda *_: Field(examples[:2], examples[2:3], asked))
+    figures = [{"id": specs[0].id, "mib": 90.0, "seconds": 1.0}, {"id": specs[1].id, "error": "odd"}]
+    monkeypatch.setattr(field_command, "tracked_figures", lambda *_: figures)
+
+    def given(data, mib):
+        return [Entry("PyTorch's MemTracker", "field", "computed", Tracked(mib), (), known=frozenset(mib))]
+
+    monkeypatch.setattr(field_command, "given", given)
+    monkeypatch.setattr(field_command, "unfitted", lambda: [Entry("majority", "field", "learned", Majority(), ())])
+    monkeypatch.setattr(field_command, "draw_all", lambda points, directory: None)
+    words = ["--data", str(tmp_path), "--docs", str(tmp_path / "docs"), "--kept", str(tmp_path / "kept")]
+    monkeypatch.setattr("sys.argv", ["field", *words])
+    assert field_command.main() == 0
+    found = pd.read_csv(tmp_path / "docs" / "benchmark.csv").set_index(["estimator", "part"])["rows"]
+    assert (found["majority", OVERALL], found["majority", UNSEEN], found["majority", "mlp"]) == (6, 2, 4)
+    assert found["PyTorch's MemTracker", OVERALL] == 1
+    page = (tmp_path / "docs" / "benchmark.md").read_text()
+    assert "the 4 test rows" in page
+    assert "1 rows; it failed on 1 networks" in page
+    points = pd.read_csv(tmp_path / "kept" / "points.csv")
+    assert points["estimator"].value_counts().to_dict() == {"majority": 6, "PyTorch's MemTracker": 1}
 
 
 def test_without_measurements_it_says_so_and_leaves_the_page(tmp_path, monkeypatch, capsys):

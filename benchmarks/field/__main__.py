@@ -47,6 +47,7 @@ def main() -> int:
     arguments.docs.mkdir(parents=True, exist_ok=True)
     to_frame(lines).to_csv(arguments.docs / "benchmark.csv", index=False, float_format="%.6g", lineterminator="\n")
     (arguments.docs / "benchmark.md").write_text(render(lines, notes), encoding="utf-8")
+    arguments.kept.mkdir(parents=True, exist_ok=True)
     points.to_csv(arguments.kept / "points.csv", index=False)
     draw_all(points, arguments.docs)
     print(f"benchmark.md, benchmark.csv and pictures are in {arguments.docs}")

@@ -51,14 +51,14 @@ above, taken from the simulation.
 
 def render(lines: Sequence[Line], notes: Mapping[str, object]) -> str:
     """The whole page."""
-    counts = {part: max((line.rows or 0) for line in lines if line.part == part) for part in (OVERALL, *TITLES)}
     titles = {OVERALL: "All rows (most of them are MLPs, which are the easiest)", **TITLES}
     parts = [_HEAD.format(command=COMMAND, **notes)]
     for part, title in titles.items():
         chosen = [line for line in lines if line.part == part]
-        parts.append(
-            f"## {title}\n\n{counts[part]:,} rows, measured.\n\n{_NOTES.get(part, '')}{markdown_table(chosen)}\n"
-        )
+        rows = max((line.rows or 0 for line in chosen), default=0)
+        if rows:
+            noted = _NOTES.get(part, "")
+            parts.append(f"## {title}\n\n{rows:,} rows, measured.\n\n{noted}{markdown_table(chosen)}\n")
     parts += [f"## Pictures\n\n{_pictures()}"]
     return "\n".join(parts)
 
