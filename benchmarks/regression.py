@@ -28,6 +28,7 @@ from dataset_builder.store.importers import read_rows
 from dataset_builder.store.splits import make_split
 from models.baselines.extra_trees import TREES, ExtraTrees
 from models.baselines.gap import DirectPolynomial, Gap
+from models.baselines.shape_inference import ShapeInference
 from models.baselines.virtual import Virtual
 from models.drawing import quiet
 from models.example import Example
@@ -122,6 +123,7 @@ def gap_trees(train: Rows, test: Rows) -> Bytes:
 
 
 REGRESSORS: Mapping[str, Callable[[Rows, Rows], Bytes]] = {
+    "shapes alone, nothing learned": lambda _, test: ShapeInference().predict_bytes(test),
     "ExtraTrees, the talk's four numbers": raw_trees,
     "ExtraTrees, published features": lambda train, test: ExtraTrees().fit(train, []).predict_bytes(test),
     "neural network, four raw numbers": raw_network,
@@ -142,7 +144,7 @@ def figures_of(found_bytes: Bytes, test: Rows, bucket_mib: int) -> dict[str, flo
         for used, row in zip(found_bytes, test, strict=True)
     ]
     judged = judge(rows, bucket_mib).to_json()
-    capped = [min(used, row.capacity_bytes) for used, row in zip(found_bytes, test, strict=True)]
+    capped = [min(max(used, 0.0), row.capacity_bytes) for used, row in zip(found_bytes, test, strict=True)]
     off = [abs(a - row.measured.used_bytes) / MIB for a, row in zip(capped, test, strict=True) if row.measured.fits]
     return {**{name: judged[name] for name in FIGURES if name in judged}, "mean_error_mib": fmean(off)}
 

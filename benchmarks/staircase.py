@@ -28,8 +28,8 @@ BATCH, OUTPUTS = 256, 10
 COARSE = range(16, 4097, 16)
 WINDOWS = {
     "weights below 1 MiB, in segments of 2 MiB": range(300, 400),
-    "weights of 1 to 10 MiB, in segments of 20 MiB": range(1000, 1200),
-    "weights above 10 MiB, each rounded up to 2 MiB": range(3000, 3300),
+    "weights of 1 to 10 MiB, in segments of 20 MiB": range(1000, 1400),
+    "weights above 10 MiB, in steps of 2 MiB": range(3000, 3300),
 }
 """Widths that are looked at one by one: c10/cuda/CUDACachingAllocator.cpp, kSmallSize, kMinLargeAlloc, kRoundLarge."""
 WINDOW_DEPTH = 6
@@ -148,7 +148,7 @@ def draw(sweeps: pd.DataFrame, windows: dict[str, pd.DataFrame], measured: pd.Da
             panel.set(xlabel="width", ylabel="device memory [MiB]")
             panel.set_title(name, fontsize=8.5)
             quiet(panel)
-        lower.axes[0].legend(fontsize=8, frameon=False)
+        lower.axes[1].legend(fontsize=8, frameon=False, loc="lower right")
         lower.suptitle(f"Single widths, {WINDOW_DEPTH} equal layers, simulated", fontsize=10)
 
 

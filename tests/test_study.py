@@ -1,6 +1,7 @@
 """The computing half of the study: what its tables are made of."""
 
 import json
+from argparse import Namespace
 from itertools import islice
 
 import numpy as np
@@ -136,6 +137,19 @@ def test_ablation_table_has_means_and_scatter_in_the_order_of_the_variants(tmp_p
     assert (tmp_path / "ablation.png").stat().st_size < 120_000
 
 
+def test_a_family_is_studied_variant_by_variant_and_told_by_what_was_learned_from(tmp_path, monkeypatch):
+    rows = measured_mlps(30)
+    monkeypatch.setattr(ablation, "measured_examples", lambda *_: rows)
+    monkeypatch.setattr(ablation, "drawn_specs", lambda *_: [])
+    monkeypatch.setattr(ablation, "simulated_examples", lambda *_: {row.id: row for row in measured_mlps(9, 90)})
+    monkeypatch.setattr(ablation, "VARIANTS", (ablation.VARIANTS[-1],))
+    arguments = Namespace(data="", rows=None, folds=3, members=1)
+    lines = list(ablation.study("mlp", arguments, Kept(tmp_path / "kept.jsonl")))
+    assert [(line["fold"], line["features"], line["rows"]) for line in lines] == [
+        (fold, "virtual GPU", "none") for fold in range(3)
+    ]
+
+
 def test_the_virtual_gpu_is_judged_without_learning():
     found = ablation.judged(ablation.Variant("virtual GPU", "none"), [], measured_mlps(20), 1000, 1)
     assert found["accuracy"] == 1.0  # of these examples the simulation is the truth
@@ -164,7 +178,7 @@ def test_regressors_learn_what_grows_with_width_and_a_raw_network_does_not():
         name: regression.figures_of(regressor(train, test), test, 1000)["mean_error_mib"]
         for name, regressor in regression.REGRESSORS.items()
     }
-    raw = found.pop("neural network, four raw numbers")
+    raw, _ = found.pop("neural network, four raw numbers"), found.pop("shapes alone, nothing learned")
     assert raw > 200
     assert max(found.values()) < raw / 5
     assert found[regression.WITH_VIRTUAL[-1]] == 0  # of these examples the simulation is the truth
@@ -190,8 +204,9 @@ def test_curve_lines_are_of_unseen_rows_and_count_their_cost(monkeypatch):
 
 def curve_figures():
     return [
-        {"field": "mlp", "sampler": sampler, "seed": seed, "size": size, "estimator": "e", "test": "simulated",
-         "rows": size, "completed": size, "accuracy": 0.9, "mean_error": 0.1 * seed, "median_error": 0.01}
+        {"field": "mlp", "sampler": sampler, "seed": seed, "size": size, "estimator": "gap polynomial",
+         "test": "simulated", "rows": size, "completed": size, "accuracy": 0.9, "mean_error": 0.1 * seed,
+         "median_error": 0.01}
         for sampler, sizes in (("uniform", (50, 100)), ("orthogonal", (50,)))
         for size in sizes
         for seed in (1, 2)
@@ -204,6 +219,6 @@ def test_curves_are_means_over_seeds_and_arrays_end(tmp_path):
     assert table["seeds"].tolist() == [2, 2, 2]
     text = sampling_curves.to_markdown(table, "simulated", "mean_error").splitlines()
     assert text[0] == "| space, estimator | sampler | 50 rows | 100 rows |"
-    assert text[3] == "| mlp, e | orthogonal | 15.0% ± 7.1% |  |"
+    assert text[3] == "| mlp, gap polynomial | orthogonal | 15.0% ± 7.1% |  |"
     sampling_curves.draw(table, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size < 120_000
