@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test bench breadth lint clean
+.PHONY: demo test bench breadth study lint clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -51,6 +51,17 @@ bench: $(STAMP)
 # Hundreds of known networks, each classified: half an hour, kept in runs/breadth, taken up again where it was stopped.
 breadth: $(STAMP)
 	$(BIN)/python -W ignore -m benchmarks.breadth
+
+# Tables and pictures of docs/study.md, from the public tables in DATA: hours, kept in runs/study, taken up again.
+DATA ?= $(or $(VRAMCAST_DATA),data)
+STUDY = $(BIN)/python -W ignore -m benchmarks.$(1) --data $(DATA) --page docs/study.md --picture docs/study_$(1).png
+
+study: $(STAMP)
+	$(call STUDY,staircase)
+	$(call STUDY,projections)
+	$(call STUDY,regression)
+	$(call STUDY,ablation)
+	$(call STUDY,sampling_curves)
 
 # Mends what can be mended by a program, and says the rest.
 lint: $(STAMP)

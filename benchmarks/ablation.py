@@ -1,42 +1,40 @@
 """What an estimator owes to its features and to its rows: `python -m benchmarks.ablation --data DIR`.
 
-For each family an MLP ensemble is cross-validated on the measured rows, split by configuration, with the published
+For each family an ensemble of MLPs is cross-validated on measured rows, split by configuration, with the published
 features, with a layer table's, and with the virtual estimate among them; trained on measured rows, on rows that the
-virtual GPU made of other configurations of the same space, and on both. Always judged on measured rows alone.
+virtual GPU made of other configurations of the same space, and on both. Always judged on measured rows alone. What was
+computed is kept in `runs/study`, so that the same command goes on with a run that was stopped.
 """
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
 
+import pandas as pd
 import torch
 from tqdm import tqdm
 
-from dataset_builder.configuration import compose_build, make_build, make_executor, settings_of
-from dataset_builder.devices import load_profile
-from dataset_builder.pipeline import run
-from dataset_builder.schema import MIB, Status
-from dataset_builder.store import read_journal
-from dataset_builder.store.splits import Split, make_folds
+from benchmarks.kept import Kept
+from benchmarks.page import write_part
+from benchmarks.study_rows import FAMILIES, WIDTHS_MIB, drawn_specs, folds_of, measured_examples, simulated_examples
+from benchmarks.study_style import FEATURE_COLOURS, GREY, light_picture, markdown
+from dataset_builder.schema import MIB
+from models._base import Estimator
 from models.baselines.virtual import Virtual
 from models.classifiers import NetworkSettings
 from models.comparison import compare
+from models.drawing import quiet
 from models.ensemble import Ensemble
 from models.example import Example
-from models.examples import example_of_row
 from models.fitting import PlainFitter
 from models.labels import Buckets
-from train.configuration import configure
-from train.experiment import examples_for
 
-PROFILE = "a100_40gb_gpumemnet_2024"
 SPACES = {"mlp": "gpumemnet_mlp_step2", "cnn": "gpumemnet_cnn_step1", "transformer": "gpumemnet_transformer_step2"}
-WIDTHS_MIB = {"mlp": 1000, "cnn": 8000, "transformer": 8000}
-PUBLISHED = {"mlp": ".976 / .984", "cnn": ".797 / .803", "transformer": ".848 / .858"}
-"""GPUMemNet's MLP and Transformer estimator, by three folds; CNNs without residual and dense ones."""
+PUBLISHED = {"mlp": (0.976, 0.984), "cnn": (0.797, 0.803), "transformer": (0.848, 0.858)}
+"""Accuracy of GPUMemNet's MLP and Transformer estimator, by three folds; CNNs without residual and dense ones."""
+VIRTUAL_ROWS = {"mlp": 400, "cnn": 400, "transformer": 120}
+"""Transformers take seconds to simulate, and fewer of them were measured."""
 VIRTUAL_SEED = 7
 """Not the one of the published sets: the virtual rows are of other configurations."""
 
@@ -47,7 +45,7 @@ class Variant:
 
     features: str
     rows: str
-    """'measured', 'virtual' or 'both'."""
+    """'measured', 'virtual', 'both', or 'none' where nothing is learned."""
 
 
 VARIANTS = (
@@ -59,86 +57,129 @@ VARIANTS = (
     Variant("layers", "both"),
     Variant("full", "measured"),
     Variant("full", "both"),
+    Variant("virtual GPU", "none"),
 )
 """With 'full' virtual rows alone teach nothing, since their truth is among the features: see the virtual GPU alone."""
 
 
-def virtual_examples(family: str, count: int, out: Path) -> list[Example]:
-    """Rows that the virtual GPU makes of the published space, built where they are absent."""
-    words = [f"space={SPACES[family]}", "sampler=uniform", f"n={count}", f"seed={VIRTUAL_SEED}", f"device={PROFILE}"]
-    words += [f"family={family}", "backend=virtual"]
-    config = compose_build(words)
-    build = make_build(settings_of(config, words), out / f"{family}-{count}")
-    with tqdm(total=count, desc=f"virtual rows of {family}", unit="row", mininterval=10) as bar:
-        run(build, make_executor(config, build.backend), lambda _: bar.update(), bar.update)
-    profile = load_profile(PROFILE)
-    rows = [row for row in read_journal(build.out).rows if row.measurement.status in (Status.OK, Status.OOM)]
-    return [example_of_row(row, profile, row.measurement) for row in rows]
-
-
-def folds_of(examples: Sequence[Example], count: int) -> Iterator[tuple[list[Example], list[Example]]]:
-    """Training and test rows of each fold."""
-    split: Split = make_folds([example.group for example in examples], count, seed=0)
-    for name in split.parts:
-        test = [example for example in examples if split.part_of(example.group) == name]
-        yield [example for example in examples if split.part_of(example.group) != name], test
-
-
 def rows_for(variant: Variant, train: list[Example], virtual: list[Example], test: list[Example]) -> list[Example]:
+    """What a variant learns from; no virtual row is of a network that is tested."""
     tested = {example.group for example in test}
     made = [example for example in virtual if example.group not in tested]
-    return {"measured": train, "virtual": made, "both": [*train, *made]}[variant.rows]
+    return {"measured": train, "virtual": made, "both": [*train, *made], "none": []}[variant.rows]
+
+
+def judged(
+    variant: Variant, rows: list[Example], test: list[Example], width_mib: int, members: int
+) -> dict[str, float]:
+    """The figures of one fold."""
+    estimator: Estimator = Virtual()
+    if variant.rows != "none":
+        settings = NetworkSettings(features=variant.features, bucket_mib=width_mib)
+        estimator = Ensemble.of(settings, members, PlainFitter(patience=20)).fit(rows, [])
+    buckets = Buckets(width_mib * MIB, test[0].capacity_bytes)
+    return compare({"found": estimator}, test, buckets)["found"].overall.to_json()
+
+
+def study(family: str, arguments: argparse.Namespace, kept: Kept) -> Iterator[dict[str, object]]:
+    """A line for each variant and fold."""
+    measured = measured_examples(arguments.data, family, arguments.rows)
+    words = [f"family={family}", f"space={SPACES[family]}", "sampler=uniform", f"seed={VIRTUAL_SEED}"]
+    virtual = list(simulated_examples(drawn_specs(words, VIRTUAL_ROWS[family]), "ablation").values())
+    folds = list(folds_of(measured, arguments.folds))
+    rounds = [(variant, fold) for variant in VARIANTS for fold in range(len(folds))]
+    for variant, fold in tqdm(rounds, desc=family, unit="fold", mininterval=10):
+        train, test = folds[fold]
+        rows = rows_for(variant, train, virtual, test)
+        line = {"family": family, **vars(variant), "fold": fold}
+        sizes = {"members": arguments.members, "learned": len(rows), "tested": len(test), "of": len(measured)}
+        width_mib = WIDTHS_MIB[family]
+        found = kept.get(
+            {"study": "ablation", **line, **sizes},
+            lambda v=variant, r=rows, t=test, w=width_mib: judged(v, r, t, w, arguments.members),
+        )
+        yield {**found, **line}  # in this order: the figures count rows too
+
+
+def ablation_table(lines: Sequence[dict[str, object]]) -> pd.DataFrame:
+    """By family, features and rows, in the order of the variants: means over folds, and how far accuracy scatters."""
+    found = pd.DataFrame(lines).groupby(["family", "features", "rows"], sort=False)
+    return found.agg(
+        accuracy=("accuracy", "mean"),
+        scatter=("accuracy", lambda folds: folds.std() if len(folds) > 1 else 0.0),
+        too_low=("too_low", "mean"),
+        median_error=("median_relative_error", "mean"),
+    ).reset_index()
+
+
+def to_markdown(table: pd.DataFrame) -> str:
+    """A line for each variant, a column of accuracy and of answers that are too low for each family."""
+    families = list(dict.fromkeys(table["family"]))
+    head = ["features", "learned from", *(name for family in families for name in (family, "too low"))]
+    lines = []
+    for (features, rows), part in table.groupby(["features", "rows"], sort=False):
+        found = part.set_index("family")
+        cells = [
+            cell
+            for family in families
+            for cell in (
+                f"{found.accuracy[family]:.3f} ± {found.scatter[family]:.3f}",
+                f"{found.too_low[family]:.1%}",
+            )
+        ]
+        lines.append([features, rows, *cells])
+    published = [cell for family in families for cell in ("{:.3f} / {:.3f}".format(*PUBLISHED[family]), "")]
+    return markdown(head, [*lines, ["*published*", "measured, their split", *published]])
+
+
+def draw(table: pd.DataFrame, path: Path) -> None:
+    """Accuracy of each variant, a panel a family; the published figures as lines."""
+    families = list(dict.fromkeys(table["family"]))
+    with light_picture(path, 11, 4.2) as figure:
+        panels = figure.subplots(1, len(families), sharey=True, squeeze=False)[0]
+        for axes, family in zip(panels, families, strict=True):
+            part = table[table["family"] == family].iloc[::-1]
+            names = [
+                f"{item.features}, {item.rows}" if item.rows != "none" else "no learning" for item in part.itertuples()
+            ]
+            colours = [FEATURE_COLOURS[name] for name in part["features"]]
+            axes.barh(
+                names, part["accuracy"], xerr=part["scatter"], color=colours, height=0.7, ecolor="0.25", capsize=2
+            )
+            for value, style in zip(PUBLISHED[family], ("--", ":"), strict=True):
+                axes.axvline(value, color=GREY, linestyle=style, linewidth=1.2)
+            low = min(part["accuracy"].min(), *PUBLISHED[family])
+            axes.set(xlim=(max(0, low - 0.12), 1.005), xlabel="share of measured rows in the right bucket")
+            axes.set_title(f"{family}, buckets of {WIDTHS_MIB[family] / 1000:.0f} GB", fontsize=10)
+            quiet(axes)
+            axes.grid(axis="y", visible=False)
+        figure.suptitle(
+            "An MLP estimator by what it sees and learns from (judged on measured rows). "
+            "Lines: published, MLP (dashed) and Transformer (dotted)",
+            fontsize=10,
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", required=True, help="the directory with the public tables")
-    parser.add_argument("--families", nargs="+", default=list(SPACES), choices=list(SPACES))
-    parser.add_argument("--folds", type=int, default=5)
-    parser.add_argument("--members", type=int, default=3)
-    parser.add_argument("--virtual", type=int, default=400, help="virtual rows of each family")
-    parser.add_argument("--out", type=Path, default=Path("runs/ablation"))
+    parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=FAMILIES)
+    parser.add_argument("--folds", type=int, default=3, help="as many as the published figures have")
+    parser.add_argument("--members", type=int, default=1, help="of an ensemble")
+    parser.add_argument("--rows", type=int, default=1500, help="measured rows of a family at most, by a fixed seed")
+    parser.add_argument("--out", type=Path, default=Path("runs/study/ablation.jsonl"), help="what was computed")
+    parser.add_argument("--page", type=Path, help="write the table into its marked part of a page")
+    parser.add_argument("--picture", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found = [line for family in arguments.families for line in study(family, arguments)]
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "ablation.json").write_text(json.dumps(found, indent=1) + "\n")
-
-
-def study(family: str, arguments: argparse.Namespace) -> list[dict[str, object]]:
-    """Print a table of one family; its lines as values."""
-    measured = examples_for(configure(["data=gpumemnet", f"data.path={arguments.data}", f"family={family}"]))
-    virtual = virtual_examples(family, arguments.virtual, arguments.out)
-    width = WIDTHS_MIB[family]
-    print(
-        f"\n{family}: {len(measured)} measured rows, {arguments.folds} folds, {width} MiB; {len(virtual)} virtual rows"
-    )
-    print(
-        f"published: {PUBLISHED[family]}\n\n| features | rows | accuracy | too low | median error |\n"
-        + "| --- " * 5
-        + "|"
-    )
-    lines = []
-    for variant in (*VARIANTS, None):
-        figures = []
-        for train, test in folds_of(measured, arguments.folds):
-            buckets = Buckets(width * MIB, test[0].capacity_bytes)
-            estimator = Virtual()
-            if variant is not None:
-                settings = NetworkSettings(features=variant.features, bucket_mib=width)
-                rows = rows_for(variant, train, virtual, test)
-                estimator = Ensemble.of(settings, arguments.members, PlainFitter(patience=20)).fit(rows, [])
-            score = compare({"found": estimator}, test, buckets)["found"].overall
-            figures.append((score.accuracy, score.too_low, score.median_relative_error))
-        names = (variant.features, variant.rows) if variant else ("the virtual GPU alone", "none")
-        accuracy, too_low, error = zip(*figures, strict=True)
-        spread = stdev(accuracy) if len(accuracy) > 1 else 0.0
-        cells = f"{fmean(accuracy):.3f} ± {spread:.3f} | {fmean(too_low):.1%} | {fmean(error):.2%}"
-        print(f"| {names[0]} | {names[1]} | {cells} |", flush=True)
-        lines.append(
-            {"family": family, "features": names[0], "rows": names[1], "accuracy": accuracy, "too_low": too_low}
-        )
-    return lines
+    kept = Kept(arguments.out)
+    table = ablation_table([line for family in arguments.families for line in study(family, arguments, kept)])
+    text = to_markdown(table)
+    print(text)
+    if arguments.page:
+        write_part(arguments.page, "ablation", "table", text)
+    if arguments.picture:
+        draw(table, arguments.picture)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from benchmarks.page import write_part
 from collocation.simulator.comparison import Outcome, compare, text_table
 from collocation.simulator.drawing import draw_gantt
 from collocation.simulator.gantt import gantt_table
@@ -35,7 +36,6 @@ PUBLISHED = {
     "none": (0.730, 0.613, "12 of 180"),
 }
 """AEGIS, 3 traces of 60 jobs: makespan and mean JCT against exclusive use, geometric means, and failures."""
-MARK = "<!-- made by benchmarks.collocation_tables: {} -->"
 Outcomes = Mapping[str, Outcome]
 
 
@@ -180,15 +180,6 @@ def sections(study: Study) -> Iterator[tuple[str, str]]:
     yield "variants", "\n".join(variants(study))
 
 
-def write(page: Path, name: str, text: str) -> None:
-    """Put a part between its marks."""
-    before, found, rest = page.read_text(encoding="utf-8").partition(MARK.format(name))
-    _, end, after = rest.partition(MARK.format(f"end of {name}"))
-    if not (found and end):
-        raise SystemExit(f"expected the marks of {name!r} in {page}, found none: add them")
-    page.write_text(f"{before}{found}\n{text}\n{end}{after}", encoding="utf-8")
-
-
 def draw(study: Study, path: Path) -> None:
     name, estimators = DRAWN
     outcomes = study.outcomes(study.traces[name], Rules())
@@ -213,7 +204,7 @@ def main() -> None:
         draw(study, arguments.picture)
     for name, text in tqdm(sections(study), total=6, unit="part"):
         if arguments.page:
-            write(arguments.page, name, text)
+            write_part(arguments.page, "collocation_tables", name, text)
         else:
             print(f"\n{name}\n\n{text}", flush=True)
 

@@ -1,0 +1,177 @@
+"""How memory grows with width: `python -m benchmarks.staircase --data DIR`.
+
+MLPs of equal layers, each width simulated on the A100 of the public set, beside that set's own measurements. What a job
+asks for grows smoothly; what the caching allocator reserves for it grows in steps, and only the latter is measured.
+"""
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.page import write_part
+from benchmarks.study_rows import PROFILE, SIMULATIONS, WORKERS
+from benchmarks.study_style import BLUE, GREEN, GREY, ORANGE, light_picture, markdown
+from dataset_builder.devices import load_profile
+from dataset_builder.families import make_spec
+from dataset_builder.schema import MIB, Spec, Status, TrainingSetup
+from dataset_builder.store.importers import read_rows
+from models.drawing import quiet
+from models.simulation import SimulationCache
+
+TABLE = "mlp_data_step1.csv"
+DEPTHS = (2, 6, 10)
+BATCH, OUTPUTS = 256, 10
+COARSE = range(16, 4097, 16)
+WINDOWS = {
+    "weights below 1 MiB, in segments of 2 MiB": range(300, 400),
+    "weights of 1 to 10 MiB, in segments of 20 MiB": range(1000, 1400),
+    "weights above 10 MiB, in steps of 2 MiB": range(3000, 3300),
+}
+"""Widths that are looked at one by one: c10/cuda/CUDACachingAllocator.cpp, kSmallSize, kMinLargeAlloc, kRoundLarge."""
+WINDOW_DEPTH = 6
+COLOURS = dict(zip(DEPTHS, (GREEN, ORANGE, BLUE), strict=True))
+
+
+def uniform_mlp(width: int, depth: int) -> Spec:
+    """A network of the public set's kind, with its training."""
+    network = {"arch": "uniform", "input_features": width, "output_features": OUTPUTS, "depth": depth}
+    return make_spec("mlp", network, TrainingSetup(batch_size=BATCH, dry_run_batch_size=2))
+
+
+def sweeps_table(sweeps: Mapping[str, tuple[int, Iterable[int]]]) -> pd.DataFrame:
+    """By sweep and width: what tensors ask for, what is reserved, and what the device shows, in MiB (simulated)."""
+    specs = {
+        (name, depth, width): uniform_mlp(width, depth) for name, (depth, widths) in sweeps.items() for width in widths
+    }
+    found = SimulationCache(SIMULATIONS / "staircase", WORKERS).measure(specs.values(), load_profile(PROFILE))
+    lines = []
+    for key, spec in specs.items():
+        peaks = found[spec.id]
+        figures = (peaks.requested_bytes or 0, peaks.reserved_bytes or 0, peaks.peak_bytes or 0)
+        lines.append((*key, *(figure / MIB for figure in figures)))
+    return pd.DataFrame(lines, columns=["sweep", "depth", "width", "requested_mib", "reserved_mib", "used_mib"])
+
+
+def steps(values: Sequence[float]) -> tuple[list[int], list[float]]:
+    """(lengths of treads that begin and end inside the values, heights of the steps between them)."""
+    changes = [place for place, (a, b) in enumerate(pairwise(values), 1) if a != b]
+    return [b - a for a, b in pairwise(changes)], [values[place] - values[place - 1] for place in changes]
+
+
+def steps_line(name: str, sweep: pd.DataFrame) -> list[str]:
+    """A line of the page's table: how a window of single widths grows."""
+    treads, heights = steps(sweep["reserved_mib"].tolist())
+    slope = (sweep["requested_mib"].iloc[-1] - sweep["requested_mib"].iloc[0]) / (len(sweep) - 1)
+    span = f"{sweep['width'].iloc[0]}-{sweep['width'].iloc[-1]}"
+    shown = [f"{np.median(treads):.0f}", f"{max(treads)}"] if treads else ["-", "-"]
+    largest = f"{max(map(abs, heights), default=0):.0f} MiB"
+    falls = str(sum(height < 0 for height in heights))
+    return [name, span, f"{slope:.2f} MiB", str(len(heights)), *shown, largest, falls]
+
+
+def measured_table(data: Path) -> pd.DataFrame:
+    """The measured rows of the first MLP set: width, depth and shape, what was measured, and what is simulated."""
+    path = next(data.rglob(TABLE))
+    rows = [row for row in read_rows(path) if row.measurement.status is Status.OK]
+    profile = load_profile(PROFILE)
+    found = SimulationCache("runs/simulations", WORKERS).measure([row.spec for row in rows], profile)
+    lines = [
+        (row.spec.network["arch"], row.spec.network["depth"], row.spec.network["input_features"],
+         (row.measurement.peak_bytes or 0) // MIB, (found[row.spec.id].peak_bytes or 0) // MIB)
+        for row in rows if row.spec.id in found
+    ]  # fmt: skip
+    return pd.DataFrame(lines, columns=["arch", "depth", "width", "used_mib", "simulated_mib"])
+
+
+def told(measured: pd.DataFrame, overhead_mib: int) -> str:
+    """What the measured figures themselves say of the grid."""
+    own = measured["used_mib"] - overhead_mib
+    off = (measured["used_mib"] - measured["simulated_mib"]).abs()
+    return (
+        f"{(own % 2 == 0).mean():.1%} of {len(measured)} measured figures are {overhead_mib} MiB and a multiple of "
+        f"2 MiB; they take {measured['used_mib'].nunique()} values. The simulation meets {(off == 0).mean():.1%} of "
+        f"them to the MiB, and {(off <= 20).mean():.1%} within 20 MiB."
+    )
+
+
+def draw(sweeps: pd.DataFrame, windows: dict[str, pd.DataFrame], measured: pd.DataFrame, path: Path) -> None:
+    """The whole range with the measured rows on it, and below it the three kinds of steps."""
+    overhead = float((sweeps["used_mib"] - sweeps["reserved_mib"]).iloc[0])
+    with light_picture(path, 10.5, 7.4) as figure:
+        upper, lower = figure.subfigures(2, 1, height_ratios=[1.35, 1])
+        axes = upper.add_subplot()
+        for depth, sweep in sweeps.groupby("depth"):
+            colour = COLOURS[int(depth)]
+            axes.step(
+                sweep["width"],
+                sweep["used_mib"],
+                where="mid",
+                color=colour,
+                linewidth=1.3,
+                label=f"{depth} equal layers",
+            )
+            points = measured[(measured["arch"] == "uniform") & (measured["depth"] == depth)]
+            axes.plot(
+                points["width"], points["used_mib"], "o", color=colour, markersize=4, alpha=0.75, markeredgewidth=0
+            )
+        for edge in range(2000, int(sweeps["used_mib"].max()), 1000):
+            axes.axhline(edge, color="0.85", linewidth=0.8, zorder=0)
+        axes.plot([], [], "o", color=GREY, markersize=4, label="measured, other batches and outputs")
+        axes.set(xlabel="width of every layer", ylabel="device memory [MiB]")
+        axes.set_title(
+            "MLPs on an A100: simulated (lines, batch 256), measured by others (dots); grey: buckets of 1000 MiB",
+            fontsize=10,
+        )
+        axes.legend(fontsize=8, frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+        for panel, (name, sweep) in zip(lower.subplots(1, len(windows)), windows.items(), strict=True):
+            panel.step(
+                sweep["width"],
+                sweep["used_mib"],
+                where="post",
+                color=BLUE,
+                linewidth=1.3,
+                label="reserved: what is measured",
+            )
+            panel.plot(
+                sweep["width"],
+                sweep["requested_mib"] + overhead,
+                color=GREY,
+                linestyle="--",
+                linewidth=1.3,
+                label="asked for by tensors",
+            )
+            panel.set(xlabel="width", ylabel="device memory [MiB]")
+            panel.set_title(name, fontsize=8.5)
+            quiet(panel)
+        lower.axes[1].legend(fontsize=8, frameon=False, loc="lower right")
+        lower.suptitle(f"Single widths, {WINDOW_DEPTH} equal layers, simulated", fontsize=10)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="the directory with the public tables")
+    parser.add_argument("--page", type=Path, help="write the table into its marked part of a page")
+    parser.add_argument("--picture", type=Path)
+    arguments = parser.parse_args()
+    whole = {f"{depth} layers": (depth, COARSE) for depth in DEPTHS}
+    found = sweeps_table({**whole, **{name: (WINDOW_DEPTH, widths) for name, widths in WINDOWS.items()}})
+    sweeps = found[found["sweep"].isin(whole)]
+    windows = {name: found[found["sweep"] == name] for name in WINDOWS}
+    measured = measured_table(arguments.data)
+    head = ["where", "widths", "asked for, a width", "steps", "median tread", "longest", "largest step", "of them down"]
+    text = markdown(head, [steps_line(name, sweep) for name, sweep in windows.items()])
+    text += "\n\n" + told(measured, round(float((sweeps["used_mib"] - sweeps["reserved_mib"]).iloc[0])))
+    print(text)
+    if arguments.page:
+        write_part(arguments.page, "staircase", "table", text)
+    if arguments.picture:
+        draw(sweeps, windows, measured, arguments.picture)
+
+
+if __name__ == "__main__":
+    main()

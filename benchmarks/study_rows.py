@@ -1,0 +1,80 @@
+"""The rows that the study learns from and judges by: measured ones, and those that the virtual GPU makes."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from dataset_builder.configuration import compose_build, make_build, settings_of
+from dataset_builder.devices import load_profile
+from dataset_builder.filters import Rejected, check
+from dataset_builder.inspection.jobs import table_of
+from dataset_builder.pipeline import Build
+from dataset_builder.schema import Measurement, Spec, Status
+from dataset_builder.store.splits import make_folds
+from models.example import Example, Target
+from models.examples import example_of_table
+from models.simulation import SimulationCache
+from train.configuration import configure
+from train.experiment import examples_for
+
+PROFILE = "a100_40gb_gpumemnet_2024"
+"""The stack that the public sets were measured on; simulated rows are of the same."""
+SIMULATIONS = Path("runs/study/simulations")
+"""A directory below it for each part of the study: one process writes to one at a time."""
+WORKERS = 2
+WIDTHS_MIB = {"mlp": 1000, "cnn": 8000, "transformer": 8000}
+"""The buckets that GPUMemNet's figures are told for."""
+FAMILIES = tuple(WIDTHS_MIB)
+
+
+def measured_examples(data: str, family: str, most: int | None = None) -> list[Example]:
+    """The measured rows of a family, or so many of them that a fixed seed chooses."""
+    found = examples_for(configure(["data=gpumemnet", f"data.path={data}", f"family={family}"]))
+    if most is None or len(found) <= most:
+        return found
+    return [found[place] for place in np.sort(np.random.RandomState(0).permutation(len(found))[:most])]
+
+
+def _runnable(build: Build) -> Iterator[Spec]:
+    """The configurations that a sampler's stream has and that can run, each once: what a build would measure."""
+    seen: set[str] = set()
+    for values in build.sampler.candidates(build.space, build.seed):
+        spec = build.space.spec(values)
+        if spec.id not in seen and not isinstance(check(spec), Rejected):
+            yield spec
+        seen.add(spec.id)
+
+
+def drawn_specs(words: Sequence[str], count: int) -> list[Spec]:
+    """The first configurations of a build, as the words of its command line describe it."""
+    words = [*words, f"n={count}"]
+    return list(islice(_runnable(make_build(settings_of(compose_build(words), words), Path())), count))
+
+
+def simulated_examples(specs: Iterable[Spec], part: str) -> dict[str, Example]:
+    """By the spec's id, with the virtual GPU's figure as the truth. Workers start slowly: ask for many at once."""
+    wanted, profile = {spec.id: spec for spec in specs}, load_profile(PROFILE)
+    found = SimulationCache(SIMULATIONS / part, WORKERS).measure(wanted.values(), profile)
+    examples = {}
+    for key, simulation in found.items():
+        spec = wanted[key]
+        example = example_of_table(table_of(spec), spec.training, profile, simulation, spec.family)
+        examples[key] = replace(example, id=spec.id, group=spec.group, target=_target(simulation))
+    return examples
+
+
+def _target(simulation: Measurement) -> Target:
+    if simulation.peak_bytes is None:
+        raise TypeError(f"a simulation knows its peak, found {simulation}")
+    return Target(simulation.peak_bytes, fits=simulation.status is Status.OK)
+
+
+def folds_of(examples: Sequence[Example], count: int) -> Iterator[tuple[list[Example], list[Example]]]:
+    """Training and test rows of each fold, split by configuration."""
+    split = make_folds([example.group for example in examples], count, seed=0)
+    for name in split.parts:
+        test = [example for example in examples if split.part_of(example.group) == name]
+        yield [example for example in examples if split.part_of(example.group) != name], test

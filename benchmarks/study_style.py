@@ -1,0 +1,29 @@
+"""What tables and pictures of the study share: one colour for one thing."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from PIL import Image
+
+from models.drawing import picture
+
+GREY = "0.45"
+BLUE, ORANGE, GREEN, RED, VIOLET = "#4c78a8", "#f28e2b", "#59a14f", "#d1495b", "#8d6cab"
+FEATURE_COLOURS = {"gpumemnet": ORANGE, "layers": VIOLET, "full": BLUE, "virtual GPU": GREEN}
+FAMILY_COLOURS = {"mlp": BLUE, "cnn": ORANGE, "transformer": GREEN}
+
+
+def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table, its first column words and the others figures."""
+    rule = ["---", *("---:" for _ in head[1:])]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *lines))
+
+
+@contextmanager
+def light_picture(path: Path, width: float, height: float) -> Iterator[Figure]:
+    """A picture for a page: few colours are enough, and a third of the bytes."""
+    with picture(path, width, height) as figure:
+        yield figure
+    Image.open(path).convert("RGB").quantize(96).save(path, optimize=True)

@@ -1,0 +1,224 @@
+"""The computing half of the study: what its tables are made of."""
+
+import json
+from argparse import Namespace
+from itertools import islice
+
+import numpy as np
+import pandas as pd
+import pytest
+from made_examples import CARD_BYTES, MIB, example_of, measured_mlps, mlp_table
+
+from benchmarks import ablation, projections, regression, sampling_curves, staircase
+from benchmarks.kept import Kept
+from benchmarks.page import write_part
+from benchmarks.study_rows import drawn_specs, folds_of
+from benchmarks.study_style import markdown
+from dataset_builder.configuration import compose_build, make_build, settings_of
+
+
+def test_what_was_computed_is_not_computed_again(tmp_path):
+    path, calls = tmp_path / "runs" / "kept.jsonl", []
+    for _ in range(2):
+        kept = Kept(path)
+        assert kept.get({"fold": 0}, lambda: calls.append(0) or {"accuracy": 0.5}) == {"accuracy": 0.5}
+        assert kept.get({"fold": 1}, lambda: calls.append(1) or [1, 2]) == [1, 2]
+    assert calls == [0, 1]
+
+
+def test_half_a_line_is_computed_again(tmp_path):
+    path = tmp_path / "kept.jsonl"
+    Kept(path).get({"fold": 0}, lambda: 1)
+    line = path.read_text()
+    path.write_text(line + line[: len(line) // 2])
+    assert Kept(path).get({"fold": 0}, lambda: 2) == 1
+    assert json.loads(line)["settings"] == {"fold": 0}
+
+
+def test_a_figure_after_half_a_line_is_kept_too(tmp_path):
+    path = tmp_path / "kept.jsonl"
+    path.write_text('{"key": "torn')
+    Kept(path).get({"fold": 0}, lambda: 1)
+    assert Kept(path).get({"fold": 0}, lambda: 2) == 1
+
+
+def test_a_part_of_a_page_is_written_between_its_marks(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- made by benchmarks.x: t -->\nold\n<!-- made by benchmarks.x: end of t -->\nb\n")
+    write_part(page, "x", "t", "new")
+    assert page.read_text() == "a\n<!-- made by benchmarks.x: t -->\nnew\n<!-- made by benchmarks.x: end of t -->\nb\n"
+    with pytest.raises(SystemExit, match="add them"):
+        write_part(page, "x", "other", "new")
+
+
+def test_markdown_has_a_rule_below_its_head():
+    assert markdown(["a", "b"], [["x", "1"]]) == "| a | b |\n| --- | ---: |\n| x | 1 |"
+
+
+def test_drawn_specs_are_those_of_a_build_and_new_each_time():
+    words = ["family=mlp", "sampler=uniform", "seed=3"]
+    found = drawn_specs(words, 20)
+    assert len({spec.id for spec in found}) == 20
+    build = make_build(settings_of(compose_build([*words, "n=20"]), words), None)
+    first = [build.space.spec(values).id for values in islice(build.sampler.candidates(build.space, 3), 200)]
+    assert [spec.id for spec in found] == [key for key in dict.fromkeys(first) if key in {s.id for s in found}][:20]
+
+
+def test_an_array_ends():
+    assert len(drawn_specs(["family=mlp", "space=gpumemnet_mlp_step1", "sampler=orthogonal", "seed=0"], 500)) <= 25
+
+
+def test_folds_test_every_row_once_and_never_train_on_it():
+    rows = measured_mlps(30)
+    folds = list(folds_of(rows, 3))
+    assert sorted(row.id for _, test in folds for row in test) == sorted(row.id for row in rows)
+    assert all(not {row.group for row in train} & {row.group for row in test} for train, test in folds)
+
+
+def test_steps_are_treads_between_changes():
+    assert staircase.steps([1, 1, 3, 3, 3, 23, 21, 21]) == ([3, 1], [2, 20, -2])
+    assert staircase.steps([5, 5, 5]) == ([], [])
+
+
+def test_a_line_of_the_staircase_counts_steps_up_and_down():
+    sweep = pd.DataFrame(
+        {"width": range(10, 18), "requested_mib": np.arange(8) * 0.5, "reserved_mib": [1, 1, 3, 3, 3, 23, 21, 21]}
+    )
+    assert staircase.steps_line("x", sweep) == ["x", "10-17", "0.50 MiB", "3", "2", "3", "20 MiB", "1"]
+
+
+def test_the_grid_is_read_off_the_measured_figures():
+    measured = pd.DataFrame({"used_mib": [101, 103, 103, 104], "simulated_mib": [101, 103, 113, 204]})
+    told = staircase.told(measured, 101)
+    assert "75.0% of 4 measured figures are 101 MiB and a multiple of 2 MiB; they take 3 values" in told
+    assert "meets 50.0% of them to the MiB, and 75.0% within 20 MiB" in told
+
+
+def test_neighbours_agree_where_classes_lie_apart():
+    random = np.random.default_rng(0)
+    classes = np.repeat([0, 1], 40)
+    points = random.normal(size=(80, 2))
+    apart = points + 100 * classes[:, None]
+    assert projections.neighbours_agree(apart, classes) == 1.0
+    assert projections.neighbours_agree(points, classes) < 0.8
+    assert projections.largest_share(np.array([0, 0, 0, 4])) == 0.75
+
+
+def test_no_virtual_row_of_a_tested_network_is_learned_from():
+    rows = measured_mlps(9)
+    train, virtual, test = rows[:3], rows[3:], rows[6:]
+    virtual_alone = ablation.rows_for(ablation.Variant("layers", "virtual"), train, virtual, test)
+    assert [row.id for row in virtual_alone] == [row.id for row in rows[3:6]]
+    both = ablation.rows_for(ablation.Variant("layers", "both"), train, virtual, test)
+    assert [row.id for row in both] == [row.id for row in rows[:6]]
+    assert ablation.rows_for(ablation.Variant("virtual GPU", "none"), train, virtual, test) == []
+
+
+def ablation_lines():
+    figures = {"too_low": 0.01, "median_relative_error": 0.02}
+    return [
+        {"family": family, "features": features, "rows": rows, "fold": fold, "accuracy": accuracy, **figures}
+        for family in ("mlp", "cnn")
+        for features, rows in (("gpumemnet", "measured"), ("virtual GPU", "none"))
+        for fold, accuracy in enumerate((0.8, 0.9))
+    ]
+
+
+def test_ablation_table_has_means_and_scatter_in_the_order_of_the_variants(tmp_path):
+    table = ablation.ablation_table(ablation_lines())
+    assert list(table["features"]) == ["gpumemnet", "virtual GPU"] * 2
+    assert table["accuracy"].tolist() == pytest.approx([0.85] * 4)
+    assert table["scatter"].tolist() == pytest.approx([0.1 / np.sqrt(2)] * 4)
+    text = ablation.to_markdown(table).splitlines()
+    assert text[0] == "| features | learned from | mlp | too low | cnn | too low |"
+    assert text[2] == "| gpumemnet | measured | 0.850 ± 0.071 | 1.0% | 0.850 ± 0.071 | 1.0% |"
+    assert text[-1].startswith("| *published* |")
+    ablation.draw(table, tmp_path / "ablation.png")
+    assert (tmp_path / "ablation.png").stat().st_size < 120_000
+
+
+def test_a_family_is_studied_variant_by_variant_and_told_by_what_was_learned_from(tmp_path, monkeypatch):
+    rows = measured_mlps(30)
+    monkeypatch.setattr(ablation, "measured_examples", lambda *_: rows)
+    monkeypatch.setattr(ablation, "drawn_specs", lambda *_: [])
+    monkeypatch.setattr(ablation, "simulated_examples", lambda *_: {row.id: row for row in measured_mlps(9, 90)})
+    monkeypatch.setattr(ablation, "VARIANTS", (ablation.VARIANTS[-1],))
+    arguments = Namespace(data="", rows=None, folds=3, members=1)
+    lines = list(ablation.study("mlp", arguments, Kept(tmp_path / "kept.jsonl")))
+    assert [(line["fold"], line["features"], line["rows"]) for line in lines] == [
+        (fold, "virtual GPU", "none") for fold in range(3)
+    ]
+
+
+def test_the_virtual_gpu_is_judged_without_learning():
+    found = ablation.judged(ablation.Variant("virtual GPU", "none"), [], measured_mlps(20), 1000, 1)
+    assert found["accuracy"] == 1.0  # of these examples the simulation is the truth
+
+
+def test_point_estimates_are_judged_in_mib_and_by_bucket():
+    rows = [
+        example_of(mlp_table(8, 8), used_bytes=1000 * MIB, name="a"),
+        example_of(mlp_table(8, 8), used_bytes=4000 * MIB, name="b"),
+        example_of(mlp_table(8, 8), used_bytes=CARD_BYTES, fits=False, name="c"),
+    ]
+    found = regression.figures_of(np.array([1100.0 * MIB, 4000.0 * MIB, np.inf]), rows, 2000)
+    assert found["mean_error_mib"] == pytest.approx(50)
+    assert found["accuracy"] == 1.0
+    assert found["p95_relative_error"] == pytest.approx(0.1)
+
+
+def test_raw_numbers_are_the_talks_four():
+    row = example_of(mlp_table(8, 16, 4), used_bytes=MIB, batch_size=32)
+    assert regression.raw_numbers([row]).tolist() == [[3, 32, 8 * 16 + 16 + 16 * 4 + 4, 16 + 16 + 4]]
+
+
+def test_regressors_learn_what_grows_with_width_and_a_raw_network_does_not():
+    train, test = ([row for row in rows if row.measured.fits] for rows in (measured_mlps(120), measured_mlps(20, 300)))
+    found = {
+        name: regression.figures_of(regressor(train, test), test, 1000)["mean_error_mib"]
+        for name, regressor in regression.REGRESSORS.items()
+    }
+    raw, _ = found.pop("neural network, four raw numbers"), found.pop("shapes alone, nothing learned")
+    assert raw > 200
+    assert max(found.values()) < raw / 5
+    assert found[regression.WITH_VIRTUAL[-1]] == 0  # of these examples the simulation is the truth
+
+
+def test_regression_table_is_a_line_a_regressor():
+    figures = dict.fromkeys(regression.FIGURES, 0.25) | {"mean_error_mib": 1234.4}
+    lines = [{"family": family, "regressor": "r", "fold": 0, **figures} for family in ("mlp", "real networks")]
+    text = regression.to_markdown(regression.regression_table(lines)).splitlines()
+    assert text[0] == "| regressor | mlp | real networks |"
+    assert text[2] == "| r | 1,234 MiB, 25.0%, 0.250 | 1,234 MiB, 25.0%, 0.250 |"
+
+
+def test_curve_lines_are_of_unseen_rows_and_count_their_cost(monkeypatch):
+    rows = measured_mlps(60)
+    monkeypatch.setattr(sampling_curves, "ESTIMATORS", {"gap polynomial": sampling_curves.gap_polynomial})
+    seen = rows[:40]
+    (found,) = sampling_curves.curve_lines(sampling_curves.FIELDS["mlp"], seen, {"simulated": rows})
+    (again,) = sampling_curves.curve_lines(sampling_curves.FIELDS["mlp"], seen, {"simulated": rows[40:]})
+    assert found == again
+    assert (found["rows"], found["completed"]) == (40, 36)
+
+
+def curve_figures():
+    return [
+        {"field": "mlp", "sampler": sampler, "seed": seed, "size": size, "estimator": "gap polynomial",
+         "test": "simulated", "rows": size, "completed": size, "accuracy": 0.9, "mean_error": 0.1 * seed,
+         "median_error": 0.01}
+        for sampler, sizes in (("uniform", (50, 100)), ("orthogonal", (50,)))
+        for size in sizes
+        for seed in (1, 2)
+    ]  # fmt: skip
+
+
+def test_curves_are_means_over_seeds_and_arrays_end(tmp_path):
+    table = sampling_curves.curves_table(curve_figures())
+    assert table["mean_error"].tolist() == pytest.approx([0.15] * 3)
+    assert table["seeds"].tolist() == [2, 2, 2]
+    text = sampling_curves.to_markdown(table, "simulated", "mean_error").splitlines()
+    assert text[0] == "| space, estimator | sampler | 50 rows | 100 rows |"
+    assert text[3] == "| mlp, gap polynomial | orthogonal | 15.0% ± 7.1% |  |"
+    sampling_curves.draw(table, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size < 120_000
