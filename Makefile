@@ -60,6 +60,7 @@ study: $(STAMP)
 	$(call STUDY,staircase)
 	$(call STUDY,projections)
 	$(call STUDY,regression)
+	$(BIN)/python -W ignore -m benchmarks.vgg_depth --page docs/study.md --picture docs/study_vgg_depth.png
 	$(call STUDY,ablation)
 	$(call STUDY,sampling_curves)
 

@@ -1,0 +1,75 @@
+"""TBEM's case study, on the virtual GPU: `python -m benchmarks.vgg_depth`.
+
+The memory of a VGG whose layers are all alike against its depth; polynomials of the memory itself and of the gap to the
+static estimate are fitted to the shallower networks and asked about the deeper ones. All figures are simulated.
+"""
+
+import argparse
+from pathlib import Path
+
+from benchmarks.page import write_part
+from benchmarks.study_style import BLUE, GREY, ORANGE, light_picture, markdown
+from dataset_builder.devices import DEFAULT_DEVICE, load_profile
+from dataset_builder.measure.virtual.backend import VirtualBackend
+from dataset_builder.schema import MIB
+from models.depth_study import DepthStudy, depth_study
+from models.drawing import quiet
+
+NAMES = {"gap": "static estimate + polynomial of the gap", "gv": "polynomial of the memory (GV)"}
+COLOURS = {"gap": BLUE, "gv": ORANGE}
+STYLES = {1: ":", 2: "--", 3: "-"}
+
+
+def fits_table(study: DepthStudy) -> str:
+    """A line for each polynomial: mean relative error where it was fitted, and beyond."""
+    lines = [
+        [NAMES[fit.target], str(fit.degree), f"{fit.fitted_error:.2%}", f"{fit.extrapolation_error:.2%}"]
+        for fit in study.fits
+    ]
+    depths = [point.depth for point in study.points]
+    last = max(point.depth for point in study.points if point.fitted)
+    head = ["estimate", "degree", f"error, depth {depths[0]} to {last}", f"depth {last + 1} to {depths[-1]}"]
+    return markdown(head, lines)
+
+
+def draw(study: DepthStudy, path: Path) -> None:
+    """What is measured and what polynomials make of it; beside it, the gap alone."""
+    depths = [point.depth for point in study.points]
+    last = max(point.depth for point in study.points if point.fitted)
+    with light_picture(path, 10.5, 4.2) as figure:
+        whole, gap = figure.subplots(1, 2)
+        for fit in study.fits:
+            predicted = [value / MIB for value in fit.predicted_bytes]
+            label = f"{NAMES[fit.target]}, degree {fit.degree}"
+            whole.plot(
+                depths, predicted, color=COLOURS[fit.target], linestyle=STYLES[fit.degree], linewidth=1.2, label=label
+            )
+        whole.plot(
+            depths, [point.measured_bytes / MIB for point in study.points], "ko", markersize=3, label="simulated"
+        )
+        gap.plot(depths, [point.gap_bytes / MIB for point in study.points], "o", color=GREY, markersize=4)
+        for axes, title in ((whole, "Device memory"), (gap, "Gap: simulated less static estimate")):
+            axes.axvspan(last + 0.5, depths[-1] + 0.5, color="0.94", zorder=0)
+            axes.set(xlabel="layers with weights", ylabel="MiB", title=title)
+            axes.title.set_fontsize(10)
+            quiet(axes)
+        whole.legend(fontsize=7, frameon=False)
+        figure.suptitle("VGGs of equal layers, batch 32, simulated on an A100; grey: not fitted to", fontsize=10)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--page", type=Path, help="write the table into its marked part of a page")
+    parser.add_argument("--picture", type=Path)
+    arguments = parser.parse_args()
+    study = depth_study(VirtualBackend(load_profile(DEFAULT_DEVICE)))
+    text = fits_table(study)
+    print(text)
+    if arguments.page:
+        write_part(arguments.page, "vgg_depth", "table", text)
+    if arguments.picture:
+        draw(study, arguments.picture)
+
+
+if __name__ == "__main__":
+    main()
