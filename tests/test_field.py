@@ -77,12 +77,14 @@ def test_a_safe_bucket_is_an_estimate_of_its_own():
 
 
 def test_a_markdown_table_has_all_cells_and_marks_the_best():
-    worse = Line(part=OVERALL, estimator="worse", group="field", figure="computed", rows=4, median_error=0.5, too_low=0)
+    worse = Line(
+        part=OVERALL, estimator="worse", group="field", figure="computed", rows=1200, median_error=0.5, too_low=0
+    )
     better = Line(part=OVERALL, estimator="better", group="ours", figure="simulated", rows=1200, median_error=0.001)
     lines = markdown_table([worse, better]).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert {len(row) for row in cells} == {len(HEADS)}
-    assert cells[2][:5] == ["worse", "computed", "4", "50%", "-"]
+    assert cells[2][:5] == ["worse", "computed", "1,200", "50%", "-"]
     assert cells[3][:4] == ["better", "simulated", "1,200", "**0.10%**"]
 
 

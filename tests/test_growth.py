@@ -16,10 +16,10 @@ SIZES = [10, 100, 1000, 10_000]
 
 @pytest.mark.parametrize("exponent", [0.5, 1.0, 2.0])
 def test_the_exponent_is_that_of_what_grows(exponent):
-    law = fit_growth(SIZES, [3.0 + 0.01 * size**exponent for size in SIZES])
+    law = fit_growth(SIZES, [3.0 + 0.1 * size**exponent for size in SIZES])
     assert law.exponent == pytest.approx(exponent, abs=0.02)
     assert law.constant == pytest.approx(3.0, rel=0.05)
-    assert law.at(np.array([500.0]))[0] == pytest.approx(3 + 0.01 * 500**exponent, rel=0.05)
+    assert law.at(np.array([500.0]))[0] == pytest.approx(3 + 0.1 * 500**exponent, rel=0.05)
 
 
 def test_noise_around_a_constant_is_no_growth():

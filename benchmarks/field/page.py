@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from benchmarks.field.rows import TITLES, UNSEEN_2024
 from benchmarks.field.tables import OVERALL, Line, markdown_table
 
-COMMAND = "VRAMCAST_DATA=DIR python -m benchmarks.field"
+COMMAND = "VRAMCAST_DATA=DIR python -m benchmarks.field --one-in {one_in}"
 PICTURES = {
     "field_errors.png": "Share of rows (measured by others) that an estimate is at least so near to, family by family.",
     "field_scatter.png": "Estimated against measured memory of every row; the grey line is where both are equal.",
@@ -52,7 +52,7 @@ above, taken from the simulation.
 def render(lines: Sequence[Line], notes: Mapping[str, object]) -> str:
     """The whole page."""
     titles = {OVERALL: "All rows (most of them are MLPs, which are the easiest)", **TITLES}
-    parts = [_HEAD.format(command=COMMAND, **notes)]
+    parts = [_HEAD.format(command=COMMAND.format(**notes), **notes)]
     for part, title in titles.items():
         chosen = [line for line in lines if line.part == part]
         rows = max((line.rows or 0 for line in chosen), default=0)

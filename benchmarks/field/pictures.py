@@ -175,7 +175,7 @@ def _scatter_axes(axes: Any, title: str, index: int, limits: tuple[float, float]
         axis.set_major_locator(FixedLocator(ticks))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_locator(NullLocator())
-    axes.set_title(_told(title), fontsize=9.5, loc="left")
+    axes.set_title(_told(title), fontsize=8.5, loc="left")
     if index >= 4:
         axes.set_xlabel("measured [GiB]")
     if index % 4 == 0:

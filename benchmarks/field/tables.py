@@ -110,7 +110,8 @@ HEADS = (
 def markdown_table(lines: Sequence[Line]) -> str:
     """A table for people; what is best in a column is bold."""
     best = _best(lines)
-    rows = [_cells(line, best) for line in lines]
+    most = max((line.rows or 0 for line in lines), default=0)
+    rows = [_cells(line, best, most) for line in lines]
     marks = ["---", "---", *["---:"] * (len(HEADS) - 3), "---"]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (HEADS, marks, *rows))
 
@@ -120,19 +121,20 @@ _LOWER = ("median_error", "mean_error", "p95_error", "too_low")
 
 
 def _best(lines: Sequence[Line]) -> dict[str, str]:
-    """The best cell of each column as it is shown, so that equals are equally marked."""
+    """The best cell of each column as it is shown, among those that were asked about all rows."""
+    most = max((line.rows or 0 for line in lines), default=0)
     found = {}
     for name, choose in [*((name, max) for name in _HIGHER), *((name, min) for name in _LOWER)]:
-        values = [getattr(line, name) for line in lines if getattr(line, name) is not None]
+        values = [getattr(line, name) for line in lines if line.rows == most and getattr(line, name) is not None]
         if values:
             found[name] = _shown(name, choose(values))
     return found
 
 
-def _cells(line: Line, best: Mapping[str, str]) -> list[str]:
+def _cells(line: Line, best: Mapping[str, str], most: int) -> list[str]:
     def cell(name: str) -> str:
         shown = _shown(name, getattr(line, name))
-        return f"**{shown}**" if best.get(name) == shown else shown
+        return f"**{shown}**" if best.get(name) == shown and line.rows == most else shown
 
     rows = "" if line.rows is None else f"{line.rows:,}"
     seconds = "" if line.seconds is None else f"{line.seconds:.2g}"

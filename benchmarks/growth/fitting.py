@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import nnls
 
-_FLAT = 1.15
-"""Between the largest and the smallest figure: below it, a cost does not grow."""
+_FLAT = 1.4
+"""Between the largest and the smallest figure: below it there is noise, and no growth."""
 _EXPONENTS = np.arange(0.05, 2.51, 0.01)
 _LEAST_POINTS = 4
 """With fewer there is nothing to tell a constant from: a straight line through the logarithms."""
@@ -29,11 +29,11 @@ class Growth:
 def fit_growth(xs: Sequence[float], ys: Sequence[float]) -> Growth:
     """The law with the least squares of relative errors."""
     x, y = np.asarray(xs, dtype=float), np.asarray(ys, dtype=float)
-    if y.max() < _FLAT * y.min():
-        return Growth(float(y.mean()), 0.0, 0.0)
     if len(x) < _LEAST_POINTS:
         slope, start = np.polyfit(np.log(x), np.log(y), 1)
         return Growth(0.0, float(np.exp(start)), float(slope))
+    if y.max() < _FLAT * y.min():
+        return Growth(float(y.mean()), 0.0, 0.0)
     found = [(*_solve(x, y, exponent), exponent) for exponent in _EXPONENTS]
     _, constant, factor, exponent = min(found)
     return Growth(constant, factor, float(exponent))
