@@ -149,7 +149,7 @@ def draw(table: pd.DataFrame, path: Path) -> None:
             for value, style in zip(PUBLISHED[family], ("--", ":"), strict=True):
                 axes.axvline(value, color=GREY, linestyle=style, linewidth=1.2)
             low = min(part["accuracy"].min(), *PUBLISHED[family])
-            axes.set(xlim=(max(0, low - 0.12), 1.005), xlabel="share of measured rows in the right bucket")
+            axes.set(xlim=(max(0, low - 0.12), 1.005), xlabel="share in the right bucket")
             axes.set_title(f"{family}, buckets of {WIDTHS_MIB[family] / 1000:.0f} GB", fontsize=10)
             quiet(axes)
             axes.grid(axis="y", visible=False)
