@@ -56,7 +56,7 @@ def test_the_commands_of_the_readme_run(run, tmp_path, capfd):
         assert run(words) == 0, (words, capfd.readouterr().err)
         told.append(capfd.readouterr().out)
     assert "FITS" in told[0]
-    assert "12 rows" in told[1]
+    assert "24 rows" in told[1]
     assert "this run" in told[2]
     assert told[3].strip() == "1"
 
