@@ -91,3 +91,8 @@ def test_a_trace_of_more_layers_takes_longer():
     few, many = traced("layers", 10), traced("layers", 200)
     assert 0 < few["seconds"] < many["seconds"]
     assert few["peak_mib"] <= many["peak_mib"]
+
+
+def test_noise_does_not_grow():
+    noisy = [0.168, 0.160, 0.230, 0.216, 0.245, 0.274, 0.150, 0.247]
+    assert fit_growth([4**power for power in range(8)], noisy).exponent == 0

@@ -8,6 +8,8 @@ from scipy.optimize import nnls
 
 _FLAT = 1.4
 """Between the largest and the smallest figure: below it there is noise, and no growth."""
+_EXPLAINED = 0.7
+"""A law that leaves more of the scatter around the mean than this is read into noise: nothing grows."""
 _EXPONENTS = np.arange(0.05, 2.51, 0.01)
 _LEAST_POINTS = 4
 """With fewer there is nothing to tell a constant from: a straight line through the logarithms."""
@@ -32,10 +34,11 @@ def fit_growth(xs: Sequence[float], ys: Sequence[float]) -> Growth:
     if len(x) < _LEAST_POINTS:
         slope, start = np.polyfit(np.log(x), np.log(y), 1)
         return Growth(0.0, float(np.exp(start)), float(slope))
-    if y.max() < _FLAT * y.min():
-        return Growth(float(y.mean()), 0.0, 0.0)
     found = [(*_solve(x, y, exponent), exponent) for exponent in _EXPONENTS]
-    _, constant, factor, exponent = min(found)
+    residual, constant, factor, exponent = min(found)
+    scatter = float(np.linalg.norm(y / y.mean() - 1))
+    if y.max() < _FLAT * y.min() or residual > _EXPLAINED * scatter:
+        return Growth(float(y.mean()), 0.0, 0.0)
     return Growth(constant, factor, float(exponent))
 
 
