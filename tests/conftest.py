@@ -4,6 +4,7 @@ import csv
 import multiprocessing
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,10 @@ from nvml_stub import Driver, compile_stub
 
 # Before anything imports torch: two test processes with two threads each get in each other's way on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell starts what runs in its background with Ctrl-C ignored, which children inherit: none could be interrupted.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests to inherit live in modules of their own, whose asserts should speak as clearly as others.
 pytest.register_assert_rewrite("estimator_contract")
