@@ -139,9 +139,16 @@ def index_of(item: Spec) -> int:
 
 
 def alive(pid: int) -> bool:
-    """True for a process that runs; one that has ended and was not waited for does not."""
-    with contextlib.suppress(FileNotFoundError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    """True for a process that runs; one that has ended and was not waited for does not.
+
+    The first thread of a killed process may be over before the others, which still hold its files open.
+    """
+    return any(map(_runs, Path(f"/proc/{pid}/task").glob("*/stat")))
+
+
+def _runs(stat: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
     return False
 
 
