@@ -23,7 +23,7 @@ JOB = Job(pickle.dumps(Scripted()), timeout_seconds=30, keep=True, versions=vers
 def no_process_is_left() -> Iterator[None]:
     yield
     _hosted._shelf.clear()
-    assert multiprocessing.active_children() == []
+    assert wait_until(lambda: multiprocessing.active_children() == [], 5)
 
 
 def pid_of(answer: Any) -> int:
