@@ -9,6 +9,7 @@ computed is kept in `runs/study`, so that the same command goes on with a run th
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -16,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.kept import Kept
-from benchmarks.page import write_part
+from benchmarks.page import add_places, publish
 from benchmarks.study_rows import FAMILIES, WIDTHS_MIB, drawn_specs, folds_of, measured_examples, simulated_examples
 from benchmarks.study_style import FEATURE_COLOURS, GREY, light_picture, markdown
 from dataset_builder.schema import MIB
@@ -168,18 +169,13 @@ def main() -> None:
     parser.add_argument("--members", type=int, default=1, help="of an ensemble")
     parser.add_argument("--rows", type=int, default=1500, help="measured rows of a family at most, by a fixed seed")
     parser.add_argument("--out", type=Path, default=Path("runs/study/ablation.jsonl"), help="what was computed")
-    parser.add_argument("--page", type=Path, help="write the table into its marked part of a page")
-    parser.add_argument("--picture", type=Path)
+    add_places(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     kept = Kept(arguments.out)
     table = ablation_table([line for family in arguments.families for line in study(family, arguments, kept)])
     text = to_markdown(table)
-    print(text)
-    if arguments.page:
-        write_part(arguments.page, "ablation", "table", text)
-    if arguments.picture:
-        draw(table, arguments.picture)
+    publish(arguments, "ablation", text, partial(draw, table))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ nearest neighbours of a row, the row itself left out, are of its bucket.
 
 import argparse
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from sklearn.neighbors import NearestNeighbors
 from tqdm import tqdm
 
-from benchmarks.page import write_part
+from benchmarks.page import add_places, publish
 from benchmarks.study_rows import FAMILIES, WIDTHS_MIB, measured_examples
 from benchmarks.study_style import RED, light_picture, markdown
 from dataset_builder.schema import MIB
@@ -100,8 +101,7 @@ def draw(tables: Mapping[str, pd.DataFrame], buckets: Mapping[str, Buckets], pat
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", required=True, help="the directory with the public tables")
-    parser.add_argument("--page", type=Path, help="write the table into its marked part of a page")
-    parser.add_argument("--picture", type=Path)
+    add_places(parser)
     arguments = parser.parse_args()
     figures, tables, buckets = {}, {}, {}
     for family in tqdm(FAMILIES, unit="family"):
@@ -111,11 +111,7 @@ def main() -> None:
             table, figures[family, features] = projected(rows, features, buckets[family])
             tables.setdefault(family, table)
     text = to_markdown(figures)
-    print(text)
-    if arguments.page:
-        write_part(arguments.page, "projections", "table", text)
-    if arguments.picture:
-        draw(tables, buckets, arguments.picture)
+    publish(arguments, "projections", text, partial(draw, tables, buckets))
 
 
 if __name__ == "__main__":

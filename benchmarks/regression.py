@@ -6,6 +6,7 @@ asked about real networks, of which they have seen none. With and without the vi
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -19,7 +20,7 @@ from sklearn.preprocessing import StandardScaler
 from tqdm import tqdm
 
 from benchmarks.kept import Kept
-from benchmarks.page import write_part
+from benchmarks.page import add_places, publish
 from benchmarks.study_rows import FAMILIES, PROFILE, WIDTHS_MIB, WORKERS, folds_of, measured_examples
 from benchmarks.study_style import BLUE, GREEN, GREY, ORANGE, light_picture, markdown
 from dataset_builder.devices import load_profile
@@ -242,18 +243,13 @@ def main() -> None:
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=FAMILIES)
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("runs/study/regression.jsonl"), help="what was computed")
-    parser.add_argument("--page", type=Path, help="write the table into its marked part of a page")
-    parser.add_argument("--picture", type=Path)
+    add_places(parser)
     arguments = parser.parse_args()
     kept = Kept(arguments.out)
     table = regression_table(list(study(arguments.data, arguments.families, arguments.folds, kept)))
     weights = ", ".join(f"{name} {share:.3f}" for name, share in importances(arguments.data).items())
     text = f"{to_markdown(table)}\n\nImportance of the four numbers to ExtraTrees on all MLP rows: {weights}."
-    print(text)
-    if arguments.page:
-        write_part(arguments.page, "regression", "table", text)
-    if arguments.picture:
-        draw(table, arguments.picture)
+    publish(arguments, "regression", text, partial(draw, table))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.kept import Kept
-from benchmarks.page import write_part
+from benchmarks.page import add_places, write_part
 from benchmarks.study_rows import WIDTHS_MIB, drawn_specs, measured_examples, simulated_examples
 from benchmarks.study_style import BLUE, GREEN, ORANGE, RED, VIOLET, light_picture, markdown
 from dataset_builder.schema import MIB, Spec
@@ -216,8 +216,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=400, help="rows that are learned from at most")
     parser.add_argument("--measured", type=int, default=600, help="measured rows of a family at most, by a fixed seed")
     parser.add_argument("--out", type=Path, default=Path("runs/study"), help="what was computed")
-    parser.add_argument("--page", type=Path, help="write the tables into their marked parts of a page")
-    parser.add_argument("--picture", type=Path)
+    add_places(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     lines = []

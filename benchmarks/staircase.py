@@ -6,13 +6,14 @@ asks for grows smoothly; what the caching allocator reserves for it grows in ste
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from benchmarks.page import write_part
+from benchmarks.page import add_places, publish
 from benchmarks.study_rows import PROFILE, SIMULATIONS, WORKERS
 from benchmarks.study_style import BLUE, GREEN, GREY, ORANGE, light_picture, markdown
 from dataset_builder.devices import load_profile
@@ -155,8 +156,7 @@ def draw(sweeps: pd.DataFrame, windows: dict[str, pd.DataFrame], measured: pd.Da
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="the directory with the public tables")
-    parser.add_argument("--page", type=Path, help="write the table into its marked part of a page")
-    parser.add_argument("--picture", type=Path)
+    add_places(parser)
     arguments = parser.parse_args()
     whole = {f"{depth} layers": (depth, COARSE) for depth in DEPTHS}
     found = sweeps_table({**whole, **{name: (WINDOW_DEPTH, widths) for name, widths in WINDOWS.items()}})
@@ -166,11 +166,7 @@ def main() -> None:
     head = ["where", "widths", "asked for, a width", "steps", "median tread", "longest", "largest step", "of them down"]
     text = markdown(head, [steps_line(name, sweep) for name, sweep in windows.items()])
     text += "\n\n" + told(measured, round(float((sweeps["used_mib"] - sweeps["reserved_mib"]).iloc[0])))
-    print(text)
-    if arguments.page:
-        write_part(arguments.page, "staircase", "table", text)
-    if arguments.picture:
-        draw(sweeps, windows, measured, arguments.picture)
+    publish(arguments, "staircase", text, partial(draw, sweeps, windows, measured))
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@ static estimate are fitted to the shallower networks and asked about the deeper 
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 
-from benchmarks.page import write_part
+from benchmarks.page import add_places, publish
 from benchmarks.study_style import BLUE, GREY, ORANGE, light_picture, markdown
 from dataset_builder.devices import DEFAULT_DEVICE, load_profile
 from dataset_builder.measure.virtual.backend import VirtualBackend
@@ -59,16 +60,11 @@ def draw(study: DepthStudy, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--page", type=Path, help="write the table into its marked part of a page")
-    parser.add_argument("--picture", type=Path)
+    add_places(parser)
     arguments = parser.parse_args()
     study = depth_study(VirtualBackend(load_profile(DEFAULT_DEVICE)))
     text = fits_table(study)
-    print(text)
-    if arguments.page:
-        write_part(arguments.page, "vgg_depth", "table", text)
-    if arguments.picture:
-        draw(study, arguments.picture)
+    publish(arguments, "vgg_depth", text, partial(draw, study))
 
 
 if __name__ == "__main__":

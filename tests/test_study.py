@@ -1,8 +1,9 @@
 """The computing half of the study: what its tables are made of."""
 
 import json
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ from made_examples import CARD_BYTES, MIB, example_of, measured_mlps, mlp_table
 
 from benchmarks import ablation, projections, regression, sampling_curves, staircase
 from benchmarks.kept import Kept
-from benchmarks.page import write_part
+from benchmarks.page import add_places, publish, write_part
 from benchmarks.study_rows import drawn_specs, folds_of
 from benchmarks.study_style import markdown
 from dataset_builder.configuration import compose_build, make_build, settings_of
@@ -49,6 +50,17 @@ def test_a_part_of_a_page_is_written_between_its_marks(tmp_path):
     assert page.read_text() == "a\n<!-- made by benchmarks.x: t -->\nnew\n<!-- made by benchmarks.x: end of t -->\nb\n"
     with pytest.raises(SystemExit, match="add them"):
         write_part(page, "x", "other", "new")
+
+
+def test_a_table_and_its_picture_go_where_the_options_say(tmp_path, capsys):
+    parser = ArgumentParser()
+    add_places(parser)
+    page, drawn = tmp_path / "page.md", []
+    page.write_text("<!-- made by benchmarks.x: table --><!-- made by benchmarks.x: end of table -->")
+    publish(parser.parse_args([]), "x", "new", drawn.append)
+    assert (capsys.readouterr().out, drawn, "new" in page.read_text()) == ("new\n", [], False)
+    publish(parser.parse_args(["--page", str(page), "--picture", "x.png"]), "x", "new", drawn.append)
+    assert (drawn, "new" in page.read_text()) == ([Path("x.png")], True)
 
 
 def test_markdown_has_a_rule_below_its_head():
