@@ -19,13 +19,12 @@ from tqdm import tqdm
 from benchmarks.kept import Kept
 from benchmarks.page import add_places, publish
 from benchmarks.study_rows import FAMILIES, WIDTHS_MIB, drawn_specs, folds_of, measured_examples, simulated_examples
-from benchmarks.study_style import FEATURE_COLOURS, GREY, light_picture, markdown
+from benchmarks.study_style import FEATURE_COLOURS, GREY, family_bars, light_picture, markdown, scatter
 from dataset_builder.schema import MIB
 from models._base import Estimator
 from models.baselines.virtual import Virtual
 from models.classifiers import NetworkSettings
 from models.comparison import compare
-from models.drawing import quiet
 from models.ensemble import Ensemble
 from models.example import Example
 from models.fitting import PlainFitter
@@ -107,7 +106,7 @@ def ablation_table(lines: Sequence[dict[str, object]]) -> pd.DataFrame:
     found = pd.DataFrame(lines).groupby(["family", "features", "rows"], sort=False)
     return found.agg(
         accuracy=("accuracy", "mean"),
-        scatter=("accuracy", lambda folds: folds.std() if len(folds) > 1 else 0.0),
+        scatter=("accuracy", scatter),
         too_low=("too_low", "mean"),
         median_error=("median_relative_error", "mean"),
     ).reset_index()
@@ -135,11 +134,8 @@ def to_markdown(table: pd.DataFrame) -> str:
 
 def draw(table: pd.DataFrame, path: Path) -> None:
     """Accuracy of each variant, a panel a family; the published figures as lines."""
-    families = list(dict.fromkeys(table["family"]))
     with light_picture(path, 11, 4.2) as figure:
-        panels = figure.subplots(1, len(families), sharey=True, squeeze=False)[0]
-        for axes, family in zip(panels, families, strict=True):
-            part = table[table["family"] == family].iloc[::-1]
+        for axes, family, part in family_bars(figure, table):
             names = [
                 f"{item.features}, {item.rows}" if item.rows != "none" else "no learning" for item in part.itertuples()
             ]
@@ -152,8 +148,6 @@ def draw(table: pd.DataFrame, path: Path) -> None:
             low = min(part["accuracy"].min(), *PUBLISHED[family])
             axes.set(xlim=(max(0, low - 0.12), 1.005), xlabel="share in the right bucket")
             axes.set_title(f"{family}, buckets of {WIDTHS_MIB[family] / 1000:.0f} GB", fontsize=10)
-            quiet(axes)
-            axes.grid(axis="y", visible=False)
         figure.suptitle(
             "An MLP estimator by what it sees and learns from (judged on measured rows). "
             "Lines: published, MLP (dashed) and Transformer (dotted)",

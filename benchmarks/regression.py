@@ -22,7 +22,7 @@ from tqdm import tqdm
 from benchmarks.kept import Kept
 from benchmarks.page import add_places, publish
 from benchmarks.study_rows import FAMILIES, PROFILE, WIDTHS_MIB, WORKERS, folds_of, measured_examples
-from benchmarks.study_style import BLUE, GREEN, GREY, ORANGE, light_picture, markdown
+from benchmarks.study_style import BLUE, GREEN, GREY, ORANGE, family_bars, light_picture, markdown
 from dataset_builder.devices import load_profile
 from dataset_builder.schema import MIB
 from dataset_builder.store.importers import read_rows
@@ -31,7 +31,6 @@ from models.baselines.extra_trees import TREES, ExtraTrees
 from models.baselines.gap import DirectPolynomial, Gap
 from models.baselines.shape_inference import ShapeInference
 from models.baselines.virtual import Virtual
-from models.drawing import quiet
 from models.example import Example
 from models.examples import examples_of_rows
 from models.features import feature_set
@@ -213,11 +212,8 @@ def to_markdown(table: pd.DataFrame) -> str:
 
 def draw(table: pd.DataFrame, path: Path) -> None:
     """Mean error in MiB of each regressor, a panel a family, on one logarithmic scale."""
-    families = list(dict.fromkeys(table["family"]))
     with light_picture(path, 11, 3.9) as figure:
-        panels = figure.subplots(1, len(families), sharey=True, sharex=True)
-        for axes, family in zip(panels, families, strict=True):
-            part = table[table["family"] == family].iloc[::-1]
+        for axes, family, part in family_bars(figure, table, sharex=True):
             colours = [
                 GREEN if name == WITH_VIRTUAL[-1] else BLUE if name in WITH_VIRTUAL else ORANGE
                 for name in part["regressor"]
@@ -228,8 +224,6 @@ def draw(table: pd.DataFrame, path: Path) -> None:
             axes.set_xlabel("mean error [MiB]")
             axes.tick_params(axis="y", labelsize=8)
             axes.set_title(family, fontsize=10)
-            quiet(axes)
-            axes.grid(axis="y", visible=False)
         figure.suptitle(
             "Regression with (blue) and without (orange) the virtual estimate, judged on measured rows; "
             "green: nothing learned; dashed: the talk's 1.2 GB",

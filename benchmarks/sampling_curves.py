@@ -18,7 +18,7 @@ from tqdm import tqdm
 from benchmarks.kept import Kept
 from benchmarks.page import add_places, write_part
 from benchmarks.study_rows import WIDTHS_MIB, drawn_specs, measured_examples, simulated_examples
-from benchmarks.study_style import BLUE, GREEN, ORANGE, RED, VIOLET, light_picture, markdown
+from benchmarks.study_style import BLUE, GREEN, ORANGE, RED, VIOLET, light_picture, markdown, scatter
 from dataset_builder.schema import MIB, Spec
 from dataset_builder.store.splits import make_split
 from models._base import Estimator
@@ -145,15 +145,11 @@ def curves_table(lines: Sequence[dict[str, object]]) -> pd.DataFrame:
     figures = {
         name: (column, kind)
         for column in ("accuracy", "mean_error", "median_error")
-        for name, kind in ((column, "mean"), (f"{column}_scatter", _scatter))
+        for name, kind in ((column, "mean"), (f"{column}_scatter", scatter))
     }
     return found.agg(
         rows=("rows", "mean"), completed=("completed", "mean"), seeds=("seed", "nunique"), **figures
     ).reset_index()
-
-
-def _scatter(values: "pd.Series[float]") -> float:
-    return float(values.std()) if len(values) > 1 else 0.0
 
 
 def to_markdown(table: pd.DataFrame, test: str, figure: str) -> str:

@@ -4,10 +4,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from models.drawing import picture
+from models.drawing import picture, quiet
 
 GREY = "0.45"
 BLUE, ORANGE, GREEN, RED, VIOLET = "#4c78a8", "#f28e2b", "#59a14f", "#d1495b", "#8d6cab"
@@ -27,3 +29,18 @@ def light_picture(path: Path, width: float, height: float) -> Iterator[Figure]:
     with picture(path, width, height) as figure:
         yield figure
     Image.open(path).convert("RGB").quantize(96).save(path, optimize=True)
+
+
+def family_bars(figure: Figure, table: pd.DataFrame, sharex: bool = False) -> Iterator[tuple[Axes, str, pd.DataFrame]]:
+    """A panel a family for horizontal bars, with its lines of the table from the last to the first: bars stack up."""
+    families = list(dict.fromkeys(table["family"]))
+    panels = figure.subplots(1, len(families), sharey=True, sharex=sharex, squeeze=False)[0]
+    for axes, family in zip(panels, families, strict=True):
+        quiet(axes)
+        axes.grid(axis="y", visible=False)
+        yield axes, family, table[table["family"] == family].iloc[::-1]
+
+
+def scatter(values: "pd.Series[float]") -> float:
+    """The standard deviation over folds or seeds; none where there is but one."""
+    return float(values.std()) if len(values) > 1 else 0.0
