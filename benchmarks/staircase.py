@@ -9,9 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from benchmarks.page import add_places, publish
 from benchmarks.study_rows import PROFILE, SIMULATIONS, WORKERS
@@ -107,14 +109,7 @@ def draw(sweeps: pd.DataFrame, windows: dict[str, pd.DataFrame], measured: pd.Da
         axes = upper.add_subplot()
         for depth, sweep in sweeps.groupby("depth"):
             colour = COLOURS[int(depth)]
-            axes.step(
-                sweep["width"],
-                sweep["used_mib"],
-                where="mid",
-                color=colour,
-                linewidth=1.3,
-                label=f"{depth} equal layers",
-            )
+            _draw_steps(axes, sweep, "mid", colour, f"{depth} equal layers")
             points = measured[(measured["arch"] == "uniform") & (measured["depth"] == depth)]
             axes.plot(
                 points["width"], points["used_mib"], "o", color=colour, markersize=4, alpha=0.75, markeredgewidth=0
@@ -130,14 +125,7 @@ def draw(sweeps: pd.DataFrame, windows: dict[str, pd.DataFrame], measured: pd.Da
         axes.legend(fontsize=8, frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
         for panel, (name, sweep) in zip(lower.subplots(1, len(windows)), windows.items(), strict=True):
-            panel.step(
-                sweep["width"],
-                sweep["used_mib"],
-                where="post",
-                color=BLUE,
-                linewidth=1.3,
-                label="reserved: what is measured",
-            )
+            _draw_steps(panel, sweep, "post", BLUE, "reserved: what is measured")
             panel.plot(
                 sweep["width"],
                 sweep["requested_mib"] + overhead,
@@ -151,6 +139,10 @@ def draw(sweeps: pd.DataFrame, windows: dict[str, pd.DataFrame], measured: pd.Da
             quiet(panel)
         lower.axes[1].legend(fontsize=8, frameon=False, loc="lower right")
         lower.suptitle(f"Single widths, {WINDOW_DEPTH} equal layers, simulated", fontsize=10)
+
+
+def _draw_steps(axes: Axes, sweep: pd.DataFrame, where: Literal["mid", "post"], colour: str, label: str) -> None:
+    axes.step(sweep["width"], sweep["used_mib"], where=where, color=colour, linewidth=1.3, label=label)
 
 
 def main() -> None:
