@@ -120,11 +120,16 @@ def _error_axes(axes: Any, title: str, index: int) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
     axes.set_title(title, fontsize=10.5, loc="left")
-    if index >= 3:
-        axes.set_xlabel("relative error, at most")
-    if index % 3 == 0:
-        axes.set_ylabel("share of rows")
+    _label_edges(axes, index, 3, "relative error, at most", "share of rows")
     quiet(axes)
+
+
+def _label_edges(axes: Any, index: int, columns: int, xlabel: str, ylabel: str) -> None:
+    """Label only the lower and the left panels of two rows."""
+    if index >= columns:
+        axes.set_xlabel(xlabel)
+    if index % columns == 0:
+        axes.set_ylabel(ylabel)
 
 
 def scatter_table(points: pd.DataFrame) -> pd.DataFrame:
@@ -176,10 +181,7 @@ def _scatter_axes(axes: Any, title: str, index: int, limits: tuple[float, float]
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_locator(NullLocator())
     axes.set_title(_told(title), fontsize=8.5, loc="left")
-    if index >= 4:
-        axes.set_xlabel("measured [GiB]")
-    if index % 4 == 0:
-        axes.set_ylabel("estimated [GiB]")
+    _label_edges(axes, index, 4, "measured [GiB]", "estimated [GiB]")
     quiet(axes)
 
 
