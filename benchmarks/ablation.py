@@ -18,8 +18,9 @@ from tqdm import tqdm
 
 from benchmarks.kept import Kept
 from benchmarks.page import add_places, publish
+from benchmarks.slimming import light_picture
 from benchmarks.study_rows import FAMILIES, WIDTHS_MIB, drawn_specs, folds_of, measured_examples, simulated_examples
-from benchmarks.study_style import FEATURE_COLOURS, GREY, family_bars, light_picture, markdown, scatter
+from benchmarks.study_style import FEATURE_COLOURS, GREY, family_bars, markdown, scatter
 from dataset_builder.schema import MIB
 from models._base import Estimator
 from models.baselines.virtual import Virtual

@@ -17,8 +17,9 @@ from sklearn.neighbors import NearestNeighbors
 from tqdm import tqdm
 
 from benchmarks.page import add_places, publish
+from benchmarks.slimming import light_picture
 from benchmarks.study_rows import FAMILIES, WIDTHS_MIB, measured_examples
-from benchmarks.study_style import RED, light_picture, markdown
+from benchmarks.study_style import RED, markdown
 from dataset_builder.schema import MIB
 from models.encoding import Encoder
 from models.example import Example

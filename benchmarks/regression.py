@@ -21,8 +21,9 @@ from tqdm import tqdm
 
 from benchmarks.kept import Kept
 from benchmarks.page import add_places, publish
+from benchmarks.slimming import light_picture
 from benchmarks.study_rows import FAMILIES, PROFILE, WIDTHS_MIB, WORKERS, folds_of, measured_examples
-from benchmarks.study_style import BLUE, GREEN, GREY, ORANGE, family_bars, light_picture, markdown
+from benchmarks.study_style import BLUE, GREEN, GREY, ORANGE, family_bars, markdown
 from dataset_builder.devices import load_profile
 from dataset_builder.schema import MIB
 from dataset_builder.store.importers import read_rows

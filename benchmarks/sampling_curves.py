@@ -17,8 +17,9 @@ from tqdm import tqdm
 
 from benchmarks.kept import Kept
 from benchmarks.page import add_places, write_part
+from benchmarks.slimming import light_picture
 from benchmarks.study_rows import WIDTHS_MIB, drawn_specs, measured_examples, simulated_examples
-from benchmarks.study_style import BLUE, GREEN, ORANGE, RED, VIOLET, light_picture, markdown, scatter
+from benchmarks.study_style import BLUE, GREEN, ORANGE, RED, VIOLET, markdown, scatter
 from dataset_builder.schema import MIB, Spec
 from dataset_builder.store.splits import make_split
 from models._base import Estimator

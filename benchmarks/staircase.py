@@ -16,8 +16,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from benchmarks.page import add_places, publish
+from benchmarks.slimming import light_picture
 from benchmarks.study_rows import PROFILE, SIMULATIONS, WORKERS
-from benchmarks.study_style import BLUE, GREEN, GREY, ORANGE, light_picture, markdown
+from benchmarks.study_style import BLUE, GREEN, GREY, ORANGE, markdown
 from dataset_builder.devices import load_profile
 from dataset_builder.families import make_spec
 from dataset_builder.schema import MIB, Spec, Status, TrainingSetup

@@ -1,15 +1,12 @@
 """What tables and pictures of the study share: one colour for one thing."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image
 
-from models.drawing import picture, quiet
+from models.drawing import quiet
 
 GREY = "0.45"
 BLUE, ORANGE, GREEN, RED, VIOLET = "#4c78a8", "#f28e2b", "#59a14f", "#d1495b", "#8d6cab"
@@ -21,14 +18,6 @@ def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """A table, its first column words and the others figures."""
     rule = ["---", *("---:" for _ in head[1:])]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *lines))
-
-
-@contextmanager
-def light_picture(path: Path, width: float, height: float) -> Iterator[Figure]:
-    """A picture for a page: few colours are enough, and a third of the bytes."""
-    with picture(path, width, height) as figure:
-        yield figure
-    Image.open(path).convert("RGB").quantize(96).save(path, optimize=True)
 
 
 def family_bars(figure: Figure, table: pd.DataFrame, sharex: bool = False) -> Iterator[tuple[Axes, str, pd.DataFrame]]:

@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.page import add_places, publish
-from benchmarks.study_style import BLUE, GREY, ORANGE, light_picture, markdown
+from benchmarks.slimming import light_picture
+from benchmarks.study_style import BLUE, GREY, ORANGE, markdown
 from dataset_builder.devices import DEFAULT_DEVICE, load_profile
 from dataset_builder.measure.virtual.backend import VirtualBackend
 from dataset_builder.schema import MIB

@@ -13,8 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from benchmarks.field.rows import UNSEEN_2024
-from benchmarks.slimming import slim
-from models.drawing import picture, quiet
+from benchmarks.slimming import light_picture
+from models.drawing import quiet
 
 COLOURS = {
     "universal ensemble": "#1f5fbf",
@@ -75,7 +75,7 @@ def draw_errors(table: pd.DataFrame, path: Path) -> None:
     """The share of rows within each error: a panel for all rows, and one for each family."""
     panels: dict[str, pd.DataFrame] = {"all rows": table}
     panels |= {title: table[table["family"] == family] for family, (title, _) in FAMILIES.items()}
-    with picture(path, 12, 7.4) as figure:
+    with light_picture(path, 12, 7.4) as figure:
         for index, (title, part) in enumerate(panels.items()):
             axes = figure.add_subplot(2, 3, index + 1)
             for estimator, colour in COLOURS.items():
@@ -92,7 +92,6 @@ def draw_errors(table: pd.DataFrame, path: Path) -> None:
             "How near estimates come to measured memory (truth: measured by others on real GPUs)", fontsize=12
         )
         figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
-    slim(path)
 
 
 def _draw_share(axes: Any, errors: np.ndarray, estimator: str, colour: str) -> None:
@@ -146,7 +145,7 @@ def scatter_table(points: pd.DataFrame) -> pd.DataFrame:
 def draw_scatter(table: pd.DataFrame, path: Path) -> None:
     """Estimate over measurement, a panel an estimator, both axes logarithmic."""
     low, high = 0.05, 60.0
-    with picture(path, 12, 6.9) as figure:
+    with light_picture(path, 12, 6.9) as figure:
         for index, estimator in enumerate(SCATTERED):
             axes = figure.add_subplot(2, 4, index + 1)
             axes.plot([low, high], [low, high], color="0.55", linewidth=1, zorder=1)
@@ -168,7 +167,6 @@ def draw_scatter(table: pd.DataFrame, path: Path) -> None:
             "Estimated against measured memory (measured by others on real GPUs; rows that fit)", fontsize=12
         )
         figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False, fontsize=9)
-    slim(path)
 
 
 def _scatter_axes(axes: Any, title: str, index: int, limits: tuple[float, float]) -> None:
@@ -198,7 +196,7 @@ def unseen_table_of(points: pd.DataFrame) -> pd.DataFrame:
 def draw_unseen(table: pd.DataFrame, path: Path) -> None:
     """The talk's bar chart with ours beside: two rows of jobs, six bars each."""
     half = -(-len(table) // 2)
-    with picture(path, 13, 7.2) as figure:
+    with light_picture(path, 13, 7.2) as figure:
         for index, part in enumerate((table.iloc[:half], table.iloc[half:])):
             axes = figure.add_subplot(2, 1, index + 1)
             _draw_bars(axes, part)
@@ -206,7 +204,6 @@ def draw_unseen(table: pd.DataFrame, path: Path) -> None:
         handles = [Line2D([], [], color=colour, linewidth=8, label=name) for name, colour in BARS.values()]
         figure.suptitle("Real networks that nothing was trained on, GPUMemNet's A100 stack of 2024", fontsize=12)
         figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False, fontsize=9)
-    slim(path)
 
 
 def _draw_bars(axes: Any, part: pd.DataFrame) -> None:

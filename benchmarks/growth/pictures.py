@@ -9,8 +9,8 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from benchmarks.growth.fitting import fit_growth
 from benchmarks.growth.measuring import figures_of
-from benchmarks.slimming import slim
-from models.drawing import picture, quiet
+from benchmarks.slimming import light_picture
+from models.drawing import quiet
 
 PANELS = (
     ("layers", "seconds", "layers", "trace, CPU seconds"),
@@ -29,7 +29,7 @@ _COLOURS = {
 
 def draw_growth(table: pd.DataFrame, path: Path) -> None:
     """A panel for each cost: dots are measured, the line is the fitted law."""
-    with picture(path, 13, 6.4) as figure:
+    with light_picture(path, 13, 6.4) as figure:
         for index, (kind, name, xlabel, ylabel) in enumerate(PANELS):
             axes = figure.add_subplot(2, 4, index + 1)
             if not figures_of(table, kind, name)[0]:
@@ -46,7 +46,6 @@ def draw_growth(table: pd.DataFrame, path: Path) -> None:
         figure.suptitle(
             "How cost grows: dots are timed on a CPU without a GPU, lines are the fitted law a + b x^p", fontsize=12
         )
-    slim(path)
 
 
 def _draw_curve(axes: Any, xs: list[float], ys: list[float], name: str) -> None:
