@@ -23,7 +23,7 @@ KILL_SECONDS = 5.0
 PIPE_BYTES = 65_536
 """All that a pipe of Linux holds: one read empties it, however much is to come (pipe(7))."""
 TAIL_BYTES = 16_384
-LAST_LINES = 5
+_LAST_LINES = 5
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -160,8 +160,7 @@ class ChildProcess:
     @property
     def said(self) -> str:
         """The last lines that it printed, joined."""
-        lines = self._tail.decode(errors="replace").splitlines()
-        return " | ".join([line.strip() for line in lines if line.strip()][-LAST_LINES:])
+        return last_lines(self._tail)
 
 
 def ending_in_words(exit_code: int | None) -> str:
@@ -170,7 +169,18 @@ def ending_in_words(exit_code: int | None) -> str:
         return "the child cannot be ended: it waits inside the driver"
     if exit_code >= 0:
         return f"the child ended with exit code {exit_code}"
+    return f"the child was killed by {signal_name(-exit_code)}"
+
+
+def signal_name(number: int) -> str:
+    """'SIGKILL', or 'signal 40' for one in real time, which has no name."""
     try:
-        return f"the child was killed by {signal.Signals(-exit_code).name}"
-    except ValueError:  # a real-time signal
-        return f"the child was killed by signal {-exit_code}"
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def last_lines(printed: bytes | bytearray) -> str:
+    """The last lines of what a process printed, joined."""
+    lines = printed.decode(errors="replace").splitlines()
+    return " | ".join([line.strip() for line in lines if line.strip()][-_LAST_LINES:])

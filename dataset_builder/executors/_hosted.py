@@ -17,9 +17,10 @@ from multiprocessing.connection import wait
 from types import ModuleType
 
 from dataset_builder import __version__
+from dataset_builder.children import KILL_SECONDS
 from dataset_builder.errors import WorkerError
 from dataset_builder.executors._base import timed_out
-from dataset_builder.executors._process import KILL_SECONDS, WorkerProcess
+from dataset_builder.executors._process import WorkerProcess
 from dataset_builder.measure._base import Outcome
 from dataset_builder.schema import Spec
 

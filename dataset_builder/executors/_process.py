@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
 
+from dataset_builder.children import KILL_SECONDS, last_lines, signal_name
 from dataset_builder.errors import UserError, WorkerError
 from dataset_builder.executors import _worker
 from dataset_builder.executors._base import EVIDENCE_LENGTH
@@ -23,9 +24,6 @@ from dataset_builder.schema import Spec
 CHUNK_SECONDS = 0.05
 """Chunks grow until they take this long: far more than it takes to send one, and not long to wait for."""
 LARGEST_CHUNK = 64
-LAST_LINES = 5
-KILL_SECONDS = 5.0
-"""A process that waits for a hung driver cannot be killed, and is not waited for longer than this."""
 JOIN_SECONDS = 0.002
 SINGLE_THREADED = dict.fromkeys(
     (
@@ -154,8 +152,7 @@ class WorkerProcess:
         """How the process ended, in a line, with the last that it printed."""
         size = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, size - 4096))
-        lines = self._log.read().decode(errors="replace").split("\n")
-        said = " | ".join([line.strip() for line in lines if line.strip()][-LAST_LINES:])
+        said = last_lines(self._log.read())
         ending = _ending(self.process.exitcode)
         return f"{ending}: {said[-EVIDENCE_LENGTH + len(ending) :]}" if said else ending
 
@@ -172,10 +169,7 @@ class WorkerProcess:
 def _ending(exit_code: int | None) -> str:
     if exit_code is None or exit_code >= 0:
         return f"worker ended with exit code {exit_code}"
-    try:
-        return f"worker killed by {signal.Signals(-exit_code).name}"
-    except ValueError:  # a real-time signal
-        return f"worker killed by signal {-exit_code}"
+    return f"worker killed by {signal_name(-exit_code)}"
 
 
 @contextlib.contextmanager

@@ -10,9 +10,10 @@ from itertools import islice
 from multiprocessing.connection import wait
 from typing import Any
 
+from dataset_builder.children import KILL_SECONDS
 from dataset_builder.errors import UserError, WorkerError
 from dataset_builder.executors._base import Executor, crashed, timed_out
-from dataset_builder.executors._process import KILL_SECONDS, WorkerProcess, interrupts_held
+from dataset_builder.executors._process import WorkerProcess, interrupts_held
 from dataset_builder.measure._base import Backend, Outcome
 from dataset_builder.schema import Spec
 
