@@ -20,12 +20,10 @@ from dataset_builder import __version__
 from dataset_builder.children import KILL_SECONDS
 from dataset_builder.errors import WorkerError
 from dataset_builder.executors._base import timed_out
-from dataset_builder.executors._process import WorkerProcess
+from dataset_builder.executors._process import TICK_SECONDS, WorkerProcess, patience_seconds
 from dataset_builder.measure._base import Outcome
 from dataset_builder.schema import Spec
 
-TICK_SECONDS = 1.0
-"""How often a worker is looked after when nothing comes: a child that it forked may hide its death."""
 IDLE_SECONDS = 10.0
 """How long a worker is kept for another task."""
 
@@ -106,19 +104,14 @@ def _without_main() -> Iterator[None]:
 
 def _answer(worker: WorkerProcess, limit_seconds: float | None) -> Outcome | Died:
     while True:
-        wait([worker.connection, worker.process.sentinel], _patience(worker, limit_seconds))
+        patience = patience_seconds(worker.seconds_on_spec(), limit_seconds)
+        wait([worker.connection, worker.process.sentinel], patience)
         if found := worker.receive():
             return found[0][1]
         if worker.has_ended():
             return _last_answer(worker) or Died(worker.last_words(), worker.ready)
         if limit_seconds is not None and worker.seconds_on_spec() > limit_seconds:
             return _last_answer(worker) or timed_out(limit_seconds)
-
-
-def _patience(worker: WorkerProcess, limit_seconds: float | None) -> float:
-    if limit_seconds is None:
-        return TICK_SECONDS
-    return min(TICK_SECONDS, max(0.0, limit_seconds - worker.seconds_on_spec()))
 
 
 def _last_answer(worker: WorkerProcess) -> Outcome | None:

@@ -24,6 +24,8 @@ from dataset_builder.schema import Spec
 CHUNK_SECONDS = 0.05
 """Chunks grow until they take this long: far more than it takes to send one, and not long to wait for."""
 LARGEST_CHUNK = 64
+TICK_SECONDS = 1.0
+"""How often workers are looked after when nothing comes: a child that one of them forked may hide its death."""
 JOIN_SECONDS = 0.002
 SINGLE_THREADED = dict.fromkeys(
     (
@@ -164,6 +166,12 @@ class WorkerProcess:
             self.process.close()
         self._log.close()
         Path(self._log.name).unlink(missing_ok=True)
+
+
+def patience_seconds(on_spec_seconds: float, limit_seconds: float | None) -> float:
+    """How long to wait for a worker until it is looked after: until its spec is out of time, a tick at most."""
+    left_seconds = TICK_SECONDS if limit_seconds is None else limit_seconds - on_spec_seconds
+    return min(TICK_SECONDS, max(0.0, left_seconds))
 
 
 def _ending(exit_code: int | None) -> str:

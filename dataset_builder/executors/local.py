@@ -13,14 +13,12 @@ from typing import Any
 from dataset_builder.children import KILL_SECONDS
 from dataset_builder.errors import UserError, WorkerError
 from dataset_builder.executors._base import Executor, crashed, timed_out
-from dataset_builder.executors._process import WorkerProcess, interrupts_held
+from dataset_builder.executors._process import TICK_SECONDS, WorkerProcess, interrupts_held, patience_seconds
 from dataset_builder.measure._base import Backend, Outcome
 from dataset_builder.schema import Spec
 
 CHECK_SECONDS = 0.05
 """How often workers are looked after while outcomes keep coming."""
-TICK_SECONDS = 1.0
-"""How often they are when nothing comes: a child that a worker forked may hide the worker's death."""
 LEAVE_SECONDS = 5.0
 """What workers are given to end by themselves when all is done."""
 FAILED_STARTS = 3
@@ -135,14 +133,9 @@ class _Crew:
         channels: dict[Any, WorkerProcess] = {}
         for worker in self._workers:
             channels[worker.connection] = channels[worker.process.sentinel] = worker
-        return {channels[channel]: None for channel in wait(list(channels), self._patience())}
-
-    def _patience(self) -> float:
-        """Seconds until a worker may run out of time."""
-        if self._timeout_seconds is None:
-            return TICK_SECONDS
-        longest = max(worker.seconds_on_spec() for worker in self._workers)
-        return min(TICK_SECONDS, max(0.0, self._timeout_seconds - longest))
+        longest = max((worker.seconds_on_spec() for worker in self._workers), default=0.0)
+        patience = patience_seconds(longest, self._timeout_seconds)
+        return {channels[channel]: None for channel in wait(list(channels), patience)}
 
     def _receive(self, worker: WorkerProcess) -> list[tuple[Spec, Outcome]]:
         starting = not worker.ready
