@@ -250,6 +250,8 @@ class Status(StrEnum):
 
 TRIAL = "more than its network takes with other batches: probably a workspace that cuDNN tried and gave back"
 """A note on a measurement."""
+EVIDENCE_LENGTH = 500
+"""Characters of a measurement's evidence at most."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,7 @@ from collections.abc import Generator, Iterable
 
 from dataset_builder.errors import UntraceableError, UserError
 from dataset_builder.measure._base import Backend, Outcome
-from dataset_builder.schema import Measurement, Spec, Status
-
-EVIDENCE_LENGTH = 500
+from dataset_builder.schema import EVIDENCE_LENGTH, Measurement, Spec, Status
 
 
 class Executor(ABC):

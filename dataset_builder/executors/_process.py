@@ -17,9 +17,8 @@ from pathlib import Path
 from dataset_builder.children import KILL_SECONDS, last_lines, signal_name
 from dataset_builder.errors import UserError, WorkerError
 from dataset_builder.executors import _worker
-from dataset_builder.executors._base import EVIDENCE_LENGTH
 from dataset_builder.measure._base import Outcome
-from dataset_builder.schema import Spec
+from dataset_builder.schema import EVIDENCE_LENGTH, Spec
 
 CHUNK_SECONDS = 0.05
 """Chunks grow until they take this long: far more than it takes to send one, and not long to wait for."""

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dataset_builder.errors import UserError, WorkerError, check_count
-from dataset_builder.executors._base import EVIDENCE_LENGTH, Executor, crashed, describe
+from dataset_builder.executors._base import Executor, crashed, describe
 from dataset_builder.executors._hosted import Died, Job, measure, versions
 from dataset_builder.measure._base import Backend, Outcome
-from dataset_builder.schema import Spec
+from dataset_builder.schema import EVIDENCE_LENGTH, Spec
 
 try:
     import ray

@@ -13,11 +13,11 @@ from dataset_builder.measure._base import Backend, Outcome
 from dataset_builder.measure.cuda.choice import AUTO, Others, candidates, claimed, free_gpus, visible_gpus
 from dataset_builder.measure.cuda.protocol import REFUSED, Request, Result, is_out_of_memory
 from dataset_builder.measure.cuda.sampling import Sampler, Share
-from dataset_builder.measure.cuda.supervision import EVIDENCE_LENGTH, Ending, supervise
+from dataset_builder.measure.cuda.supervision import Ending, supervise
 from dataset_builder.measure.nvml import Gpu, Nvml, open_nvml
 from dataset_builder.measure.static import static_of
 from dataset_builder.measure.virtual.allocator_options import AllocatorOptions
-from dataset_builder.schema import Measurement, Spec, Status
+from dataset_builder.schema import EVIDENCE_LENGTH, Measurement, Spec, Status
 
 SLOWEST_INTERVAL_MS = 20
 GONE_SECONDS = 5.0

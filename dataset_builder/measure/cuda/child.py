@@ -15,9 +15,7 @@ from typing import Any
 from dataset_builder.children import end_with_parent, write_line
 from dataset_builder.errors import UserError
 from dataset_builder.measure.cuda.protocol import CONTEXT, GO, PEAKS, REFUSED, Request, Result, is_out_of_memory
-from dataset_builder.schema import Status
-
-EVIDENCE_LENGTH = 500
+from dataset_builder.schema import EVIDENCE_LENGTH, Status
 
 
 def main(report_fd: int) -> int:

@@ -8,11 +8,11 @@ from typing import Any
 
 from dataset_builder.children import TICK_SECONDS, ChildProcess, ending_in_words
 from dataset_builder.measure.cuda.protocol import CONTEXT, GO
+from dataset_builder.schema import EVIDENCE_LENGTH
 
 LEAVE_SECONDS = 10.0
 """What a child is given to end by itself after its result: CUDA takes its context down."""
 LONGEST_ANSWER_BYTES = 2**20
-EVIDENCE_LENGTH = 500
 
 
 @dataclass(frozen=True)
