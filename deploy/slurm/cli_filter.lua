@@ -35,13 +35,8 @@ local function asks_for_gpus(options)
 end
 
 local function sized(options)
-    local description = vramcast.description(script_of(options), options["comment"])
-    if not description then
-        return
-    end
-    local answer, reason = vramcast.ask(description)
+    local answer = vramcast.answer(script_of(options), options["comment"])
     if not answer then
-        slurm.log_info("vramcast: no estimate (%s)", reason)
         return
     end
     slurm.log_info("vramcast: this job will take about %d MiB of GPU memory (%s)", answer.need_mib, answer.verdict)

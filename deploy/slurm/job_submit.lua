@@ -5,13 +5,8 @@ local here = debug.getinfo(1, "S").source:match("^@(.*/)") or "/etc/slurm/"
 local loaded, vramcast = pcall(dofile, here .. "vramcast.lua")
 
 local function sized(job_desc)
-    local description = vramcast.description(job_desc.script, job_desc.comment)
-    if not description then
-        return
-    end
-    local answer, reason = vramcast.ask(description)
+    local answer = vramcast.answer(job_desc.script, job_desc.comment)
     if not answer then
-        slurm.log_info("vramcast: no estimate (%s); the job goes on as it came", reason)
         return
     end
     slurm.log_user(string.format("vramcast: this job will take about %d MiB of GPU memory (%s)", answer.need_mib, answer.verdict))

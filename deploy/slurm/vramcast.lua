@@ -98,6 +98,19 @@ function vramcast.parsed(text)
     return { shards = math.floor(shards), need_mib = need, verdict = found.verdict or "", device = found.device or "" }
 end
 
+-- The answer about a job that says what it trains; nil where it says nothing, and where none came, which is logged.
+function vramcast.answer(script, comment)
+    local description = vramcast.description(script, comment)
+    if not description then
+        return nil
+    end
+    local answer, reason = vramcast.ask(description)
+    if not answer then
+        slurm.log_info("vramcast: no estimate (%s); the job goes on as it came", reason)
+    end
+    return answer
+end
+
 -- Whether a request for resources names GPUs or shards already: those of the user stand.
 function vramcast.asks_for_gpus(...)
     for index = 1, select("#", ...) do
