@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_networks import NETWORKS
 from torch import nn
 
 from dataset_builder import filters, subject, training
@@ -189,17 +190,9 @@ def test_a_spec_is_accepted_if_and_only_if_its_training_runs(family: str, networ
 # --- what a rejection says -------------------------------------------------------------------------------------------
 
 SETUP = TrainingSetup(batch_size=8)
-MLP = {"arch": "pyramid", "input_features": 8, "output_features": 2, "depth": 2}
+MLP = NETWORKS["mlp"]
 CNN = {"arch": "uniform", "input_channels": 3, "input_size": 8, "num_classes": 2, "depth": 4, "base_filters": 4}
-TRANSFORMER = {
-    "kind": "encoder",
-    "vocabulary": 9,
-    "embedding_size": 6,
-    "layers": 1,
-    "heads": 4,
-    "feed_forward_size": 5,
-    "sequence_length": 3,
-}
+TRANSFORMER = {**NETWORKS["transformer"], "embedding_size": 6, "heads": 4}
 
 
 def reason_of(family: str, network: dict[str, Any], **setup: Any) -> str:
