@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.kept import Kept
-from benchmarks.page import add_places, publish
+from benchmarks.page import publish, study_parser
 from benchmarks.slimming import light_picture
 from benchmarks.study_rows import FAMILIES, WIDTHS_MIB, drawn_specs, folds_of, measured_examples, simulated_examples
 from benchmarks.study_style import FEATURE_COLOURS, GREY, family_bars, markdown, scatter
@@ -157,14 +157,12 @@ def draw(table: pd.DataFrame, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", required=True, help="the directory with the public tables")
+    parser = study_parser(__doc__)
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=FAMILIES)
     parser.add_argument("--folds", type=int, default=3, help="as many as the published figures have")
     parser.add_argument("--members", type=int, default=1, help="of an ensemble")
     parser.add_argument("--rows", type=int, default=1500, help="measured rows of a family at most, by a fixed seed")
     parser.add_argument("--out", type=Path, default=Path("runs/study/ablation.jsonl"), help="what was computed")
-    add_places(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     kept = Kept(arguments.out)

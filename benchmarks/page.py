@@ -16,14 +16,18 @@ def write_part(page: Path, maker: str, name: str, text: str) -> None:
     page.write_text(f"{before}{found}\n{text}\n{end}{after}", encoding="utf-8")
 
 
-def add_places(parser: ArgumentParser) -> None:
-    """Options for where tables and a picture of them go."""
+def study_parser(description: str | None, measured: bool = True) -> ArgumentParser:
+    """The options that studies share: where measurements are, if they read any, and where what they make goes."""
+    parser = ArgumentParser(description=description)
+    if measured:
+        parser.add_argument("--data", required=True, help="the directory with the public tables")
     parser.add_argument("--page", type=Path, help="write tables into their marked parts of a page")
     parser.add_argument("--picture", type=Path)
+    return parser
 
 
 def publish(places: Namespace, maker: str, text: str, draw: Callable[[Path], None]) -> None:
-    """Print what has one table, and put it and its picture where `add_places` was told to."""
+    """Print what has one table, and put it and its picture where the options of `study_parser` say."""
     print(text)
     if places.page:
         write_part(places.page, maker, "table", text)

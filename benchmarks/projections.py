@@ -4,7 +4,6 @@ PCA and t-SNE of GPUMemNet's features on measured rows, and in figures what an e
 nearest neighbours of a row, the row itself left out, are of its bucket.
 """
 
-import argparse
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from sklearn.neighbors import NearestNeighbors
 from tqdm import tqdm
 
-from benchmarks.page import add_places, publish
+from benchmarks.page import publish, study_parser
 from benchmarks.slimming import light_picture
 from benchmarks.study_rows import FAMILIES, WIDTHS_MIB, measured_examples
 from benchmarks.study_style import RED, markdown
@@ -100,10 +99,7 @@ def draw(tables: Mapping[str, pd.DataFrame], buckets: Mapping[str, Buckets], pat
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", required=True, help="the directory with the public tables")
-    add_places(parser)
-    arguments = parser.parse_args()
+    arguments = study_parser(__doc__).parse_args()
     figures, tables, buckets = {}, {}, {}
     for family in tqdm(FAMILIES, unit="family"):
         rows = measured_examples(arguments.data, family)

@@ -4,7 +4,6 @@ Regressors by folds, split by configuration, on the measured rows of each family
 asked about real networks, of which they have seen none. With and without the virtual GPU's figure to start from.
 """
 
-import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from sklearn.preprocessing import StandardScaler
 from tqdm import tqdm
 
 from benchmarks.kept import Kept
-from benchmarks.page import add_places, publish
+from benchmarks.page import publish, study_parser
 from benchmarks.slimming import light_picture
 from benchmarks.study_rows import FAMILIES, PROFILE, WIDTHS_MIB, WORKERS, folds_of, measured_examples
 from benchmarks.study_style import BLUE, GREEN, GREY, ORANGE, family_bars, markdown
@@ -233,12 +232,10 @@ def draw(table: pd.DataFrame, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", required=True, help="the directory with the public tables")
+    parser = study_parser(__doc__)
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=FAMILIES)
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("runs/study/regression.jsonl"), help="what was computed")
-    add_places(parser)
     arguments = parser.parse_args()
     kept = Kept(arguments.out)
     table = regression_table(list(study(arguments.data, arguments.families, arguments.folds, kept)))

@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.kept import Kept
-from benchmarks.page import add_places, write_part
+from benchmarks.page import study_parser, write_part
 from benchmarks.slimming import light_picture
 from benchmarks.study_rows import WIDTHS_MIB, drawn_specs, measured_examples, simulated_examples
 from benchmarks.study_style import BLUE, GREEN, ORANGE, RED, VIOLET, markdown, scatter
@@ -206,14 +206,12 @@ def _draw_curves(axes: object, part: pd.DataFrame) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", required=True, help="the directory with the public tables")
+    parser = study_parser(__doc__)
     parser.add_argument("--fields", nargs="+", default=["mlp", "cnn"], choices=list(FIELDS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--most", type=int, default=400, help="rows that are learned from at most")
     parser.add_argument("--measured", type=int, default=600, help="measured rows of a family at most, by a fixed seed")
     parser.add_argument("--out", type=Path, default=Path("runs/study"), help="what was computed")
-    add_places(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     lines = []

@@ -4,7 +4,6 @@ MLPs of equal layers, each width simulated on the A100 of the public set, beside
 asks for grows smoothly; what the caching allocator reserves for it grows in steps, and only the latter is measured.
 """
 
-import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -15,7 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from benchmarks.page import add_places, publish
+from benchmarks.page import publish, study_parser
 from benchmarks.slimming import light_picture
 from benchmarks.study_rows import PROFILE, SIMULATIONS, WORKERS
 from benchmarks.study_style import BLUE, GREEN, GREY, ORANGE, markdown
@@ -147,15 +146,12 @@ def _draw_steps(axes: Axes, sweep: pd.DataFrame, where: Literal["mid", "post"], 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="the directory with the public tables")
-    add_places(parser)
-    arguments = parser.parse_args()
+    arguments = study_parser(__doc__).parse_args()
     whole = {f"{depth} layers": (depth, COARSE) for depth in DEPTHS}
     found = sweeps_table({**whole, **{name: (WINDOW_DEPTH, widths) for name, widths in WINDOWS.items()}})
     sweeps = found[found["sweep"].isin(whole)]
     windows = {name: found[found["sweep"] == name] for name in WINDOWS}
-    measured = measured_table(arguments.data)
+    measured = measured_table(Path(arguments.data))
     head = ["where", "widths", "asked for, a width", "steps", "median tread", "longest", "largest step", "of them down"]
     text = markdown(head, [steps_line(name, sweep) for name, sweep in windows.items()])
     text += "\n\n" + told(measured, round(float((sweeps["used_mib"] - sweeps["reserved_mib"]).iloc[0])))

@@ -4,11 +4,10 @@ The memory of a VGG whose layers are all alike against its depth; polynomials of
 static estimate are fitted to the shallower networks and asked about the deeper ones. All figures are simulated.
 """
 
-import argparse
 from functools import partial
 from pathlib import Path
 
-from benchmarks.page import add_places, publish
+from benchmarks.page import publish, study_parser
 from benchmarks.slimming import light_picture
 from benchmarks.study_style import BLUE, GREY, ORANGE, markdown
 from dataset_builder.devices import DEFAULT_DEVICE, load_profile
@@ -60,9 +59,7 @@ def draw(study: DepthStudy, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_places(parser)
-    arguments = parser.parse_args()
+    arguments = study_parser(__doc__, measured=False).parse_args()
     study = depth_study(VirtualBackend(load_profile(DEFAULT_DEVICE)))
     text = fits_table(study)
     publish(arguments, "vgg_depth", text, partial(draw, study))

@@ -1,7 +1,7 @@
 """The computing half of the study: what its tables are made of."""
 
 import json
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from itertools import islice
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from made_examples import CARD_BYTES, MIB, example_of, measured_mlps, mlp_table
 
 from benchmarks import ablation, projections, regression, sampling_curves, staircase
 from benchmarks.kept import Kept
-from benchmarks.page import add_places, publish, write_part
+from benchmarks.page import publish, study_parser, write_part
 from benchmarks.study_rows import drawn_specs, folds_of
 from benchmarks.study_style import markdown
 from dataset_builder.configuration import compose_build, make_build, settings_of
@@ -53,8 +53,7 @@ def test_a_part_of_a_page_is_written_between_its_marks(tmp_path):
 
 
 def test_a_table_and_its_picture_go_where_the_options_say(tmp_path, capsys):
-    parser = ArgumentParser()
-    add_places(parser)
+    parser = study_parser(None, measured=False)
     page, drawn = tmp_path / "page.md", []
     page.write_text("<!-- made by benchmarks.x: table --><!-- made by benchmarks.x: end of table -->")
     publish(parser.parse_args([]), "x", "new", drawn.append)
