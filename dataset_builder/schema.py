@@ -6,6 +6,7 @@ Standard-library dataclasses only: reading a row needs neither torch nor pandas.
 import ast
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -158,6 +159,13 @@ class Spec:
     def group(self) -> str:
         """Content hash of the network alone: rows of one group never part when data is split."""
         return content_hash({"family": self.family, "network": dict(self.network)})
+
+    @cached_property
+    def design(self) -> str:
+        """What resnet18 and resnet50 share, told by the name that a library gives; what has none stands for itself."""
+        name = str(self.network.get("name") or self.network.get("architecture") or "")
+        letters = re.match("[A-Za-z]+", name)
+        return f"{self.family}/{letters.group()}" if letters else self.group
 
     def to_json(self) -> dict[str, Any]:
         """A mapping that `from_json` reads back; defaults of the training are left out."""

@@ -1,4 +1,4 @@
-"""Safe bounds: how far above its median a forecast must be read so that it is too low at a chosen risk only.
+"""Safe bounds: how far above an estimate memory must be set aside so that it is too low at a chosen risk only.
 
 Split conformal prediction (Vovk et al. 2005), family by family ("Mondrian"): if the calibration jobs and the new one
 are exchangeable, the bound holds for any estimator, however wrong its density is.
@@ -13,11 +13,38 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dataset_builder.errors import UserError
+from dataset_builder.schema import MIB
 
 Array = NDArray[np.float64]
 
+_STEADY_BYTES = 512 * MIB
+"""What a job may be off by whatever its size, such as a segment more or another workspace, beside what grows with it.
+
+A margin in proportion alone would be set by small jobs, for which 100 MiB is much, and be too wide for large ones.
+"""
+
 _LEAST_SCALE = 0.002
-"""Of a density in logarithms: half a percent between its quartiles."""
+"""Of a density of scores: half a percent between its quartiles."""
+
+
+def score(own_bytes: ArrayLike, estimated_bytes: ArrayLike) -> Array:
+    """[n]: how far what jobs needed lies above what was estimated; minus infinity where nothing would be enough."""
+    return np.asarray(np.log(_steady(own_bytes)) - np.log(_steady(estimated_bytes)))
+
+
+def raised(estimated_bytes: ArrayLike, margins: ArrayLike) -> Array:
+    """[n]: what has these scores."""
+    return _steady(estimated_bytes) * np.exp(margins) - _STEADY_BYTES
+
+
+def relative(scales: ArrayLike, estimated_bytes: ArrayLike) -> Array:
+    """[n]: widths of scores as widths of the logarithm of memory, which are greater for small jobs."""
+    estimated = np.asarray(estimated_bytes, dtype=np.float64)
+    return np.asarray(scales) * _steady(estimated) / estimated
+
+
+def _steady(own_bytes: ArrayLike) -> Array:
+    return np.asarray(own_bytes, dtype=np.float64) + _STEADY_BYTES
 
 
 @dataclass(frozen=True)

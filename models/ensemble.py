@@ -14,7 +14,7 @@ from dataset_builder.errors import UserError, check_count
 from dataset_builder.store.splits import make_folds, make_split
 from models.batch import Inputs
 from models.classifiers import Encoded, Fitter, NetworkClassifier, NetworkSettings
-from models.conformal import SafeMargins
+from models.conformal import SafeMargins, raised, relative, score
 from models.example import Example
 from models.features import feature_set
 from models.forecast import Forecast
@@ -22,7 +22,7 @@ from models.forecaster import Forecaster
 from models.labels import Buckets
 from models.ood import Novelty
 from models.storage import State, joined
-from models.targets import gaps_of, intervals
+from models.targets import intervals
 
 _TEMPERATURES = tuple(float(value) for value in np.geomspace(0.5, 3.0, 37))
 _LEAST_FOLDS = 5
@@ -86,14 +86,15 @@ class Ensemble(Forecaster):
     def fit(self, train: Sequence[Example], validation: Sequence[Example]) -> Self:
         """Fit each member to all examples but a part of its own, and calibrate on what they were not fitted to.
 
-        With five members or more every row is learned from by most of them, and every row calibrates one that had not
-        seen it. Nothing but the usual gap, one number, is fitted in what members start from: all rows calibrate that.
+        With five members or more every row is learned from by most of them, and every row calibrates one that had seen
+        no network of its design. Nothing but the usual gap, one number, is fitted in what members start from: all rows
+        calibrate that.
         """
         examples = [*train, *validation]
         encoded: dict[tuple[str, bool, int], Encoded] = {}
         held: list[Forecast] = []
         calibrated_on: list[Example] = []
-        rounds = rounds_of([example.group for example in examples], len(self.members), self._seed)
+        rounds = rounds_of([example.design for example in examples], len(self.members), self._seed)
         for member, parts in zip(self.members, rounds, strict=True):
             key = member.settings.encoding
             if key not in encoded:
@@ -104,7 +105,7 @@ class Ensemble(Forecaster):
             held.append(member.forecast_inputs(data.rows.inputs.select(parts.calibration), kept))
             calibrated_on += kept
         self.novelty_ = self._novelty(examples, rounds[0])
-        self.usual_margins_ = self._usual_margins(examples)
+        self.usual_margins_ = _margins(examples, self._usual_bytes(examples))
         return self._calibrate(Forecast.stacked(held), calibrated_on)
 
     @property
@@ -120,13 +121,8 @@ class Ensemble(Forecaster):
     def _calibrate(self, plain: Forecast, examples: Sequence[Example]) -> Self:
         """Set width and safe margins by forecasts of examples that are new to who made them."""
         self.temperature_ = best_temperature(plain, examples)
-        self.margins_ = _margins(examples, plain.above_median(_needed_bytes(examples)))
+        self.margins_ = _margins(examples, plain.own_quantile_bytes(0.5))
         return self
-
-    def _usual_margins(self, examples: Sequence[Example]) -> SafeMargins:
-        first = self.members[0]
-        gaps = gaps_of(_needed_bytes(examples), examples, feature_set(first.settings.features))
-        return _margins(examples, gaps - first.center_)
 
     def _usual_bytes(self, examples: Sequence[Example]) -> NDArray[np.float64]:
         """[examples]: what members start from, the virtual GPU's figure for one, corrected by the gap that is usual."""
@@ -146,8 +142,9 @@ class Ensemble(Forecaster):
         found = self._plain_forecast(examples).tempered(self.temperature_)
         if not strange.any():
             return found
+        usual = self._usual_bytes(examples)
         scales = self.usual_margins_.scales([example.stratum for example in examples])
-        return found.recentred(strange, self._usual_bytes(examples).tolist(), scales)
+        return found.recentred(strange, usual.tolist(), relative(scales, usual))
 
     def _plain_forecast(self, examples: Sequence[Example]) -> Forecast:
         """Members that share an encoder share its work, which is most of an answer's time."""
@@ -179,7 +176,8 @@ class Ensemble(Forecaster):
         strata, strange = [example.stratum for example in examples], self.unfamiliar(examples)
         found = self._forecast(examples, strange)
         learned, usual = (item.margins(strata, risk) for item in (self.margins_, self.usual_margins_))
-        return found, found.bytes_above_median(np.where(strange, usual, learned)), strange
+        safe = raised(found.own_quantile_bytes(0.5), np.where(strange, usual, learned))
+        return found, found.on_device(safe), strange
 
     @property
     def least_risk(self) -> float:
@@ -238,14 +236,16 @@ def _part(index: int) -> str:
     return f"member{index}"
 
 
-def _margins(examples: Sequence[Example], scores: NDArray[np.float64]) -> SafeMargins:
+def _margins(examples: Sequence[Example], estimated_bytes: NDArray[np.float64]) -> SafeMargins:
     """Margins by stratum; a score counts in all strata of which its example tells something."""
-    strata = [(name, score) for example, score in zip(examples, scores, strict=True) for name in example.calibrates]
-    return SafeMargins.fit([name for name, _ in strata], [score for _, score in strata])
+    scores = score(_own_bytes(examples), estimated_bytes)
+    strata = [(name, value) for example, value in zip(examples, scores, strict=True) for name in example.calibrates]
+    return SafeMargins.fit([name for name, _ in strata], [value for _, value in strata])
 
 
-def _needed_bytes(examples: Sequence[Example]) -> NDArray[np.float64]:
-    """[examples]: what an answer must reach to be safe: the memory used, or for what did not fit the card's limit."""
+def _own_bytes(examples: Sequence[Example]) -> NDArray[np.float64]:
+    """[examples]: what a job's allocator had; where it did not fit, what it must be said to need: the card's limit."""
     targets = [(example, example.measured) for example in examples]
-    needed = [target.used_bytes if target.fits else example.capacity_bytes for example, target in targets]
-    return np.array(needed, dtype=np.float64)
+    used = [target.used_bytes if target.fits else example.capacity_bytes for example, target in targets]
+    overhead = [example.overhead_bytes for example in examples]
+    return np.maximum(np.array(used, dtype=np.float64) - overhead, 0)

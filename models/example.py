@@ -63,6 +63,8 @@ class Example:
     id: str
     group: str
     """Examples of one group never part when data is split."""
+    design: str
+    """Of a library's network, what its sisters share: a bound must hold for designs that nobody measured."""
     family: str
     training: TrainingSetup
     layers: tuple[LayerRecord, ...]

@@ -37,6 +37,7 @@ def example_of_table(
     return Example(
         id=content_hash({"group": group, "training": vars(training)}),
         group=group,
+        design=group,
         family=family or _UNNAMED,
         training=training,
         layers=table.layers,
@@ -62,7 +63,8 @@ def example_of_row(
     """An example with the target that a row measured; the layer table is that of its network, where it is known."""
     known = table or table_of(row.spec)
     example = example_of_table(known, row.spec.training, profile, simulation, row.spec.family)
-    return replace(example, id=row.spec.id, group=row.spec.group, target=_target(row))
+    spec = row.spec
+    return replace(example, id=spec.id, group=spec.group, design=spec.design, target=_target(row))
 
 
 def examples_of_rows(

@@ -78,23 +78,21 @@ class Forecast:
 
     def quantile_bytes(self, level: float) -> Array:
         """[n]: what is exceeded with probability 1 - level, on the device; infinity for what does not fit."""
-        return self._to_bytes(self.mixture.quantile(level).numpy())
+        return self.on_device(self.own_quantile_bytes(level))
 
     def median_bytes(self) -> Array:
         """[n]: the point estimate; infinity for what does not fit."""
         return self.quantile_bytes(0.5)
 
-    def above_median(self, used_bytes: ArrayLike) -> Array:
-        """[n]: how far memory [n] lies above the median, as the logarithm of the job's own part.
+    def own_quantile_bytes(self, level: float) -> Array:
+        """[n]: the same of what the job's allocator has alone, be it more than the card."""
+        with np.errstate(over="ignore"):
+            return np.asarray(np.exp(self.mixture.quantile(level).numpy()))
 
-        Where the median is that the job does not fit nothing lies above it.
-        """
-        used = torch.as_tensor(np.asarray(used_bytes, dtype=np.float64))[:, None]
-        return np.asarray(self._log_used(used)[:, 0].numpy() - self.mixture.quantile(0.5).numpy())
-
-    def bytes_above_median(self, gaps: ArrayLike) -> Array:
-        """[n]: what lies above the median by gaps [n] of the logarithm; infinity for what does not fit."""
-        return self._to_bytes(self.mixture.quantile(0.5).numpy() + np.asarray(gaps, dtype=np.float64))
+    def on_device(self, own_bytes: Array) -> Array:
+        """[n]: what is used on the device where the job's allocator has so much; infinity for what does not fit."""
+        used = own_bytes + self.overhead_bytes.numpy()
+        return np.where(used >= self.capacity_bytes.numpy(), np.inf, used)
 
     def log_likelihood(self, lower_bytes: ArrayLike, upper_bytes: ArrayLike, fits: NDArray[np.bool_]) -> Array:
         """[n]: of what was measured: an interval, or for what did not fit more than its lower bound."""
@@ -108,11 +106,6 @@ class Forecast:
     def _log_used(self, used_bytes: Tensor) -> Tensor:
         """[n, m] bytes on the device as logarithms of what the job's allocator has of them."""
         return (used_bytes - self.overhead_bytes[:, None]).clamp(min=1).log()
-
-    def _to_bytes(self, log_used: Array) -> Array:
-        with np.errstate(over="ignore"):
-            used = np.exp(log_used) + self.overhead_bytes.numpy()
-        return np.where(used >= self.capacity_bytes.numpy(), np.inf, used)
 
 
 def bounds_of(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:

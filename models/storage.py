@@ -17,7 +17,7 @@ from dataset_builder.schema import content_hash
 from dataset_builder.store.durable import replacing
 
 FORMAT = "vramcast-estimator"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 WEIGHTS, ESTIMATOR = "weights.safetensors", "estimator.json"
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from dataset_builder.errors import UserError
-from models.conformal import SafeMargins
+from dataset_builder.schema import MIB
+from models.conformal import SafeMargins, raised, relative, score
 
 
 @pytest.mark.parametrize("risk", [0.01, 0.05, 0.2])
@@ -69,3 +70,27 @@ def test_a_risk_is_between_zero_and_one(risk):
 def test_no_rows_get_a_sentence():
     with pytest.raises(UserError, match="expected calibration examples"):
         SafeMargins.fit([], [])
+
+
+def test_what_is_raised_by_a_score_is_what_had_it():
+    estimated = np.array([10.0, 300.0, 20_000.0]) * MIB
+    needed = np.array([60.0, 290.0, 24_000.0]) * MIB
+    np.testing.assert_allclose(raised(estimated, score(needed, estimated)), needed)
+    assert list(raised(estimated, np.zeros(3))) == pytest.approx(list(estimated))
+
+
+def test_the_same_excess_weighs_less_the_larger_a_job_but_a_small_one_does_not_set_the_margin():
+    small, large = np.array([20.0 * MIB]), np.array([20_000.0 * MIB])
+    assert score(small + 100 * MIB, small) > score(large + 100 * MIB, large)
+    assert score(6 * small, small) < score(1.25 * large, large)  # 100 MiB of a small job, 5,000 of a large one
+
+
+def test_nothing_is_above_what_does_not_fit():
+    assert score([100.0], [np.inf])[0] == -np.inf
+    assert raised([np.inf], [0.1])[0] == np.inf
+
+
+def test_the_width_of_scores_is_a_wider_one_of_memory_for_small_jobs():
+    scale, estimated = 1e-4, np.array([50.0, 50_000.0]) * MIB
+    high, low = raised(estimated, [scale, scale]), raised(estimated, [-scale, -scale])
+    np.testing.assert_allclose(np.log(high / low) / 2, relative(scale, estimated), rtol=1e-4)

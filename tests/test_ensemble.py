@@ -1,6 +1,7 @@
 """Ensembles: the contract, averages, safe answers, and what they say of the unfamiliar."""
 
 import math
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -10,6 +11,7 @@ from synthetic_examples import cnn_spec, example_of, mlp_examples, mlp_spec
 
 from dataset_builder.errors import UserError
 from models.classifiers import NetworkSettings
+from models.conformal import raised, relative
 from models.ensemble import Ensemble, best_temperature, rounds_of
 from models.example import Example, Target, is_convolution
 from models.fitting import PlainFitter
@@ -101,6 +103,16 @@ def test_members_leave_out_parts_of_their_own_and_part_no_group():
     assert set.union(*calibrated_on) == everything
 
 
+def test_sisters_of_a_design_are_not_parted_when_members_calibrate(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "models.ensemble.rounds_of", lambda groups, *rest: seen.append(groups) or rounds_of(groups, *rest)
+    )
+    examples = [replace(item, design=f"library/{index % 12}") for index, item in enumerate(mlp_examples(60))]
+    Ensemble.of(SETTINGS, 1, QUICK).fit(examples[:50], examples[50:])
+    assert seen == [[item.design for item in examples]]
+
+
 def test_every_member_beyond_five_leaves_out_less():
     rounds = rounds_of([str(index) for index in range(200)], 10, seed=0)
     assert [len(parts.train) for parts in rounds] == [170] * 10
@@ -127,12 +139,11 @@ def test_an_unfamiliar_job_is_answered_by_the_simulation_with_the_margin_of_simu
     assert ensemble.unfamiliar(strange).all()
     usual = math.exp(ensemble.members[0].center_) * strange[0].simulation.reserved_bytes
     assert ensemble.predict_bytes(strange) == pytest.approx([strange[0].overhead_bytes + usual])
-    gaps = ensemble.usual_margins_.scores["mlp"]
-    margin = gaps[math.ceil((len(gaps) + 1) * 0.8) - 1]
-    expected = strange[0].overhead_bytes + usual * math.exp(margin)
-    assert ensemble.safe_bytes(strange, 0.2) == pytest.approx([expected])
+    scores = ensemble.usual_margins_.scores["mlp"]
+    margin = scores[math.ceil((len(scores) + 1) * 0.8) - 1]
+    assert ensemble.safe_bytes(strange, 0.2) == pytest.approx(strange[0].overhead_bytes + raised([usual], [margin]))
     low, high = (ensemble.forecast(strange).quantile_bytes(level) - strange[0].overhead_bytes for level in (0.25, 0.75))
-    assert np.log(high / low) == pytest.approx(np.diff(np.quantile(gaps, [0.25, 0.75])))
+    assert np.log(high / low) == pytest.approx(relative(np.diff(np.quantile(scores, [0.25, 0.75])), [usual]))
 
 
 def test_a_trial_of_cudnn_calibrates_only_jobs_that_try():

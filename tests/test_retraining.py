@@ -1,10 +1,12 @@
 """Simulated neighbours of measured rows: other optimizers, the same networks and groups."""
 
+import pytest
 from synthetic_examples import PROFILE, mlp_spec
 
+from dataset_builder.errors import UserError
 from dataset_builder.schema import Spec, TrainingSetup
 from models.simulation import SimulationCache
-from train.retraining import retrained, simulated
+from train.retraining import named_specs, retrained, simulated
 
 
 def timm_spec(name, batch):
@@ -37,9 +39,37 @@ def test_their_target_is_the_simulation(tmp_path, monkeypatch):
     assert adam.simulation.allocated_bytes - sgd.simulation.allocated_bytes >= 0.9 * states > 0
 
 
+def test_networks_that_no_table_has_go_by_their_names():
+    specs = list(named_specs(["torchvision:vgg11", "hf:RobertaForMaskedLM"]))
+    found = retrained(specs, ["Adam", "SGD"])
+    assert len(found) == 4
+    losses = {(spec.family, spec.training.loss) for spec in found}
+    assert losses == {("torchvision", "cross_entropy"), ("hf", "own")}
+    assert {spec.training.batch_size for spec in found} <= {spec.training.batch_size for spec in specs}
+    with pytest.raises(UserError, match=r"the library of 'keras:VGG16' in data\.networks to be one of"):
+        list(named_specs(["keras:VGG16"]))
+
+
 def _in_this_process(self, missing):
     from models.tables import _table_text
 
     self.directory.mkdir()
     for path, spec in missing.items():
         path.write_text(_table_text(spec))
+
+
+@pytest.mark.parametrize(
+    ("family", "network", "design"),
+    [
+        ("timm", {"name": "resnet50d"}, "timm/resnet"),
+        ("timm", {"name": "swin_base_patch4_window12_384"}, "timm/swin"),
+        ("hf", {"architecture": "BertForMaskedLM"}, "hf/BertForMaskedLM"),
+    ],
+)
+def test_a_design_is_told_by_the_name(family, network, design):
+    assert Spec(family, network, TrainingSetup(batch_size=4)).design == design
+
+
+def test_a_network_without_a_name_is_its_own_design():
+    assert mlp_spec().design == mlp_spec().group
+    assert mlp_spec(width=64).design != mlp_spec(width=128).design

@@ -137,8 +137,9 @@ def test_what_exceeds_the_card_is_infinite():
     assert np.isinf(forecast_of(300, 0.01, example, atom=0.6).median_bytes()[0])
 
 
-def test_scores_and_bytes_are_each_others_inverse():
-    forecast = forecast_of(300, 0.05, example_of(mlp_spec()))
-    for used in (400 * MIB, 600 * MIB):
-        assert forecast.bytes_above_median(forecast.above_median([used]))[0] == pytest.approx(used)
-    assert forecast.above_median(forecast.median_bytes())[0] == pytest.approx(0, abs=1e-9)
+def test_the_own_part_of_a_job_is_without_overhead_and_knows_no_card():
+    example = example_of(mlp_spec())
+    forecast = forecast_of(5000, 0.05, example)
+    assert forecast.own_quantile_bytes(0.5) == pytest.approx([5000 * MIB])
+    assert forecast.on_device(np.array([300.0 * MIB])) == pytest.approx([example.overhead_bytes + 300 * MIB])
+    assert np.isinf(forecast.on_device(forecast.own_quantile_bytes(0.5))[0])

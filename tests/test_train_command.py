@@ -88,7 +88,7 @@ def test_builds_without_virtual_rows_are_refused(inside, tmp_path, capsys):
     assert main([*TINY, f"data.builds=[{tmp_path / 'static'}]"]) == 2
     assert "expected rows of backend=virtual" in capsys.readouterr().err
     assert main([*TINY, f"data.builds={tmp_path}"]) == 2
-    assert "a list of directories" in capsys.readouterr().err
+    assert "a list of texts" in capsys.readouterr().err
 
 
 def test_the_same_seed_gives_the_same_weights_and_figures(inside):

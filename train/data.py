@@ -15,7 +15,7 @@ from models.example import Example
 from models.examples import example_of_row, examples_of_rows
 from models.labels import Buckets
 from models.simulation import SimulationCache
-from train.retraining import retrained, simulated
+from train.retraining import named_specs, retrained, simulated
 from train.settings import DataSettings
 
 
@@ -53,7 +53,7 @@ def _measured(data: DataSettings, workers: int) -> list[Example]:
     measured = examples_of_rows(rows, profiles, cache)
     if not data.optimizers:
         return measured
-    others = retrained([row.spec for row in rows], data.optimizers)
+    others = retrained([*(row.spec for row in rows), *named_specs(data.networks)], data.optimizers)
     return [*measured, *simulated(others, load_profile(str(data.device)), cache)]
 
 

@@ -1,9 +1,11 @@
-"""Networks that were measured under one optimizer, simulated under others: simulation teaches what nobody measured."""
+"""Networks and optimizers that nobody measured together, simulated: simulation teaches what no table has."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
+from dataset_builder.errors import check_choice
 from dataset_builder.families import FAMILIES
 from dataset_builder.measure.virtual.profile import DeviceProfile
 from dataset_builder.schema import Provenance, Row, Spec, TrainingSetup
@@ -27,9 +29,35 @@ def retrained(specs: Iterable[Spec], optimizers: Sequence[str]) -> list[Spec]:
     for place, group in enumerate(sorted(networks)):
         sizes = sorted(batches[group])
         for offset, optimizer in enumerate(optimizers):
-            training = TrainingSetup(batch_size=sizes[(place + offset) % len(sizes)], optimizer=optimizer)
-            found.append(replace(networks[group], training=training))
+            spec, batch_size = networks[group], sizes[(place + offset) % len(sizes)]
+            training = TrainingSetup(batch_size=batch_size, optimizer=optimizer, loss=spec.training.loss)
+            found.append(replace(spec, training=training))
     return found
+
+
+def named_specs(networks: Iterable[str]) -> Iterator[Spec]:
+    """Networks such as torchvision:vgg11, as their authors set them up, at a few batch sizes each."""
+    for text in networks:
+        family, _, name = text.partition(":")
+        check_choice(f"the library of {text!r} in data.networks", family, _LIBRARIES)
+        network_of, sizes, loss = _LIBRARIES[family]
+        for batch_size in sizes:
+            yield Spec(family, network_of(name), TrainingSetup(batch_size=batch_size, loss=loss))
+
+
+def _classifier(name: str) -> dict[str, Any]:
+    return {"name": name, "input_shape": [3, 224, 224], "num_classes": 1000}
+
+
+def _language_model(name: str) -> dict[str, Any]:
+    return {"architecture": name, "config": {}, "sequence": 512}
+
+
+_LIBRARIES = {
+    "torchvision": (_classifier, (8, 16, 32, 64, 128), "cross_entropy"),
+    "hf": (_language_model, (2, 4, 8, 16, 32), "own"),
+}
+"""Those whose networks can be named; timm's are in the tables."""
 
 
 def simulated(specs: Sequence[Spec], profile: DeviceProfile, cache: SimulationCache) -> list[Example]:

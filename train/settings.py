@@ -48,7 +48,9 @@ class DataSettings:
     counts: Mapping[str, int] = field(default_factory=dict)
     """Virtual rows by family."""
     optimizers: Sequence[str] = ()
-    """Under which libraries' networks among the tables are simulated beside."""
+    """Under which libraries' networks, those of the tables and those of `networks`, are simulated beside."""
+    networks: Sequence[str] = ()
+    """Such as torchvision:vgg11: what no table has, and is simulated where `optimizers` names some."""
     builds: Sequence[str] = ()
     """Directories of `vramcast build` whose virtual rows take the place of those."""
     device: str | None = None
@@ -66,8 +68,10 @@ class DataSettings:
             check_count(f"data.counts.{family}", count, least=0)
         for optimizer in self.optimizers:
             check_choice("an optimizer of data.optimizers", optimizer, OPTIMIZERS)
-        if isinstance(self.builds, str) or not all(isinstance(item, str) for item in self.builds):
-            raise UserError(f"expected data.builds to be a list of directories, found {self.builds!r}: change it")
+        for name in ("builds", "networks"):
+            value = getattr(self, name)
+            if isinstance(value, str) or not all(isinstance(item, str) for item in value):
+                raise UserError(f"expected data.{name} to be a list of texts, found {value!r}: change it")
         check_count("data.seed", self.seed, least=0)
         self.wanted_families()
 

@@ -37,6 +37,7 @@ def example_of(
     return Example(
         id=name,
         group=name,
+        design=name,
         family=family,
         training=setup,
         layers=table.layers,
