@@ -81,6 +81,8 @@ class Example:
     """The stack that the target was measured on, a device profile's name."""
     target: Target | None = None
     """None where nothing was measured: a job to be classified."""
+    backend: str | None = None
+    """What the target comes from: virtual, cuda, or nvidia-smi for tables of others."""
 
     @property
     def stratum(self) -> str:

@@ -64,7 +64,8 @@ def example_of_row(
     known = table or table_of(row.spec)
     example = example_of_table(known, row.spec.training, profile, simulation, row.spec.family)
     spec = row.spec
-    return replace(example, id=spec.id, group=spec.group, design=spec.design, target=_target(row))
+    named = replace(example, id=spec.id, group=spec.group, design=spec.design)
+    return replace(named, target=_target(row), backend=row.provenance.backend)
 
 
 def examples_of_rows(

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from omegaconf import OmegaConf
 
 from dataset_builder.__main__ import main as build_main
 from dataset_builder.devices import CONF
+from dataset_builder.schema import MIB
+from dataset_builder.store import JournalWriter, read_journal
 from dataset_builder.store.splits import Split
 from models.checkpoint import load_checkpoint
 from train.__main__ import main
@@ -82,11 +85,37 @@ def test_rows_of_earlier_builds_take_the_place_of_new_ones(inside, capsys):
     assert _figures(_newest(inside)) == _figures(min((inside / "runs" / "train").iterdir()))
 
 
+def test_rows_of_a_card_are_learned_from_and_said_to_be_measured(room, tmp_path, monkeypatch, capsys):
+    (build,) = (room / "runs" / "rows").glob("*/mlp-24-seed0")
+    monkeypatch.chdir(tmp_path)
+    rows = [_read_off_a_card(row, alone=index > 1) for index, row in enumerate(read_journal(build).rows)]
+    with JournalWriter(tmp_path / "card", {}) as journal:
+        for row in rows:
+            journal.append(row)
+    tiny = [word for word in TINY if not word.startswith("data.counts")]
+    assert main([*tiny, f"data.builds=[{tmp_path / 'card'}]", "features=full", "task.figures=false"]) == 0
+    printed = capsys.readouterr()
+    assert "2 rows are left out: other processes were on the card" in printed.err
+    assert any(line.startswith("virtual") for line in printed.out.splitlines())  # a card is no simulation
+    card = (_newest(tmp_path) / "checkpoint" / "README.md").read_text()
+    assert "Measured by vramcast on cards like these: a100_40gb." in card
+    assert "virtual GPU" not in card
+    assert "CC BY" not in card
+
+
+def _read_off_a_card(row, alone):
+    provenance = replace(row.provenance, origin="measured", backend="cuda", device="NVIDIA A100-SXM4-40GB")
+    used_bytes = row.measurement.peak_bytes + 30 * MIB
+    return replace(row, provenance=provenance, measurement=replace(
+        row.measurement, device_used_bytes=used_bytes, alone=alone
+    ))  # fmt: skip
+
+
 def test_builds_without_virtual_rows_are_refused(inside, tmp_path, capsys):
     words = ["family=mlp", "n=2", "backend=static", "executor=serial", f"out={tmp_path / 'static'}"]
     assert build_main(words) == 0
     assert main([*TINY, f"data.builds=[{tmp_path / 'static'}]"]) == 2
-    assert "expected rows of backend=virtual" in capsys.readouterr().err
+    assert "expected rows of backend=virtual or backend=cuda" in capsys.readouterr().err
     assert main([*TINY, f"data.builds={tmp_path}"]) == 2
     assert "a list of texts" in capsys.readouterr().err
 

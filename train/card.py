@@ -9,14 +9,20 @@ from models.checkpoint import Card
 from models.comparison import Report
 from models.example import Example
 from train.configuration import Configuration
+from train.data import CUDA, VIRTUAL
 from train.experiment import ESTIMATOR, Parts
 
 _FIGURES = (
     "rows", "accuracy", "macro_f1", "too_low", "safe_too_low", "over_reservation_mib", "median_relative_error",
     "mean_relative_error", "p95_relative_error", "oom_recall", "oom_false_alarms",
 )  # fmt: skip
-_MEASURED = "Measured by others on NVIDIA A100 40 GB cards: maxima of nvidia-smi at 1 Hz, and 'does not fit'."
-_SIMULATED = "Simulated by vramcast's virtual GPU; no figure was read off a card."
+_PUBLISHED = "nvidia-smi"
+_ORIGINS = {
+    _PUBLISHED: "Measured by others on NVIDIA A100 40 GB cards: maxima of nvidia-smi at 1 Hz, and 'does not fit'.",
+    CUDA: "Measured by vramcast on cards like these: {sources}.",
+    VIRTUAL: "Simulated by vramcast's virtual GPU; no figure was read off a card.",
+}
+"""By the backend of a row."""
 
 
 def figures_of(configuration: Configuration, reports: Mapping[str, Report]) -> dict[str, Any]:
@@ -33,8 +39,8 @@ def figures_of(configuration: Configuration, reports: Mapping[str, Report]) -> d
 
 def card_of(configuration: Configuration, parts: Parts, title: str | None) -> Card:
     """The card of an estimator that was trained on these parts."""
-    measured, simulated = configuration.data.path is not None, configuration.data.rows is not None
     network = configuration.network
+    published = any(example.backend == _PUBLISHED for example in parts.train)
     return Card(
         title=title or f"GPU memory of training jobs, estimated by networks of the kind '{network.network}'",
         summary=(
@@ -42,15 +48,16 @@ def card_of(configuration: Configuration, parts: Parts, title: str | None) -> Ca
             f"'{network.features}'. It gives a distribution of the memory that a training job uses on its device, from "
             f"which buckets of any width follow; it was trained, and is judged below, at {network.bucket_mib} MiB."
         ),
-        data="\n\n".join(_data_lines(parts, measured, simulated)),
-        licence="CC BY 4.0" if measured else "that of vramcast",
-        citation=CITATION if measured else "vramcast",
+        data="\n\n".join(_data_lines(parts)),
+        licence="CC BY 4.0" if published else "that of vramcast",
+        citation=CITATION if published else "vramcast",
         command=configuration.run.command or "python -m train",
     )
 
 
-def _data_lines(parts: Parts, measured: bool, simulated: bool) -> Sequence[str]:
-    kinds = [text for text, there in ((_MEASURED, measured), (_SIMULATED, simulated)) if there]
+def _data_lines(parts: Parts) -> Sequence[str]:
+    sources = {name: {item.source for item in parts.train if item.backend == name} for name in _ORIGINS}
+    kinds = [text.format(sources=", ".join(sorted(sources[name]))) for name, text in _ORIGINS.items() if sources[name]]
     split = f"Split by configuration of the network: {parts.describe()} rows; the figures are those of the test rows."
     return [*kinds, f"Training rows by family: {_counts(parts.train)}.", split]
 

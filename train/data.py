@@ -1,10 +1,12 @@
 """From the data of a configuration to examples: measured tables that are read, virtual rows that are built."""
 
+import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dataset_builder.configuration import compose_build, make_build, settings_of
-from dataset_builder.devices import load_profile
+from dataset_builder.devices import device_for, load_profile
 from dataset_builder.errors import UserError
 from dataset_builder.executors import Executor
 from dataset_builder.pipeline import run_with_bar
@@ -18,10 +20,13 @@ from models.simulation import SimulationCache
 from train.retraining import named_specs, retrained, simulated
 from train.settings import DataSettings
 
+VIRTUAL, CUDA = "virtual", "cuda"
+"""Backends whose rows say what a job takes."""
+
 
 def load_examples(data: DataSettings, executor: Executor, workers: int) -> list[Example]:
     """The examples that a run learns from and is judged by, in an order that only they decide."""
-    examples = [*_measured(data, workers), *_virtual(data, executor)]
+    examples = [*_measured(data, workers), *_of_builds(data, executor, workers)]
     if not examples:
         raise UserError(
             f"expected rows of the families {data.families} in data={data.name}, found none: choose other families"
@@ -84,31 +89,49 @@ def _wanted(data: DataSettings, row: Row) -> bool:
     return families is None or row.spec.family in families
 
 
-def _virtual(data: DataSettings, executor: Executor) -> list[Example]:
-    """A simulated row is its own simulation: what is measured of it is what the virtual GPU says."""
+def _of_builds(data: DataSettings, executor: Executor, workers: int) -> list[Example]:
+    """Virtual rows are simulations already; rows of a card are simulated beside, on the profile of that card."""
     if data.rows is None:
         return []
-    rows = _found(data) if data.builds else _made(data, executor)
+    found = _found(data) if data.builds else _made(data, executor)
+    rows = _on_profiles([row for row in _first_of_each(found) if _wanted(data, row)])
     profiles = {device: load_profile(device) for device in {str(row.provenance.device) for row in rows}}
-    return [
+    virtual = [row for row in rows if row.provenance.backend == VIRTUAL]
+    simulated = [
         example_of_row(row, profiles[str(row.provenance.device)], row.measurement)
-        for row in _first_of_each(rows)
-        if _wanted(data, row) and row.measurement.status in (Status.OK, Status.OOM)
+        for row in virtual
+        if row.measurement.status in (Status.OK, Status.OOM)
     ]
+    read_off_cards = [row for row in rows if row.provenance.backend != VIRTUAL]
+    return [*simulated, *examples_of_rows(read_off_cards, profiles, SimulationCache(data.cache, workers))]
 
 
 def _found(data: DataSettings) -> list[Row]:
-    """The rows of builds that somebody made before."""
+    """The rows of builds that somebody made before; without those whose figure other processes had a part in."""
     rows = []
     for path in data.builds:
         found = read_journal(Path(path)).rows
         kinds = {row.provenance.backend for row in found}
-        if kinds != {"virtual"}:
+        if not found or not kinds <= {VIRTUAL, CUDA}:
             raise UserError(
-                f"expected rows of backend=virtual in {path}, found {sorted(map(str, kinds))}: name other data.builds"
+                f"expected rows of backend=virtual or backend=cuda in {path}, found {sorted(map(str, kinds))}: "
+                "name other data.builds"
             )
         rows += found
-    return rows
+    alone = [row for row in rows if row.measurement.alone is not False]
+    if len(alone) < len(rows):
+        print(f"note: {len(rows) - len(alone)} rows are left out: other processes were on the card", file=sys.stderr)
+    return alone
+
+
+def _on_profiles(rows: Sequence[Row]) -> list[Row]:
+    """Rows of cards as rows of the profiles that stand for them."""
+    cards = {row.provenance.device for row in rows if row.provenance.backend == CUDA}
+    profile_of = {card: device_for(card, lambda text: print(f"note: {text}", file=sys.stderr)) for card in cards}
+    names = [profile_of.get(row.provenance.device, row.provenance.device) for row in rows]
+    return [
+        replace(row, provenance=replace(row.provenance, device=name)) for row, name in zip(rows, names, strict=True)
+    ]
 
 
 def _made(data: DataSettings, executor: Executor) -> list[Row]:

@@ -20,7 +20,7 @@ from models.ensemble import Ensemble
 from models.example import Example
 from models.labels import Buckets
 from train.configuration import Configuration
-from train.data import load_examples
+from train.data import VIRTUAL, load_examples
 from train.fitting import LightningFitter
 
 ESTIMATOR = "this run"
@@ -73,7 +73,7 @@ def fit_estimator(configuration: Configuration, fitter: LightningFitter, parts: 
 
 def evaluate(configuration: Configuration, estimator: Ensemble, parts: Parts, buckets: Buckets) -> dict[str, Report]:
     """The estimator and the baselines on the test rows, by name."""
-    estimators: dict[str, Estimator] = {ESTIMATOR: estimator, **_baselines(configuration, parts)}
+    estimators: dict[str, Estimator] = {ESTIMATOR: estimator, **_baselines(parts)}
     safe = safe_bytes(estimator, parts.test, configuration.risk)
     return compare(estimators, parts.test, buckets, {} if safe is None else {ESTIMATOR: safe})
 
@@ -87,8 +87,8 @@ def safe_bytes(estimator: Ensemble, examples: Sequence[Example], risk: float) ->
         return None
 
 
-def _baselines(configuration: Configuration, parts: Parts) -> dict[str, Estimator]:
+def _baselines(parts: Parts) -> dict[str, Estimator]:
     """Fitted to the same rows. Against rows that are simulated the simulation would be held against itself."""
-    told = {"fake_tensor", "virtual"} if configuration.data.path is None else set()
+    told = {"fake_tensor", "virtual"} if all(example.backend == VIRTUAL for example in parts.test) else set()
     kinds = {name: kind for name, kind in BASELINES.items() if name not in told}
     return {name: kind().fit(parts.train, parts.validation) for name, kind in kinds.items()}

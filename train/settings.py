@@ -52,7 +52,7 @@ class DataSettings:
     networks: Sequence[str] = ()
     """Such as torchvision:vgg11: what no table has, and is simulated where `optimizers` names some."""
     builds: Sequence[str] = ()
-    """Directories of `vramcast build` whose virtual rows take the place of those."""
+    """Directories of `vramcast build`, virtual or of a card, whose rows take the place of those."""
     device: str | None = None
     seed: int = 0
 
