@@ -24,7 +24,7 @@ from dataset_builder.store.importers import read_rows
 
 def variants(profile: DeviceProfile) -> Iterator[tuple[str, DeviceProfile]]:
     rules = profile.convolution
-    none = tuple(replace(rule, copies=0.0, weight_copies=None, extra_mib=0) for rule in rules)
+    none = tuple(replace(rule, copies=0.0, output_copies=None, weight_copies=None, extra_mib=0) for rule in rules)
     yield "all rules", profile
     yield "no rule", replace(profile, convolution=none)
     for index, rule in enumerate(rules):

@@ -100,7 +100,9 @@ def error_on(profile: DeviceProfile, samples: Sequence[Sample]) -> float:
 
 def from_scratch(profile: DeviceProfile) -> DeviceProfile:
     """A profile that knows a card's sizes and nothing of its software: no constants, one copy for every rule."""
-    rules = tuple(replace(rule, copies=1.0, weight_copies=None, extra_mib=0) for rule in profile.convolution)
+    rules = tuple(
+        replace(rule, copies=1.0, output_copies=None, weight_copies=None, extra_mib=0) for rule in profile.convolution
+    )
     bare = replace(profile, context_mib=0, cudnn_mib=0, batch_norm_mib=0, other_mib=0)
     return replace(bare, convolution=rules, calibrated_on=None)
 

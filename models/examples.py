@@ -10,7 +10,7 @@ from dataset_builder.errors import UserError
 from dataset_builder.inspection.findings import Findings
 from dataset_builder.inspection.jobs import table_of
 from dataset_builder.measure.virtual.profile import DeviceProfile
-from dataset_builder.schema import MIB, TRIAL, LayerTable, Measurement, Row, Status, TrainingSetup, content_hash
+from dataset_builder.schema import TRIAL, LayerTable, Measurement, Row, Status, TrainingSetup, content_hash
 from models.example import Example, Target, is_convolution, simulated_of
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def example_of_table(
         static=static_estimate(training, table),
         simulated=simulated_of(simulation) if simulation else None,
         overhead_bytes=simulation.breakdown["context"] if simulation else overhead_bytes,
-        capacity_bytes=(profile.total_mib - profile.driver_mib) * MIB,
+        capacity_bytes=profile.available_bytes,
         source=profile.name,
     )
 

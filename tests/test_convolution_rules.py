@@ -43,6 +43,9 @@ def cnn(norm: str = "none", batch: int = 4, **network: object) -> Spec:
     [
         ({"max_input_channels": 3}, call("weight", 3, 64), call("weight", 4, 64)),
         ({"max_output_channels": 43}, call("forward", 600, 43), call("forward", 43, 44)),
+        ({"min_input_channels": 128}, call("forward", 128, 32), call("forward", 127, 500)),
+        ({"kernel": 3}, call("data", 64, 64), call("data", 64, 64, kernel=5)),
+        ({"places": 64}, call("forward", 64, 64, size=8), call("forward", 64, 64, size=12)),  # 2 x 64, 2 x 144
         ({"aligned": True}, call("forward", 44, 48), call("forward", 44, 50)),
         ({"max_tiles": 9}, call("weight", 128, 128), call("weight", 128, 129)),  # 1 x 9 tiles of 128 x 128; 2 x 9
     ],
@@ -66,9 +69,9 @@ def test_some_calls_take_more_than_their_copies() -> None:
     ("item", "copies", "extra_mib"),
     [
         (call("weight", 3, 111), 0, 0),  # the first layer's gradient is computed in place
-        (call("forward", 72, 72), 0, 0),  # aligned channels need no copy on the way forward
+        (call("forward", 64, 64), 0, 0),  # aligned channels, few outputs
         (call("forward", 70, 72), 1, 0),
-        (call("forward", 200, 32), 0, 0),
+        (call("forward", 200, 32, size=62), 0, 0),
         (call("weight", 200, 32), 1, 5),
         (call("weight", 33, 33), 1, 0),
         (call("data", 70, 70), 1, 0),
@@ -80,6 +83,27 @@ def test_some_calls_take_more_than_their_copies() -> None:
 )
 def test_the_a100_of_the_cnn_rows(item: ConvolutionCall, copies: int, extra_mib: int) -> None:
     assert A100.workspace_bytes(item) == copies * copies_bytes(item) + extra_mib * MIB
+
+
+def test_aligned_outputs_are_written_where_they_belong() -> None:
+    item = call("forward", 72, 96)
+    assert A100.workspace_bytes(item) == 4 * (2 * 72 * 64 * 64 + 72 * 96 * 9)
+
+
+def test_a_dense_layer_takes_what_winograd_takes() -> None:
+    """Tiles of 4 x 4 become 6 x 6: 36 / 16 of the images, 36 / 9 of the weight."""
+    item = call("forward", 160, 32)
+    assert A100.workspace_bytes(item) == 4 * (36 * 2 * 16 * 16 * (160 + 32) + 36 * 160 * 32)
+    assert A100.workspace_bytes(call("forward", 160, 32, size=62)) == 0  # 7,688 places are no multiple of 64
+
+
+def test_each_layer_of_a_dense_block_wants_more_than_the_last_one_gave_back() -> None:
+    """Rows whose sides are multiples of 8 hold a workspace for every layer; their neighbours hold none of them."""
+    networks = {"arch": "dense", "input_channels": 1, "num_classes": 10, "depth": 28, "base_filters": 32}
+    specs = [make_spec("cnn", {**networks, "input_size": size}, TrainingSetup(batch_size=16)) for size in (62, 64)]
+    simulated = [simulate(trace_spec(spec), A100, AllocatorOptions()) for spec in specs]
+    shares = [(item.reserved_bytes or 0) / (item.allocated_bytes or 1) for item in simulated]
+    assert shares[1] > 1.15 * shares[0]
 
 
 def test_a_little_more_than_the_last_workspace_means_a_segment_of_its_own() -> None:

@@ -23,6 +23,7 @@ from collocation.service.requests import ClassifyBody, ManyJobs, PlacementBody
 from collocation.service.settings import Settings
 from collocation.service.slurm import shards_text
 from dataset_builder.devices import device_names, load_profile
+from dataset_builder.schema import MIB
 from models.checkpoint import RELEASED
 
 _PAGE = Path(__file__).with_name("page.html")
@@ -93,7 +94,7 @@ async def devices(request: Request) -> Response:
             "name": item.name,
             "title": item.title,
             "total_mib": item.total_mib,
-            "available_mib": item.total_mib - item.driver_mib,
+            "available_mib": item.available_bytes // MIB,
             "calibrated": item.calibrated_on is not None,
         }
         for item in found

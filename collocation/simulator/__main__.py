@@ -18,7 +18,6 @@ from dataset_builder.defaults import CHECKPOINT, RISK, SIMULATIONS
 from dataset_builder.devices import DEFAULT_DEVICE, load_profile
 from dataset_builder.errors import check_amount, check_count
 from dataset_builder.exits import exit_code
-from dataset_builder.schema import MIB
 from models.timeline import check_picture
 
 
@@ -79,7 +78,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
 def _rules(arguments: argparse.Namespace) -> Rules:
     profile = load_profile(arguments.card)
     named = {item.name: getattr(arguments, item.name) for item in fields(Rules) if hasattr(arguments, item.name)}
-    return Rules(**named, capacity_bytes=(profile.total_mib - profile.driver_mib) * MIB)
+    return Rules(**named, capacity_bytes=profile.available_bytes)
 
 
 def _bounds(arguments: argparse.Namespace, jobs: Sequence[Job]) -> dict[str, int]:

@@ -22,7 +22,7 @@ from dataset_builder.measure.virtual.replay import FREE, Replay
 from dataset_builder.measure.virtual.session import trace_training
 from dataset_builder.measure.virtual.timeline import timeline_of
 from dataset_builder.measure.virtual.trace import Trace, Use
-from dataset_builder.schema import MIB, LayerTable, Measurement, TrainingSetup, parse_call
+from dataset_builder.schema import LayerTable, Measurement, TrainingSetup, parse_call
 
 _ENDLESS_MIB = 2**30
 """A card of a pebibyte."""
@@ -129,7 +129,7 @@ class Inspector:
             {use: values[keep].tolist() for use, values in found.requested_bytes.items()},
             found.reserved_bytes[keep].tolist(),
             found.context_bytes,
-            (profile.total_mib - profile.driver_mib) * MIB,
+            profile.available_bytes,
         )
 
     def _turn_to(self, training: TrainingSetup) -> None:

@@ -27,11 +27,16 @@ class ConvolutionWorkspace:
     """'forward', 'data' or 'weight'; None for all."""
     max_channels: int | None = None
     min_channels: int | None = None
+    min_input_channels: int | None = None
     max_input_channels: int | None = None
     max_output_channels: int | None = None
     max_size: int | None = None
     max_tiles: int | None = None
     """Tiles of the weight's gradient: with few, cuDNN cuts the sum over places into parts that need room."""
+    kernel: int | None = None
+    """Places of the kernel along each side."""
+    places: int | None = None
+    """The output's places, those of all samples, are a multiple of it."""
     aligned: bool | None = None
     """True where all channels are multiples of the profile's `align_channels`."""
     pointwise: bool | None = None
@@ -40,15 +45,16 @@ class ConvolutionWorkspace:
     """True for convolutions in groups only."""
     depthwise: bool | None = None
     """True for those whose groups are single channels, which run in torch's own kernel, without cuDNN."""
+    output_copies: float | None = None
     weight_copies: float | None = None
-    """Of the weight, where they differ from those of input and output."""
+    """Of the output and of the weight, where they differ from those of the input."""
     extra_mib: int = 0
     """Beside the copies."""
 
     @property
     def label(self) -> str:
         """The rule in a few words, without its figures."""
-        figures = ("copies", "weight_copies", "extra_mib")
+        figures = ("copies", "output_copies", "weight_copies", "extra_mib")
         conditions = {key: value for key, value in without_defaults(self).items() if key not in figures}
         return ", ".join(f"{key} {value}" for key, value in conditions.items()) or "all others"
 
@@ -59,11 +65,14 @@ class ConvolutionWorkspace:
         return (
             self.direction in (None, call.direction)
             and _at_most(channels, self.max_channels)
-            and (self.min_channels is None or channels >= self.min_channels)
+            and _at_least(channels, self.min_channels)
+            and _at_least(inputs, self.min_input_channels)
             and _at_most(inputs, self.max_input_channels)
             and _at_most(outputs, self.max_output_channels)
             and _at_most(call.x[-1], self.max_size)
             and _at_most(_tiles(call.weight), self.max_tiles)
+            and (self.kernel is None or set(call.weight[2:]) == {self.kernel})
+            and (self.places is None or _places(call.y) % self.places == 0)
             and (self.aligned is None or (outputs % align == inputs % align == 0) == self.aligned)
             and (self.pointwise is None or (max(call.weight[2:]) == 1) == self.pointwise)
             and (self.grouped is None or (call.groups > 1) == self.grouped)
@@ -73,6 +82,15 @@ class ConvolutionWorkspace:
 
 def _at_most(value: int, limit: int | None) -> bool:
     return limit is None or value <= limit
+
+
+def _at_least(value: int, limit: int | None) -> bool:
+    return limit is None or value >= limit
+
+
+def _places(shape: tuple[int, ...]) -> int:
+    """Of all samples."""
+    return shape[0] * prod(shape[2:])
 
 
 def _tiles(weight: tuple[int, ...]) -> int:
@@ -110,6 +128,11 @@ class DeviceProfile:
     """The measurements that the constants were fitted to, None where they come from data sheets and other cards."""
 
     @property
+    def available_bytes(self) -> int:
+        """What all jobs, their contexts and other processes may have together."""
+        return (self.total_mib - self.driver_mib) * MIB
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What every answer with this profile has to say."""
         if self.calibrated_on is not None:
@@ -123,7 +146,7 @@ class DeviceProfile:
 
     def capacity_bytes(self, convolutions: bool, batch_norm: bool = False) -> int:
         """What the allocator can reserve at most."""
-        return (self.total_mib - self.driver_mib) * MIB - self.overhead_bytes(convolutions, batch_norm)
+        return self.available_bytes - self.overhead_bytes(convolutions, batch_norm)
 
     def workspace_bytes(self, call: Call) -> int:
         """The workspace of a library call on this device."""
@@ -136,10 +159,11 @@ class DeviceProfile:
 
 
 def _convolution_bytes(call: ConvolutionCall, rule: ConvolutionWorkspace, align: int) -> int:
-    tensors = sum(_padded(shape, align, (1,)) for shape in (call.x, call.y))
-    weight = _padded(call.weight, align, (0, 1))
-    weight_copies = rule.copies if rule.weight_copies is None else rule.weight_copies
-    return int((rule.copies * tensors + weight_copies * weight) * call.element_bytes) + rule.extra_mib * MIB
+    amounts = (_padded(call.x, align, (1,)), _padded(call.y, align, (1,)), _padded(call.weight, align, (0, 1)))
+    wanted = (rule.copies, rule.output_copies, rule.weight_copies)
+    copies = (rule.copies if item is None else item for item in wanted)
+    elements = sum(count * amount for count, amount in zip(copies, amounts, strict=True))
+    return int(elements * call.element_bytes) + rule.extra_mib * MIB
 
 
 def _padded(shape: tuple[int, ...], align: int, dimensions: tuple[int, ...]) -> int:
