@@ -23,6 +23,8 @@ _STEADY_BYTES = 512 * MIB
 A margin in proportion alone would be set by small jobs, for which 100 MiB is much, and be too wide for large ones.
 """
 
+_SEGMENT_BYTES = 20 * MIB
+"""What the allocator takes from the card at a time."""
 _LEAST_SCALE = 0.002
 """Of a density of scores: half a percent between its quartiles."""
 
@@ -38,9 +40,12 @@ def raised(estimated_bytes: ArrayLike, margins: ArrayLike) -> Array:
 
 
 def relative(scales: ArrayLike, estimated_bytes: ArrayLike) -> Array:
-    """[n]: widths of scores as widths of the logarithm of memory, which are greater for small jobs."""
-    estimated = np.asarray(estimated_bytes, dtype=np.float64)
-    return np.asarray(scales) * _steady(estimated) / estimated
+    """[n]: widths of scores as widths of the logarithm of memory, which are greater for small jobs.
+
+    But not for those below a segment, of which the logarithm would know no bound.
+    """
+    estimated = np.maximum(estimated_bytes, _SEGMENT_BYTES)
+    return np.asarray(np.log(raised(estimated, scales) / estimated))
 
 
 def _steady(own_bytes: ArrayLike) -> Array:

@@ -26,7 +26,7 @@ from models.targets import intervals
 
 _TEMPERATURES = tuple(float(value) for value in np.geomspace(0.5, 3.0, 37))
 _LEAST_FOLDS = 5
-"""A member is calibrated on a fifth of the examples or less, and fitted to seven tenths or more."""
+"""A member is calibrated on about a fifth of the examples or less, and fitted to about seven tenths or more."""
 _ODD = 0.02
 """The share of calibration examples, the least likely ones, without a say in the width: one odd row would set it."""
 
@@ -87,8 +87,8 @@ class Ensemble(Forecaster):
         """Fit each member to all examples but a part of its own, and calibrate on what they were not fitted to.
 
         With five members or more every row is learned from by most of them, and every row calibrates one that had seen
-        no network of its design. Nothing but the usual gap, one number, is fitted in what members start from: all rows
-        calibrate that.
+        no other network of its library and design. Nothing but the usual gap, one number, is fitted in what members
+        start from: all rows calibrate that.
         """
         examples = [*train, *validation]
         encoded: dict[tuple[str, bool, int], Encoded] = {}

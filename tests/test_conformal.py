@@ -93,4 +93,6 @@ def test_nothing_is_above_what_does_not_fit():
 def test_the_width_of_scores_is_a_wider_one_of_memory_for_small_jobs():
     scale, estimated = 1e-4, np.array([50.0, 50_000.0]) * MIB
     high, low = raised(estimated, [scale, scale]), raised(estimated, [-scale, -scale])
-    np.testing.assert_allclose(np.log(high / low) / 2, relative(scale, estimated), rtol=1e-4)
+    np.testing.assert_allclose(np.log(high / low) / 2, relative(scale, estimated), rtol=1e-2)
+    assert relative(0.02, [1.0]) == relative(0.02, [2.0**20])  # less than a segment is as unsure as a segment
+    assert relative(0.02, [1.0]) < 0.5

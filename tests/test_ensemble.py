@@ -143,7 +143,15 @@ def test_an_unfamiliar_job_is_answered_by_the_simulation_with_the_margin_of_simu
     margin = scores[math.ceil((len(scores) + 1) * 0.8) - 1]
     assert ensemble.safe_bytes(strange, 0.2) == pytest.approx(strange[0].overhead_bytes + raised([usual], [margin]))
     low, high = (ensemble.forecast(strange).quantile_bytes(level) - strange[0].overhead_bytes for level in (0.25, 0.75))
-    assert np.log(high / low) == pytest.approx(relative(np.diff(np.quantile(scores, [0.25, 0.75])), [usual]))
+    scale = np.diff(np.quantile(scores, [0.25, 0.75])) / (2 * math.log(3))  # quartiles of a logistic
+    assert np.log(high / low) == pytest.approx(2 * math.log(3) * relative(scale, [usual]))
+
+
+def test_a_tiny_unfamiliar_job_is_not_said_to_fill_the_card(ensemble):
+    strange = [replace(example_of(mlp_spec(width=8, depth=1, batch=1, optimizer="SGD")))]
+    strange = [replace(item, simulated=replace(item.simulation, reserved_bytes=2**16)) for item in strange]
+    assert ensemble.unfamiliar(strange).all()
+    assert ensemble.predict_proba(strange, NARROW)[0, -1] < 0.01
 
 
 def test_a_trial_of_cudnn_calibrates_only_jobs_that_try():

@@ -7,6 +7,7 @@ from dataset_builder.errors import UserError
 from dataset_builder.schema import Spec, TrainingSetup
 from models.simulation import SimulationCache
 from train.retraining import named_specs, retrained, simulated
+from train.settings import LIBRARIES, DataSettings
 
 
 def timm_spec(name, batch):
@@ -46,8 +47,28 @@ def test_networks_that_no_table_has_go_by_their_names():
     losses = {(spec.family, spec.training.loss) for spec in found}
     assert losses == {("torchvision", "cross_entropy"), ("hf", "own")}
     assert {spec.training.batch_size for spec in found} <= {spec.training.batch_size for spec in specs}
-    with pytest.raises(UserError, match=r"the library of 'keras:VGG16' in data\.networks to be one of"):
-        list(named_specs(["keras:VGG16"]))
+
+
+def test_every_library_of_the_settings_has_networks():
+    found = named_specs([f"{library}:name" for library in LIBRARIES])
+    assert {spec.family for spec in found} == set(LIBRARIES)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"networks": ["keras:VGG16"], "optimizers": ["Adam"]},
+            r"library of 'keras:VGG16' in data\.networks to be",
+        ),
+        ({"networks": ["torchvision:vgg11"]}, r"expected data\.optimizers for data\.networks"),
+        ({"networks": None}, r"data\.networks to be a list of texts"),
+        ({"builds": "rows"}, r"data\.builds to be a list of texts"),
+    ],
+)
+def test_networks_that_cannot_be_simulated_are_refused_before_anything_is(settings, sentence):
+    with pytest.raises(UserError, match=sentence):
+        DataSettings(name="mixed", **settings)
 
 
 def _in_this_process(self, missing):

@@ -103,6 +103,16 @@ def test_rows_of_a_card_are_learned_from_and_said_to_be_measured(room, tmp_path,
     assert "CC BY" not in card
 
 
+def test_rows_of_a_card_without_a_profile_are_refused(room, tmp_path, monkeypatch, capsys):
+    (build,) = (room / "runs" / "rows").glob("*/mlp-24-seed0")
+    monkeypatch.chdir(tmp_path)
+    with JournalWriter(tmp_path / "card", {}) as journal:
+        row = _read_off_a_card(read_journal(build).rows[0], alone=True)
+        journal.append(replace(row, provenance=replace(row.provenance, device="NVIDIA A100-SXM4-40GB MIG 1g.5gb")))
+    assert main([*TINY, f"data.builds=[{tmp_path / 'card'}]", "features=full"]) == 2
+    assert "expected a profile in conf/device for the card NVIDIA A100-SXM4-40GB MIG 1g.5gb" in capsys.readouterr().err
+
+
 def _read_off_a_card(row, alone):
     provenance = replace(row.provenance, origin="measured", backend="cuda", device="NVIDIA A100-SXM4-40GB")
     used_bytes = row.measurement.peak_bytes + 30 * MIB

@@ -1,4 +1,4 @@
-"""From the data of a configuration to examples: measured tables that are read, virtual rows that are built."""
+"""From the data of a configuration to examples: tables that are read, and rows of builds, virtual or of a card."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dataset_builder.configuration import compose_build, make_build, settings_of
-from dataset_builder.devices import device_for, load_profile
+from dataset_builder.devices import device_names, device_of_card, load_profile
 from dataset_builder.errors import UserError
 from dataset_builder.executors import Executor
 from dataset_builder.pipeline import run_with_bar
@@ -94,16 +94,15 @@ def _of_builds(data: DataSettings, executor: Executor, workers: int) -> list[Exa
     if data.rows is None:
         return []
     found = _found(data) if data.builds else _made(data, executor)
-    rows = _on_profiles([row for row in _first_of_each(found) if _wanted(data, row)])
+    rows = list(_first_of_each(_on_profiles([row for row in found if _wanted(data, row)])))
     profiles = {device: load_profile(device) for device in {str(row.provenance.device) for row in rows}}
-    virtual = [row for row in rows if row.provenance.backend == VIRTUAL]
-    simulated = [
+    virtual = [
         example_of_row(row, profiles[str(row.provenance.device)], row.measurement)
-        for row in virtual
-        if row.measurement.status in (Status.OK, Status.OOM)
+        for row in rows
+        if row.provenance.backend == VIRTUAL and row.measurement.status in (Status.OK, Status.OOM)
     ]
-    read_off_cards = [row for row in rows if row.provenance.backend != VIRTUAL]
-    return [*simulated, *examples_of_rows(read_off_cards, profiles, SimulationCache(data.cache, workers))]
+    read_off_cards = [row for row in rows if row.provenance.backend == CUDA]
+    return [*virtual, *examples_of_rows(read_off_cards, profiles, SimulationCache(data.cache, workers))]
 
 
 def _found(data: DataSettings) -> list[Row]:
@@ -124,10 +123,20 @@ def _found(data: DataSettings) -> list[Row]:
     return alone
 
 
+def _profile_of(card: str | None) -> str:
+    found = device_of_card(card or "")
+    if found is None:
+        raise UserError(
+            f"expected a profile in conf/device for the card {card}, found {device_names()}: "
+            "add one whose title names the card"
+        )
+    return found
+
+
 def _on_profiles(rows: Sequence[Row]) -> list[Row]:
     """Rows of cards as rows of the profiles that stand for them."""
     cards = {row.provenance.device for row in rows if row.provenance.backend == CUDA}
-    profile_of = {card: device_for(card, lambda text: print(f"note: {text}", file=sys.stderr)) for card in cards}
+    profile_of = {card: _profile_of(card) for card in cards}
     names = [profile_of.get(row.provenance.device, row.provenance.device) for row in rows]
     return [
         replace(row, provenance=replace(row.provenance, device=name)) for row, name in zip(rows, names, strict=True)

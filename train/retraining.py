@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dataset_builder.errors import check_choice
 from dataset_builder.families import FAMILIES
 from dataset_builder.measure.virtual.profile import DeviceProfile
 from dataset_builder.schema import Provenance, Row, Spec, TrainingSetup
@@ -39,7 +38,6 @@ def named_specs(networks: Iterable[str]) -> Iterator[Spec]:
     """Networks such as torchvision:vgg11, as their authors set them up, at a few batch sizes each."""
     for text in networks:
         family, _, name = text.partition(":")
-        check_choice(f"the library of {text!r} in data.networks", family, _LIBRARIES)
         network_of, sizes, loss = _LIBRARIES[family]
         for batch_size in sizes:
             yield Spec(family, network_of(name), TrainingSetup(batch_size=batch_size, loss=loss))
@@ -57,7 +55,7 @@ _LIBRARIES = {
     "torchvision": (_classifier, (8, 16, 32, 64, 128), "cross_entropy"),
     "hf": (_language_model, (2, 4, 8, 16, 32), "own"),
 }
-"""Those whose networks can be named; timm's are in the tables."""
+"""By `settings.LIBRARIES`: what a network is, batch sizes to choose from, and the loss."""
 
 
 def simulated(specs: Sequence[Spec], profile: DeviceProfile, cache: SimulationCache) -> list[Example]:

@@ -10,6 +10,9 @@ from dataset_builder.errors import UserError, check_amount, check_choice, check_
 from dataset_builder.families import FAMILIES
 from dataset_builder.store.splits import make_split
 
+LIBRARIES = ("torchvision", "hf")
+"""Those whose networks can be named; timm's are in the tables."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerSettings:
@@ -70,8 +73,13 @@ class DataSettings:
             check_choice("an optimizer of data.optimizers", optimizer, OPTIMIZERS)
         for name in ("builds", "networks"):
             value = getattr(self, name)
-            if isinstance(value, str) or not all(isinstance(item, str) for item in value):
+            texts = isinstance(value, Sequence) and all(isinstance(item, str) for item in value)
+            if isinstance(value, str) or not texts:
                 raise UserError(f"expected data.{name} to be a list of texts, found {value!r}: change it")
+        for network in self.networks:
+            check_choice(f"the library of {network!r} in data.networks", network.partition(":")[0], LIBRARIES)
+        if self.networks and not self.optimizers:
+            raise UserError("expected data.optimizers for data.networks, found none: name those to simulate them under")
         check_count("data.seed", self.seed, least=0)
         self.wanted_families()
 

@@ -27,7 +27,7 @@ TITLES = {
     "cnn": "GPUMemNet's CNNs, all seven shapes",
     "transformer": "GPUMemNet's Transformers",
     "timm": "timm networks",
-    BLIND_TIMM: "timm networks of the odd half, on which no rule and no profile was calibrated",
+    BLIND_TIMM: "timm networks of the odd half, on which no constant was fitted",
     UNSEEN: "Real networks that nothing was trained on, on four stacks",
     UNSEEN_2024: "The same on GPUMemNet's stack of 2024, with the published estimates",
 }
