@@ -44,8 +44,8 @@ training; `universal` is the released ensemble. MemTracker is slow, and was aske
 
 What is not blind: rules of the virtual GPU were read off some of GPUMemNet's rows, and its profile for timm was
 calibrated on the even half of the networks ([virtual-gpu.md](virtual-gpu.md) says which), some rules with both in
-sight. The odd half and the real networks have tables of their own. FakeTensor's figures are the published ones for timm; elsewhere they are a bound from
-above, taken from the simulation.
+sight. The odd half and the real networks have tables of their own. FakeTensor's figures are the published ones for
+timm; elsewhere they are a bound from above, taken from the simulation.
 """
 
 
