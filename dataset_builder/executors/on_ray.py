@@ -37,7 +37,8 @@ NODE_DEATHS = 10
 FAILED_STARTS = 3
 CRASHES_IN_A_ROW = 10
 """So many specs, and it is not the specs: the run ends."""
-CANCEL_SECONDS = 5.0
+CANCEL_SECONDS = 20.0
+"""For a host to end its worker with all that this started: on a busy node it may take seconds to be heard."""
 OBJECT_STORE_BYTES = 100_000_000
 """Of a cluster started here: specs and outcomes are a few KB each, and Ray would take 30 % of the memory."""
 _LOST_NODE = (failures.NodeDiedError, failures.LocalRayletDiedError, failures.ObjectLostError)
