@@ -63,9 +63,14 @@ def example_of_row(
     """An example with the target that a row measured; the layer table is that of its network, where it is known."""
     known = table or table_of(row.spec)
     example = example_of_table(known, row.spec.training, profile, simulation, row.spec.family)
-    spec = row.spec
-    named = replace(example, id=spec.id, group=spec.group, design=spec.design)
-    return replace(named, target=_target(row), backend=row.provenance.backend)
+    return replace(
+        example,
+        id=row.spec.id,
+        group=row.spec.group,
+        design=row.spec.design,
+        target=_target(row),
+        backend=row.provenance.backend,
+    )
 
 
 def examples_of_rows(

@@ -148,8 +148,8 @@ def test_an_unfamiliar_job_is_answered_by_the_simulation_with_the_margin_of_simu
 
 
 def test_a_tiny_unfamiliar_job_is_not_said_to_fill_the_card(ensemble):
-    strange = [replace(example_of(mlp_spec(width=8, depth=1, batch=1, optimizer="SGD")))]
-    strange = [replace(item, simulated=replace(item.simulation, reserved_bytes=2**16)) for item in strange]
+    example = example_of(mlp_spec(width=8, depth=1, batch=1, optimizer="SGD"))
+    strange = [replace(example, simulated=replace(example.simulation, reserved_bytes=2**16))]
     assert ensemble.unfamiliar(strange).all()
     assert ensemble.predict_proba(strange, NARROW)[0, -1] < 0.01
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dataset_builder.store.importers import BACKEND as PUBLISHED
 from dataset_builder.store.importers.gpumemnet import CITATION
 from models.checkpoint import Card
 from models.comparison import Report
@@ -16,9 +17,8 @@ _FIGURES = (
     "rows", "accuracy", "macro_f1", "too_low", "safe_too_low", "over_reservation_mib", "median_relative_error",
     "mean_relative_error", "p95_relative_error", "oom_recall", "oom_false_alarms",
 )  # fmt: skip
-_PUBLISHED = "nvidia-smi"
 _ORIGINS = {
-    _PUBLISHED: "Measured by others on NVIDIA A100 40 GB cards: maxima of nvidia-smi at 1 Hz, and 'does not fit'.",
+    PUBLISHED: "Measured by others on NVIDIA A100 40 GB cards: maxima of nvidia-smi at 1 Hz, and 'does not fit'.",
     CUDA: "Measured by vramcast on cards like these: {sources}.",
     VIRTUAL: "Simulated by vramcast's virtual GPU; no figure was read off a card.",
 }
@@ -40,7 +40,7 @@ def figures_of(configuration: Configuration, reports: Mapping[str, Report]) -> d
 def card_of(configuration: Configuration, parts: Parts, title: str | None) -> Card:
     """The card of an estimator that was trained on these parts."""
     network = configuration.network
-    published = any(example.backend == _PUBLISHED for example in parts.train)
+    published = any(example.backend == PUBLISHED for example in parts.train)
     return Card(
         title=title or f"GPU memory of training jobs, estimated by networks of the kind '{network.network}'",
         summary=(

@@ -9,6 +9,8 @@ from dataset_builder.configuration import compose_build, make_build, settings_of
 from dataset_builder.devices import device_names, device_of_card, load_profile
 from dataset_builder.errors import UserError
 from dataset_builder.executors import Executor
+from dataset_builder.measure.cuda.backend import CudaBackend
+from dataset_builder.measure.virtual.backend import VirtualBackend
 from dataset_builder.pipeline import run_with_bar
 from dataset_builder.schema import Row, Status
 from dataset_builder.store import read_journal
@@ -20,7 +22,7 @@ from models.simulation import SimulationCache
 from train.retraining import named_specs, retrained, simulated
 from train.settings import DataSettings
 
-VIRTUAL, CUDA = "virtual", "cuda"
+VIRTUAL, CUDA = VirtualBackend.name, CudaBackend.name
 """Backends whose rows say what a job takes."""
 
 

@@ -13,6 +13,8 @@ from dataset_builder.store.importers.gpumemnet import table_of
 from dataset_builder.store.importers.layout import Label, Layout, Record
 from dataset_builder.store.journal import JournalWriter
 
+BACKEND = "nvidia-smi"
+"""What all public tables were measured with."""
 _LAYOUTS = (*gpumemnet.LAYOUTS, timm.LAYOUT, real_networks.LAYOUT)
 
 
@@ -89,7 +91,7 @@ def _rows(layout: Layout, labels: tuple[Label, ...], records: list[Record], path
 def _provenance(label: Label, layout: Layout, path: Path) -> Provenance:
     return Provenance(
         origin="measured",
-        backend="nvidia-smi",
+        backend=BACKEND,
         device=label.profile,
         versions={},
         seed=None,
