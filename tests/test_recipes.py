@@ -6,10 +6,13 @@ import pytest
 import torch
 from torch import nn
 
+from dataset_builder.devices import load_profile
 from dataset_builder.errors import UserError
 from dataset_builder.families.external import FirstOfCards, build_external
 from dataset_builder.families.scripts import NETWORKS
+from dataset_builder.measure.virtual.backend import VirtualBackend
 from dataset_builder.recipes import recipes, spec_of_recipe
+from dataset_builder.schema import Spec, TrainingSetup
 
 GPT = {"architecture": "GPT2LMHeadModel", "config": {"n_embd": 32, "n_layer": 2, "n_head": 2}, "sequence": 16}
 
@@ -82,3 +85,19 @@ def test_a_network_that_is_on_several_cards_says_so() -> None:
     needs("transformers")
     module, _ = build_external("hf", {**GPT, "cards": 2})
     assert isinstance(module, FirstOfCards)
+
+
+def test_types_of_tokens_cost_xlnet_memory_in_every_layer() -> None:
+    needs("transformers")
+    network = {
+        "architecture": "XLNetForSequenceClassification",
+        "config": {"d_model": 64, "n_layer": 2, "n_head": 4, "d_inner": 128, "vocab_size": 100},
+        "sequence": 128,
+    }
+    setup = TrainingSetup(batch_size=8, loss="own", optimizer="AdamW")
+    backend = VirtualBackend(load_profile("a100_40gb"))
+    with_types, without = (
+        backend.measure(Spec("hf", {**network, **more}, setup)).measurement.requested_bytes or 0
+        for more in ({"token_types": True}, {})
+    )
+    assert with_types - without > 2 * 2 * 4 * 8 * 128 * 128  # two layers, a pair of fp32 for each pair of places

@@ -46,7 +46,8 @@ def _torchvision(network: Network, device: str) -> Built:
 def _hugging_face(network: Network, device: str) -> Built:
     """A class of transformers with the settings of its configuration; fed what its kind takes, and labels.
 
-    With `cards`, what the first of so many cards of torch.nn.DataParallel sees.
+    With `cards`, what the first of so many cards of torch.nn.DataParallel sees. With `token_types`, also the types of
+    tokens that some tokenizers give: XLNet keeps a matrix of them for every layer, most others only look them up.
     """
     transformers = import_library("transformers")
     architecture = getattr(transformers, network["architecture"], None)
@@ -88,6 +89,7 @@ def _hugging_face_inputs(subject: Any, network: Network) -> dict[str, InputTenso
     else:
         tokens = (int(network["sequence"]),)
         inputs = {"input_ids": InputTensor(tokens, vocabulary), "attention_mask": InputTensor(tokens, 2)}
+        inputs |= {"token_type_ids": InputTensor(tokens, 2)} if network.get("token_types") else {}
     if "Classification" in kind and "Token" not in kind:
         return {**inputs, "labels": InputTensor((), int(config.num_labels))}
     return {**inputs, "labels": InputTensor(tokens, vocabulary)}
