@@ -3,6 +3,7 @@
 from importlib.util import find_spec
 
 import pytest
+import torch
 
 from dataset_builder.errors import UserError
 from dataset_builder.families import external, libraries
@@ -30,6 +31,23 @@ def test_a_timm_network_is_built_without_memory_and_traced():
     assert inputs[0].shape == (3, 224, 224)
     trace = trace_spec(Spec("timm", RESNET, TrainingSetup(batch_size=4, optimizer="SGD(momentum=0.9)")))
     assert _bytes_of(trace, Use.PARAMETERS) > 4 * 11_689_512  # and the running statistics
+
+
+def test_hiera_attends_over_one_window_as_it_did_when_it_was_measured():
+    needs("timm")
+    network = {"name": "hiera_tiny_224", "input_shape": [3, 224, 224], "num_classes": 10}
+    now, _ = external.build_external("timm", network, "cpu")
+    then, _ = external.build_external("timm", {**network, "windows": True}, "cpu")
+    then.load_state_dict(now.state_dict())
+    x = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        assert torch.allclose(now.eval()(x), then.eval()(x), atol=1e-5)
+    setup = TrainingSetup(batch_size=2)
+    kept_now, kept_then = (
+        _bytes_of(trace_spec(Spec("timm", {**network, **more}, setup)), Use.ACTIVATIONS)
+        for more in ({}, {"windows": True})
+    )
+    assert kept_then > kept_now  # matrices of attention, which no fused kernel makes
 
 
 def test_a_library_that_is_missing_is_named(monkeypatch):

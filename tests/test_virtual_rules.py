@@ -58,6 +58,15 @@ def test_golden_dropout() -> None:
     assert told(lambda: F.dropout(x, 0.5).sum().backward(), x) == [100, 400, 4, -400, 4, 400, -100, -4, -4]
 
 
+def test_golden_softmax() -> None:
+    x = numbers(10, 10, grad=True)
+    # in the backward pass the product of gradient and output, beside what is made of it
+    assert told(lambda: F.softmax(x, 1).sum().backward(), x) == [400, 4, 4, 400, 400, -400, -400, -4, -4]
+    y = numbers(10, 10, grad=True)
+    # a logarithm's needs none
+    assert told(lambda: F.log_softmax(y, 1).sum().backward(), y) == [400, 4, 4, 400, -400, -4, -4]
+
+
 def test_golden_attention() -> None:
     q, k, v = (numbers(2, 4, 64, 32, grad=True) for _ in range(3))
     one, rows = 2 * 4 * 64 * 32 * 4, 2 * 4 * 64 * 4

@@ -30,10 +30,25 @@ def _built_on(device: str, make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _timm(network: Network, device: str) -> Built:
+    """By name; with `windows`, Hiera's global attention is that over one window, as timm had it up to 1.0.25."""
     timm = import_library("timm")
     arguments = {"pretrained": False, "num_classes": network["num_classes"], **network.get("arguments", {})}
     subject = _built_on(device, lambda: timm.create_model(network["name"], **arguments))
+    if network.get("windows"):
+        _attend_by_windows(subject)
     return subject, (InputTensor(tuple(network["input_shape"])),)
+
+
+def _attend_by_windows(subject: nn.Module) -> None:
+    """One window of all places has a dimension more, and no fused kernel takes attention with five."""
+    for module in subject.modules():
+        if hasattr(module, "use_mask_unit_attn") and not module.use_mask_unit_attn:
+            module.use_mask_unit_attn = True
+            module.register_forward_pre_hook(_take_one_window)
+
+
+def _take_one_window(module: Any, inputs: tuple[Tensor, ...]) -> None:
+    module.window_size = inputs[0].shape[1] // module.q_stride
 
 
 def _torchvision(network: Network, device: str) -> Built:

@@ -119,6 +119,16 @@ def _dropout(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return tracer.see(torch.empty_like(x)), mask
 
 
+def _softmax_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Beside its own output the product of gradient and output (native/cuda/SoftMax.cu, softmax_backward_cuda_out)."""
+    operator = aten._softmax_backward_data.default
+    made = SHAPES[operator](*args, **kwargs)
+    if made is not NotImplemented:
+        tracer.see(made)
+        tracer.temporary(args[1].numel() * args[0].element_size())
+    return made
+
+
 def _foreach(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Lists of tensors in few kernels: new tensors for all, nothing for those in place (native/cuda/Foreach*.cu)."""
     items = _first_list(args)
@@ -170,6 +180,7 @@ def cuda_kernels(compute_capability: float = 8.0) -> dict[Any, Kernel]:
         aten.addmm.default: _linear,
         aten.native_batch_norm.default: _batch_norm,
         aten.native_dropout.default: _dropout,
+        aten._softmax_backward_data.default: _softmax_backward,
         **attention_kernels(compute_capability),
         **recurrent_kernels(),
         aten.embedding_dense_backward.default: embedding_backward,

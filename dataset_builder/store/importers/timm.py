@@ -31,6 +31,7 @@ def _spec(record: Record) -> Spec:
         "name": name,
         "input_shape": _MEASURED_INPUT.get(name) or ast.literal_eval(record["timm_default_input"]),
         "num_classes": int(record["num_classes"]),
+        **({"windows": True} if "hiera" in name else {}),  # measured when timm's Hiera attended like that
     }
     # timm's train.py: its optimizer with its weight decay, cudnn.benchmark, and its loader (data/loader.py), which
     # makes a third batch while the loop still holds the last one and has the next one ready
