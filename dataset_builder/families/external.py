@@ -1,6 +1,6 @@
 """Networks of other libraries, by name. No weights are downloaded; the library is imported when one is built."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,10 +41,11 @@ def _timm(network: Network, device: str) -> Built:
 
 def _attend_by_windows(subject: nn.Module) -> None:
     """One window of all places has a dimension more, and no fused kernel takes attention with five."""
-    for module in subject.modules():
-        if hasattr(module, "use_mask_unit_attn") and not module.use_mask_unit_attn:
-            module.use_mask_unit_attn = True
-            module.register_forward_pre_hook(_take_one_window)
+    parts: Iterable[Any] = subject.modules()
+    for part in parts:
+        if getattr(part, "use_mask_unit_attn", None) is False:
+            part.use_mask_unit_attn = True
+            part.register_forward_pre_hook(_take_one_window)
 
 
 def _take_one_window(module: Any, inputs: tuple[Tensor, ...]) -> None:
