@@ -41,6 +41,23 @@ def test_where_memory_is_observed_the_second_job_waits_for_the_peak_of_the_first
     assert ends(runs) == [("small", 145), ("small", 155)]
 
 
+@pytest.mark.parametrize(("remember", "start_s"), [(False, 100), (True, 10)])
+def test_a_job_that_ran_before_asks_for_what_it_took(remember: bool, start_s: float) -> None:
+    rules = replace(RULES, ledger="observed", remember=remember)
+    runs = simulate(trace((0, SMALL), (1, SMALL)), {"small": 40 * GB}, rules)
+    assert sorted(run.start_s for run in runs) == [0, start_s]
+
+
+def test_a_job_that_crashed_is_not_remembered_by_what_it_had() -> None:
+    submissions = trace((0, SMALL), (20, LARGE), (20, SMALL), (500, SMALL), (500, LARGE))
+    rules = replace(RULES, ledger="observed", capacity_bytes=30 * GB, remember=True)
+    runs = simulate(submissions, {"small": GB, "large": GB}, rules)
+    # the large one crashes beside the small one, is repeated alone, and waits for a GPU of its own from then on
+    assert [(run.submission.number, run.crashed) for run in runs if run.submission.job is LARGE] == [
+        (1, True), (1, False), (4, False)
+    ]  # fmt: skip
+
+
 def test_the_job_whose_memory_does_not_fit_dies_and_is_repeated_alone() -> None:
     submissions = trace((0, LARGE), (0, LARGE))
     runs = simulate(submissions, {"large": GB}, RULES)

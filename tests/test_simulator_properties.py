@@ -32,6 +32,7 @@ RULES = st.builds(
     policy=st.sampled_from(POLICIES),
     queue=st.sampled_from(QUEUES),
     ledger=st.sampled_from(LEDGERS),
+    remember=st.booleans(),
     slowdown=st.sampled_from([0.0, 0.4, 1.0]),
     peak_after_s=st.sampled_from([0.0, 22.6]),
     retry_after_s=st.sampled_from([0.0, 30.0]),

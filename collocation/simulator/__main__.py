@@ -39,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--policy", default=rules["policy"], choices=POLICIES)
     add("--queue", default=rules["queue"], choices=QUEUES, help="whether jobs may overtake one that finds no place")
     add("--ledger", default=rules["ledger"], choices=LEDGERS, help="what counts as taken of a GPU")
+    add("--remember", action="store_true", help="a job that ran before asks for what it took then")
     add("--slowdown", type=float, default=rules["slowdown"], help="of a job for each other one on its GPU")
     add("--peak-after-s", type=float, default=rules["peak_after_s"], help="from a job's start to its peak")
     add("--retry-after-s", type=float, default=rules["retry_after_s"], help="from a crash to being queued again")
@@ -101,7 +102,7 @@ def _draw(arguments: argparse.Namespace, outcomes: Mapping[str, Outcome], rules:
 
 
 def _tell(arguments: argparse.Namespace, outcomes: Mapping[str, Outcome]) -> None:
-    names = ("gpus", "card", "policy", "queue", "ledger", "slowdown", "margin_mib", "risk", "repeats")
+    names = ("gpus", "card", "policy", "queue", "ledger", "remember", "slowdown", "margin_mib", "risk", "repeats")
     settings = {name: getattr(arguments, name) for name in names}
     if not arguments.json:
         print(text_table(outcomes))

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from collocation.simulator.engine import Run, simulate
-from collocation.simulator.needs import NONE
+from collocation.simulator.needs import NONE, ORACLE
 from collocation.simulator.report import Report, report
 from collocation.simulator.rules import OBSERVED, Rules
 from collocation.simulator.workload import Submission
 from dataset_builder.progress import bar
 
+_OWN_RULES: Mapping[str, Mapping[str, Any]] = {NONE: {"ledger": OBSERVED}, ORACLE: {"remember": False}}
 _MANY_JOBS = 20_000
 """Fewer are done before a bar would be read."""
 
@@ -41,14 +42,14 @@ def compare(
 ) -> dict[str, Outcome]:
     """Run every estimator's needs; repeat k is the same shifted trace for all of them, and the first is not shifted.
 
-    Without an estimator nothing is set aside, so that what is free can only be observed.
+    Without an estimator nothing is set aside, so that what is free can only be observed. The oracle need not remember.
     """
     traces = [trace, *(jittered(trace, jitter_s, seed) for seed in range(1, repeats))]
     found = {}
     total = len(needs_bytes) * len(traces)
     with bar(total=total, unit="run", disable=total * len(trace) < _MANY_JOBS, leave=False) as shown:
         for name, needs in needs_bytes.items():
-            own = replace(rules, ledger=OBSERVED) if name == NONE else rules
+            own = replace(rules, **_OWN_RULES.get(name, {}))
             runs = []
             for item in traces:
                 runs.append(simulate(item, needs, own))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import count, islice
 
+from collocation.history import repeated_bytes
 from collocation.simulator.free import CLOSED, free_memory
 from collocation.simulator.rules import EXCLUSIVE, HEAD_OF_LINE, OBSERVED, Rules
 from collocation.simulator.workload import Job, Submission
@@ -94,6 +95,7 @@ class _Cluster:
 
     def __init__(self, needs_bytes: Mapping[str, int], rules: Rules) -> None:
         self.needs_bytes = needs_bytes
+        self.remembered_bytes: dict[str, int] = {}
         self.rules = rules
         self.gpus = [_Gpu() for _ in range(rules.gpus)]
         self.free = free_memory(rules.policy, rules.gpus, rules.capacity_bytes)
@@ -163,8 +165,9 @@ class _Cluster:
 
     def _need_bytes(self, submission: Submission, exclusive: bool) -> int:
         """What asks for more than the card gets a card of its own; what asks for nothing would fit on a closed one."""
-        need_bytes = self.rules.capacity_bytes if exclusive else self.needs_bytes[submission.job.name]
-        return max(1, min(need_bytes, self.rules.capacity_bytes))
+        name, most_bytes = submission.job.name, self.rules.capacity_bytes
+        need_bytes = most_bytes if exclusive else self.remembered_bytes.get(name, self.needs_bytes[name])
+        return max(1, min(need_bytes, most_bytes))
 
     def _start(self, attempt: _Attempt) -> None:
         for gpu in (self.gpus[index] for index in attempt.gpus):
@@ -183,6 +186,8 @@ class _Cluster:
             self._foresee(self.now_s + self.rules.retry_after_s, _Event.RETRY, attempt.submission)
             return
         attempt.peak_s = self.now_s
+        if self.rules.remember:
+            self.remembered_bytes[attempt.job.name] = repeated_bytes(attempt.job.peak_bytes)
         for index, gpu in zip(attempt.gpus, gpus, strict=True):
             gpu.used_bytes += attempt.job.peak_bytes
             self._tell_free(index)
