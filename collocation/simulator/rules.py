@@ -30,7 +30,7 @@ class Rules:
     The second is CARMA's: a GPU is closed from when a job starts there until its peak is reached.
     """
     remember: bool = False
-    """Whether a job that ran before asks for what it took then, with the service's margin, and no longer by estimate."""
+    """Whether a job that ran before asks for what it took then, with the service's margin, and no more by estimate."""
     slowdown: float = 0.4
     """Of a job for each other one on its GPU: k jobs run at 1 / (1 + slowdown * (k - 1)) of their solo speed.
 
