@@ -67,6 +67,10 @@ class Study:
         """As if our bounds were the true peaks and that share more."""
         return self._asking({name: round((1 + share) * job.peak_bytes) for name, job in self.used.items()})
 
+    def peaks_of_built(self) -> "Study":
+        """As if our bounds were the true peaks of what can be built; the rest takes whole cards."""
+        return self._asking({name: job.peak_bytes for name, job in self.used.items() if name in self.bounds})
+
     def _asking(self, bounds: Mapping[str, int]) -> "Study":
         other = copy(self)
         other.bounds = bounds
@@ -158,12 +162,15 @@ def variants(study: Study) -> Iterator[str]:
         ("`--ledger reserved`", Rules(ledger="reserved"), 0),
         ("`--queue backfill`", Rules(queue="backfill"), 0),
         ("`--policy best-fit`", Rules(policy="best-fit"), 0),
+        ("`--remember`: a job that ran before in the trace asks for its peak and 5 %", Rules(remember=True), 0),
     ):
         found = study.all_outcomes(rules, margin_mib, repeats)
         yield f"\n{title}:\n\n" + "\n".join(ratios(found))
     for risk in (0.01, 0.05, 0.1):
         found = study.at_risk(risk).all_outcomes(Rules(), 0, repeats)
         yield f"\n`--risk {risk}`:\n\n" + "\n".join(ratios(found, [OURS]))
+    found = study.peaks_of_built().all_outcomes(Rules(), 0, repeats)
+    yield "\nThe true peaks, but whole cards for what cannot be built:\n\n" + "\n".join(ratios(found, [OURS]))
     for share in (0.05, 0.1, 0.15):
         found = study.above_peaks(share).all_outcomes(Rules(), 0, repeats)
         yield f"\nBounds that are all {share:.0%} above the true peak:\n\n" + "\n".join(ratios(found, [OURS]))

@@ -1,0 +1,171 @@
+"""What bounds are worth on random traces of measured networks: `python -m benchmarks.measured_traces --data DIR`.
+
+Four traces are few, and how one of them packs is chance. Here jobs are drawn from the public timm table, which has
+their true peaks and FakeTensor's figures. Our bounds are the virtual GPU's figures with margins from other designs, in
+five folds: nothing of a job's own design is in its bound. Arrivals and solo times are random. All runs are simulated.
+"""
+
+import csv
+import math
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from benchmarks.page import study_parser, write_part
+from collocation.simulator.engine import simulate
+from collocation.simulator.needs import FLOOR_MIB
+from collocation.simulator.report import Report, report
+from collocation.simulator.rules import Rules
+from collocation.simulator.workload import Job, Submission
+from dataset_builder.devices import load_profile
+from dataset_builder.schema import MIB, Row, Status
+from dataset_builder.store.importers import read_rows
+from models.conformal import SafeMargins, raised, score
+from models.example import Example
+from models.examples import examples_of_rows
+from models.simulation import SimulationCache
+
+TABLE = "timm_sgd_a100.csv"
+PROFILE = "a100_40gb_timm_2024"
+RISKS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
+GAPS_S = (150, 300)
+"""Mean times between arrivals: the first is that of the densest public trace."""
+JOBS = 60
+MEDIAN_SOLO_S, SOLO_SIGMA = 1500.0, 0.8
+"""Of a log-normal distribution, about that of the public jobs."""
+FOLDS = 5
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Networks that completed, none with a trial of cuDNN in its peak: what a job without cudnn.benchmark is like."""
+
+    peaks_bytes: Array
+    """What the job itself took; the table's figures have other processes in them."""
+    needs_bytes: Mapping[str, Array]
+    """By estimator."""
+
+
+def measured(data: Path, cache: SimulationCache) -> Measured:
+    path, profile = next(data.rglob(TABLE)), load_profile(PROFILE)
+    rows = [row for row in read_rows(path) if row.measurement.status is Status.OK]
+    examples = examples_of_rows(rows, {PROFILE: profile}, cache)
+    fake = _fake_tensor(path)
+    kept = [item for item in zip(_in_order(rows, examples), examples, strict=True) if not item[1].measured.trial]
+    rows, examples = [row for row, _ in kept], [example for _, example in kept]
+    others_bytes = profile.other_mib * MIB
+    overheads = np.array([example.overhead_bytes for example in examples], dtype=np.float64)
+    own = np.array([example.measured.used_bytes for example in examples]) - overheads
+    bounds = {f"ours, risk {risk:.1%}": bound for risk, bound in _bounds(examples, own)}
+    needs = {name: bound + overheads - others_bytes for name, bound in bounds.items()}
+    needs["FakeTensor"] = np.array([fake[_key(row)] for row in rows]) * MIB
+    needs[f"none, {FLOOR_MIB} MiB free"] = np.full(len(rows), FLOOR_MIB * MIB, dtype=np.float64)
+    return Measured(own + overheads - others_bytes, needs)
+
+
+def _in_order(rows: Sequence[Row], examples: Sequence[Example]) -> list[Row]:
+    by_id = {row.spec.id: row for row in rows}
+    return [by_id[example.id] for example in examples]
+
+
+def _key(row: Row) -> tuple[str, int]:
+    return str(row.spec.network["name"]), row.spec.training.batch_size
+
+
+def _fake_tensor(path: Path) -> dict[tuple[str, int], float]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return {
+            (line["model"], int(line["batch_size"])): float(line["faketensor_peak_mib"])
+            for line in csv.DictReader(file)
+        }
+
+
+def _bounds(examples: Sequence[Example], own: Array) -> Iterator[tuple[float, Array]]:
+    """For each risk, bounds without what the device holds beside a job."""
+    estimated = np.array([example.simulation.reserved_bytes for example in examples], dtype=np.float64)
+    scores = score(own, estimated)
+    designs = sorted({example.design for example in examples})
+    Random(0).shuffle(designs)
+    fold_of = {design: index % FOLDS for index, design in enumerate(designs)}
+    folds = np.array([fold_of[example.design] for example in examples])
+    strata = [replace(item, training=replace(item.training, cudnn_benchmark=False)).stratum for item in examples]
+    for risk in RISKS:
+        margins = np.zeros(len(examples))
+        for fold in range(FOLDS):
+            known, asked = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
+            found = SafeMargins.fit([strata[index] for index in known], scores[known])
+            margins[asked] = found.margins([strata[index] for index in asked], risk)
+        yield risk, raised(estimated, margins)
+
+
+def traces(measured: Measured, gap_s: float, count: int, rules: Rules) -> Iterator[tuple[list[Submission], list[int]]]:
+    """Random traces, and which network each of their jobs is."""
+    fitting = np.flatnonzero(measured.peaks_bytes < rules.capacity_bytes).tolist()
+    for seed in range(count):
+        random = Random(seed)
+        drawn = random.choices(fitting, k=JOBS)
+        arrival_s, submissions = 0.0, []
+        for number, index in enumerate(drawn):
+            solo_s = random.lognormvariate(math.log(MEDIAN_SOLO_S), SOLO_SIGMA)
+            job = Job(str(number), 1, 1, int(measured.peaks_bytes[index]), solo_s)
+            submissions.append(Submission(number, arrival_s, job))
+            arrival_s += random.expovariate(1 / gap_s)
+        yield submissions, drawn
+
+
+def table(measured: Measured, gap_s: float, count: int) -> Iterator[str]:
+    """Means over the traces, as ratios to the oracle's on the same trace."""
+    rules = Rules()
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in measured.needs_bytes}
+    for submissions, drawn in tqdm(traces(measured, gap_s, count, rules), total=count, unit="trace", mininterval=5):
+        oracle = _run(submissions, measured.peaks_bytes[drawn], rules)
+        for name, needs in measured.needs_bytes.items():
+            own = _run(submissions, needs[drawn], rules)
+            found[name].append((own.makespan_s / oracle.makespan_s, own.mean_jct_s / oracle.mean_jct_s, own.ooms))
+    yield "| estimator | too low | needs / peak, median | makespan | mean JCT | crashes in 1,000 jobs |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: |"
+    for name, figures in found.items():
+        makespan, jct, ooms = np.array(figures).T
+        share = measured.needs_bytes[name] / measured.peaks_bytes
+        spread = f"{_error(makespan)} | {jct.mean():.3f} {_error(jct)}"
+        yield (
+            f"| {name} | {(share < 1).mean():.1%} | {np.median(share):.2f} | {makespan.mean():.3f} {spread} | "
+            f"{1000 * ooms.sum() / (JOBS * count):.2g} |"
+        )
+
+
+def _run(submissions: Sequence[Submission], needs_bytes: Array, rules: Rules) -> Report:
+    needs = {item.job.name: int(need) for item, need in zip(submissions, needs_bytes, strict=True)}
+    return report(simulate(submissions, needs, rules), rules)
+
+
+def _error(values: Array) -> str:
+    return f"± {values.std(ddof=1) / math.sqrt(len(values)):.3f}"
+
+
+def main() -> None:
+    parser = study_parser(__doc__)
+    parser.add_argument("--cache", default="runs/simulations")
+    parser.add_argument("--traces", type=int, default=150)
+    arguments: Namespace = parser.parse_args()
+    found = measured(Path(arguments.data), SimulationCache(arguments.cache, 2))
+    parts = [
+        f"Arrivals {gap_s} s apart in the mean:\n\n" + "\n".join(table(found, gap_s, arguments.traces))
+        for gap_s in GAPS_S
+    ]
+    text = f"{len(found.peaks_bytes)} networks, {arguments.traces} traces of {JOBS} jobs.\n\n" + "\n\n".join(parts)
+    print(text)
+    if arguments.page:
+        write_part(arguments.page, "measured_traces", "table", text)
+
+
+if __name__ == "__main__":
+    main()
