@@ -58,7 +58,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def held(lock_path: Path, what: Path, holder: str, setting: str) -> Iterator[None]:
-    """Hold a file or a directory against others of its kind. The kernel frees it when the process dies, however it dies.
+    """Hold a file or a directory against other holders. The kernel frees it when the process dies, however it dies.
 
     `setting` is where a user named it.
     """

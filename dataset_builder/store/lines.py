@@ -1,4 +1,4 @@
-"""Lines that survive a crash, and those of a journal: JSON objects whose last key is a checksum of all bytes before it."""
+"""Lines whose damage shows, and those of a journal: JSON objects whose last key is a checksum of all before it."""
 
 import json
 import zlib
