@@ -38,7 +38,7 @@ class Ledger:
             try:
                 self._fd = self._opened()
                 stack.callback(lambda: os.close(self._fd))
-                self.found, self._lines, self._end_bytes = self._read()
+                self.found, self._lines, self._end_bytes, damaged = self._read()
                 os.ftruncate(self._fd, self._end_bytes)
                 if self._end_bytes == 0:
                     self._write(_HEADER)
@@ -47,6 +47,8 @@ class Ledger:
                 raise UserError(
                     f"expected to write {self._path}, found: {error.strerror}; choose another --history FILE"
                 ) from error
+            if damaged:
+                event("lines of the history left out", logging.WARNING, path=str(self._path), lines=damaged)
             if self._lines > len(self.found):
                 self._shorten()
             self._stack = stack.pop_all()
@@ -72,8 +74,8 @@ class Ledger:
     def _opened(self) -> int:
         return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
 
-    def _read(self) -> tuple[OrderedDict[bytes, Observed], int, int]:
-        """What the file says, in how many lines, and where the last whole one ends."""
+    def _read(self) -> tuple[OrderedDict[bytes, Observed], int, int, int]:
+        """What the file says, in how many lines, where the last whole one ends, and how many of them are damaged."""
         found: OrderedDict[bytes, Observed] = OrderedDict()
         lines = damaged = end_bytes = 0
         for raw in self._raw_lines():
@@ -89,9 +91,7 @@ class Ledger:
             found[key] = Observed(record["runs"], record["peak_bytes"]).joined(found.pop(key, None))
             if len(found) > self._most_jobs:
                 found.popitem(last=False)
-        if damaged:
-            event("lines of the history left out", logging.WARNING, path=str(self._path), lines=damaged)
-        return found, lines, end_bytes
+        return found, lines, end_bytes, damaged
 
     def _raw_lines(self) -> Iterator[bytes]:
         """Whole lines, the header first; one that a crash had cut short is no line."""
@@ -129,6 +129,7 @@ class Ledger:
             fresh = self._opened()
         except (UserError, OSError) as error:
             event("history not made shorter", logging.WARNING, path=str(self._path), reason=str(error))
+            self._lines = 0  # as many more, and it is tried again
             return
         os.close(self._fd)
         self._fd, self._lines = fresh, len(found)
