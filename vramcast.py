@@ -12,6 +12,7 @@ _COMMANDS = {
     "classify": ("models.answering.command", "say how much memory a network takes, whether it fits, and what helps"),
     "serve": ("collocation.commands.serve", "answer schedulers and people over HTTP"),
     "place": ("collocation.commands.place", "choose a GPU for a job"),
+    "observe": ("collocation.commands.observe", "tell a service what a job took"),
     "simulate": ("collocation.simulator.__main__", "run a trace of jobs on shared GPUs under estimators"),
     "evaluate": ("models.__main__", "hold estimates against measured rows"),
 }

@@ -37,11 +37,13 @@ class Estimate:
     """What to set aside for a job."""
 
     need_mib: float
-    """The safe answer, or the fallback."""
+    """The safe answer, or what the job took before and a margin, or the fallback."""
     estimate_mib: float | None
     verdict: str | None
-    """'fits', 'tight' or 'does not fit' on its device."""
+    """'fits', 'tight' or 'does not fit' on its device, as forecast."""
     from_fallback: bool
+    basis: str | None = None
+    """'forecast' or 'observed'; None for the fallback."""
     answer: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """All that the service said: see /openapi.json."""
 
@@ -54,6 +56,17 @@ class Placements:
     refused: Mapping[str, str]
     """The reason by GPU."""
     reply: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the service knows of a job that ran."""
+
+    runs: int
+    """A run may count twice, if it was told again because no answer came."""
+    peak_mib: float
+    """The highest."""
+    device: str
 
 
 class Client:
@@ -116,6 +129,11 @@ class Client:
         refused = {item["gpu"]: item["reason"] for item in reply["refused"]}
         return Placements(tuple(item["gpu"] for item in reply["placements"]), refused, reply)
 
+    def observe(self, job: Mapping[str, Any], peak_mib: float, device: str | None = None) -> Observation:
+        """Tell what a job took on one card; what is known of it now. There is no fallback: what is not told is lost."""
+        reply = self._post("/v1/observations", {"job": dict(job), "device": device, "peak_mib": peak_mib})
+        return Observation(reply["runs"], reply["peak_mib"], reply["device"])
+
     def is_ready(self) -> bool:
         """Whether the service answers jobs now."""
         try:
@@ -168,7 +186,14 @@ class _AgainError(Exception):
 
 
 def _estimate(answer: Mapping[str, Any]) -> Estimate:
-    return Estimate(answer["safe_mib"], answer["estimate_mib"], answer["verdict"], from_fallback=False, answer=answer)
+    return Estimate(
+        answer["need_mib"],
+        answer["estimate_mib"],
+        answer["verdict"],
+        from_fallback=False,
+        basis=answer["basis"],
+        answer=answer,
+    )
 
 
 def _sentence(body: bytes) -> str:

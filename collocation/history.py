@@ -1,9 +1,24 @@
-"""What to set aside for a job that ran before. Standard library alone: the service and the simulator share it."""
+"""What is known of a job that ran before. Standard library alone: the service and the simulator share it."""
 
 import math
+from dataclasses import dataclass
 
 REPEAT_MARGIN = 0.05
 """What the same job differs by from run to run, as a share of the highest peak that was seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """How often a job was seen on a card, and what it took there at most."""
+
+    runs: int
+    peak_bytes: int
+
+    def joined(self, other: "Observed | None") -> "Observed":
+        """Both together."""
+        if other is None:
+            return self
+        return Observed(self.runs + other.runs, max(self.peak_bytes, other.peak_bytes))
 
 
 def repeated_bytes(peak_bytes: int) -> int:

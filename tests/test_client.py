@@ -10,7 +10,7 @@ from loopback import loopback
 
 from collocation.client import Client, RefusedError, ServiceAwayError
 
-ANSWER = {"status": "ok", "safe_mib": 700.0, "estimate_mib": 600.0, "verdict": "fits"}
+ANSWER = {"status": "ok", "need_mib": 700.0, "estimate_mib": 600.0, "verdict": "fits", "basis": "forecast"}
 GOOD = (200, json.dumps(ANSWER).encode())
 BUSY = (503, b'{"status": "error", "error": "come back"}')
 JOB = {"name": "x"}
@@ -25,6 +25,7 @@ def test_an_answer_is_typed() -> None:
     with loopback(GOOD) as service:
         found = client(service.url, token="t")[0].classify(JOB)
     assert (found.need_mib, found.estimate_mib, found.verdict, found.from_fallback) == (700.0, 600.0, "fits", False)
+    assert found.basis == "forecast"
     path, body, headers = service.asked[0]
     assert (path, json.loads(body), headers["Authorization"]) == ("/v1/classify", JOB, "Bearer t")
 
@@ -92,6 +93,19 @@ def test_many_and_placements_are_typed() -> None:
         found = one.place(JOB, [{"id": "0", "free_mib": 1}], policy="most-free")
     assert (found.gpus, found.refused) == (("1", "0"), {"2": "full"})
     assert json.loads(service.asked[1][1])["policy"] == "most-free"
+
+
+def test_what_a_job_took_is_told_and_told_again_where_no_answer_came() -> None:
+    reply = {"status": "ok", "device": "t4", "runs": 2, "peak_mib": 900.0}
+    with loopback(BUSY, (200, json.dumps(reply).encode())) as service:
+        found = client(service.url)[0].observe(JOB, 900, "t4")
+    assert (found.runs, found.peak_mib, found.device) == (2, 900.0, "t4")
+    assert [json.loads(body) for _, body, _ in service.asked] == [{"job": JOB, "device": "t4", "peak_mib": 900}] * 2
+    with loopback((507, b'{"status": "error", "error": "expected to store it"}')) as service:
+        one, waits = client(service.url, fallback_mib=1)
+        with pytest.raises(RefusedError, match="expected to store"):
+            one.observe(JOB, 900)
+    assert waits == []
 
 
 def test_other_urls_are_refused() -> None:

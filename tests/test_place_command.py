@@ -55,7 +55,7 @@ def test_a_job_file_of_carma_is_written(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_the_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = json.dumps({"safe_mib": 1.0, "estimate_mib": 1.0, "verdict": "fits"}).encode()
+    answer = json.dumps({"need_mib": 1.0, "estimate_mib": 1.0, "verdict": "fits", "basis": "forecast"}).encode()
     secret = tmp_path / "token"
     secret.write_text("from-file\n", encoding="utf-8")
     monkeypatch.setenv("VRAMCAST_TOKEN", "from-environment")
@@ -70,7 +70,7 @@ def test_the_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypa
 
 
 def test_a_service_is_asked_instead_and_a_fallback_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = {"status": "ok", "safe_mib": 700.0, "estimate_mib": 1.0, "verdict": "fits", "device": "a100_40gb"}
+    answer = {"need_mib": 700.0, "estimate_mib": 1.0, "verdict": "fits", "basis": "forecast", "device": "a100_40gb"}
     path = tmp_path / "spec.json"
     path.write_text(json.dumps(MLP), encoding="utf-8")
     with loopback((200, json.dumps(answer).encode())) as service:
@@ -125,6 +125,7 @@ def test_gpus_that_cannot_be_read_are_told(tmp_path: Path, text: str, capsys: py
         ["--checkpoint", "nowhere"],
         ["--device", "abacus"],
         ["--known", "nowhere.jsonl"],
+        ["--history", "/dev/null/history"],
     ],
 )
 def test_serve_tells_bad_settings_in_one_sentence(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import GPUMEMNET, MLP, Scripted, Service, serving
+from served import GPUMEMNET, MLP, SIMULATED, TABLE, Scripted, Service, serving
 
 import models
 from collocation.service.estimating import Checkpoint
@@ -15,18 +15,6 @@ from collocation.service.settings import Limits, Settings
 from dataset_builder.devices import device_names
 from dataset_builder.families import make_spec
 from dataset_builder.schema import TrainingSetup
-
-TABLE = {
-    "layers": [
-        {"kind": "Linear", "output_shape": [10], "activations": 10, "parameters": 110},
-        {"kind": "ReLU", "output_shape": [10], "activations": 10, "parameters": 0},
-    ],
-    "trainable_shapes": [[10, 10], [10]],
-    "input_elements": 10,
-}
-SIMULATED = {
-    "fits": True, "requested_bytes": 1000, "allocated_bytes": 2000, "reserved_bytes": 2**21, "workspace_bytes": 0
-}  # fmt: skip
 
 
 def run(scenario: Callable[[Service], Awaitable[None]], settings: Settings | None = None, **options: Any) -> None:
@@ -294,6 +282,9 @@ def test_the_released_estimator_says_over_http_what_it_says_in_python() -> None:
         job = {"spec": MLP, "device": "t4", "risk": 0.02}
         found = (await service.post("/v1/classify", {**job, "distribution": True})).json
         shares = found.pop("distribution")
+        assert (found.pop("need_mib"), found.pop("basis"), found.pop("observed")) == (
+            found["safe_mib"], "forecast", None
+        )  # fmt: skip
         assert {**found, "seconds": 0} == {**json.loads(json.dumps(expected)), "seconds": 0}
         assert sum(item["probability"] for item in shares) == pytest.approx(1, abs=0.02)
         likeliest = max(shares, key=lambda item: item["probability"])

@@ -88,6 +88,13 @@ def test_a_script_that_says_its_network_gets_shards(tmp_path: Path, lua: str) ->
     assert "6812 MiB" in slurm.said("told")
 
 
+def test_a_job_that_ran_before_is_said_to_have(tmp_path: Path, lua: str) -> None:
+    with loopback((200, ANSWER.replace(b"=fits", b"=does_not_fit") + b"basis=observed\n")) as service:
+        slurm, job = submit(service, tmp_path, lua, script=SCRIPT)
+    assert job["tres_per_node"] == "gres/shard:7"
+    assert "6812 MiB of GPU memory (as it did before)" in slurm.said("told")
+
+
 def test_a_comment_may_say_it_and_other_resources_stay(tmp_path: Path, lua: str) -> None:
     with loopback((200, ANSWER)) as service:
         job = submit(service, tmp_path, lua, comment="vramcast:gpumemnet:a_b.out", tres_per_node="gres/nvme:1")[1]

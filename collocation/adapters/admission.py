@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from collocation.adapters.kubernetes import NEED, annotations_of, limits_of
+from collocation.adapters.kubernetes import BASIS, NEED, annotations_of, limits_of
 from dataset_builder.errors import UserError, check_choice
 
 _GIB_MIB = 1024
@@ -67,8 +67,11 @@ def review_reply(uid: str, patch: list[dict[str, Any]], warning: str | None = No
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
 
 
-def patch_of(pod: Mapping[str, Any], need_mib: float, resource: str) -> list[dict[str, Any]]:
-    """JSON Patch that writes the amount, unless the pod says its own; the annotation says it to the extender."""
+def patch_of(pod: Mapping[str, Any], need_mib: float, resource: str, basis: str | None = None) -> list[dict[str, Any]]:
+    """JSON Patch that writes the amount, unless the pod says its own; an annotation says it to the extender.
+
+    `basis` is for people who look at the pod: None where the amount is the pod's own.
+    """
     check_choice("the resource", resource, RESOURCES)
     rule = RESOURCES[resource]
     whole_mib, amount = math.ceil(need_mib), str(math.ceil(need_mib / rule.unit_mib))
@@ -77,6 +80,8 @@ def patch_of(pod: Mapping[str, Any], need_mib: float, resource: str) -> list[dic
     if not (isinstance(pod.get("metadata"), Mapping)):
         patch.insert(0, _add("/metadata", {}))
     patch.append(_add(f"/metadata/annotations/{_escaped(NEED)}", str(whole_mib)))
+    if basis:
+        patch.append(_add(f"/metadata/annotations/{_escaped(BASIS)}", basis))
     if rule.annotation:
         return patch if rule.key in annotations else [*patch, _add(f"/metadata/annotations/{rule.key}", amount)]
     return patch + _limits_patch(pod, rule, amount)

@@ -11,8 +11,9 @@ from typing import Any
 from collocation.placement import Gpu, Need, rank, refusals
 from dataset_builder.errors import UserError
 
-JOB, NEED, RISK = "vramcast/job", "vramcast/need-mib", "vramcast/risk"
-"""Annotations of a pod: what it trains; what to set aside, which the webhook writes; how often that may be low."""
+JOB, NEED, RISK, BASIS = "vramcast/job", "vramcast/need-mib", "vramcast/risk", "vramcast/basis"
+"""Annotations of a pod: what it trains; what to set aside, which the webhook writes; how often that may be low; and
+whether it was forecast or observed, which the webhook writes too."""
 GPUS = "vramcast/gpus"
 """Annotation of a node: [{"id", "free_mib", "total_mib", "device"}, ...]."""
 HAMI_GPUS = "hami.io/node-nvidia-register"

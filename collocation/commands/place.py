@@ -12,14 +12,13 @@ from typing import Any
 
 from collocation.adapters.carma import GPUMEMNET_LINE, write_rad, write_yaml
 from collocation.adapters.gpus import parse_gpu, parse_gpus
-from collocation.adapters.text import job_of_text
+from collocation.commands.jobs import FORMS, read_job
 from collocation.commands.tokens import TOKEN, read_token
 from collocation.placement import POLICIES, Gpu, Need, rank, refusals
 from dataset_builder.defaults import CHECKPOINT, RISK
 from dataset_builder.devices import DEFAULT_DEVICE
 from dataset_builder.errors import UserError, check_amount
 from dataset_builder.exits import exit_code
-from dataset_builder.inspection.targets import GPUMEMNET
 
 _NONE = 1
 
@@ -75,10 +74,10 @@ def _need(arguments: argparse.Namespace, gpus: Sequence[Gpu]) -> tuple[Need, dic
         raise UserError("expected a job or --need-mib, found both or neither: give one of them")
     if arguments.need_mib is not None:
         return arguments.need_mib + arguments.margin_mib, {}
-    job = job_of_text(_text(arguments.job))
+    job = read_job(arguments.job)
     devices = {gpu.device for gpu in gpus} | {None}
     answers = _asked(arguments, job, devices) if arguments.service else _classified(arguments, job, devices)
-    need = {device: answer["safe_mib"] + arguments.margin_mib for device, answer in answers.items()}
+    need = {device: answer["need_mib"] + arguments.margin_mib for device, answer in answers.items()}
     return need, {answer.get("device", "fallback"): answer for answer in answers.values()}
 
 
@@ -89,7 +88,8 @@ def _classified(
     from collocation.local import answers_on  # noqa: PLC0415 - torch
 
     found = answers_on(job, {device or arguments.device for device in devices}, arguments.checkpoint, arguments.risk)
-    return {device: found[device or arguments.device].to_json() for device in devices}
+    answers = {device: found[device or arguments.device] for device in devices}
+    return {device: {**answer.to_json(), "need_mib": answer.safe_mib} for device, answer in answers.items()}
 
 
 def _asked(
@@ -106,31 +106,18 @@ def _asked(
         }
     except (ServiceError, ValueError) as error:
         raise UserError(str(error)) from error
-    return {device: {"safe_mib": item.need_mib, **item.answer} for device, item in found.items()}
+    return {device: {**item.answer, "need_mib": item.need_mib} for device, item in found.items()}
 
 
 def _fitting(need: Need, answers: Mapping[str, Any], arguments: argparse.Namespace) -> float | None:
     """For a job file: None where the job does not fit on its card, so that it is to run alone."""
-    answer = answers.get(arguments.device)
-    return None if answer is not None and not answer.get("fits", True) else _on_default(need, arguments)
+    answer = answers.get(arguments.device, {})
+    fits = answer.get("fits", True) or answer.get("basis") == "observed"
+    return _on_default(need, arguments) if fits else None
 
 
 def _on_default(need: Need, arguments: argparse.Namespace) -> float:
     return need[None] if isinstance(need, Mapping) else need
-
-
-def _text(job: str) -> str:
-    """A job as it stands, or the contents of a file."""
-    if job == "-":
-        return sys.stdin.read()
-    if job.lstrip().startswith("{") or job.startswith(GPUMEMNET):
-        return job
-    try:
-        return Path(job).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"expected a spec, a file with one, or gpumemnet:NAME, found {job!r} ({error}): check it"
-        ) from error
 
 
 def _gpus(arguments: argparse.Namespace) -> list[Gpu]:
@@ -148,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="vramcast place", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("job", nargs="?", help="a spec as JSON, a file with one, gpumemnet:NAME, or - for stdin")
+    parser.add_argument("job", nargs="?", help=FORMS)
     parser.add_argument("--need-mib", type=float, help="instead of a job: what it takes")
     parser.add_argument(
         "--gpu", action="append", default=[], metavar="ID=FREE[/TOTAL][@DEVICE]", help="in MiB; repeatable"

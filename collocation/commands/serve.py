@@ -48,6 +48,7 @@ def _serve(arguments: argparse.Namespace) -> None:
             workers=arguments.workers,
             token=read_token(arguments.token_file),
             known=arguments.known,
+            history=arguments.history,
             tls_cert=arguments.tls_cert,
             tls_key=arguments.tls_key,
             kubernetes=not arguments.no_kubernetes,
@@ -67,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--risk", type=float, default=RISK, help="how often a safe answer may be low")
     parser.add_argument("--workers", type=int, default=1, help="processes that trace networks")
     parser.add_argument("--known", type=Path, metavar="FILE", help="JSON lines of specs that go by a name")
+    parser.add_argument("--history", type=Path, metavar="FILE", help="keep what jobs were seen to take there")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"clients must show it; else from ${TOKEN}")
     parser.add_argument("--tls-cert", type=Path, metavar="FILE")
     parser.add_argument("--tls-key", type=Path, metavar="FILE")

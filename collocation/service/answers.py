@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
+Basis = Literal["forecast", "observed"]
+
 
 class Reply(BaseModel):
     """Nothing else is answered."""
@@ -30,8 +32,19 @@ class BucketReply(Reply):
     probability: float
 
 
+class ObservedReply(Reply):
+    """What was seen of a job on a device, as schedulers told it."""
+
+    runs: int
+    peak_mib: float
+    """The highest."""
+
+
 class AnswerReply(Reply):
-    """How much of a device a job will use, and whether it fits: simulated and learned, never measured."""
+    """How much of a device a job will use, and whether it fits: simulated and learned, never measured.
+
+    Only `observed` was measured, by others; where it is there, what to set aside comes from it.
+    """
 
     status: Literal["ok"]
     target: str
@@ -56,12 +69,30 @@ class AnswerReply(Reply):
     verdict: Literal["fits", "tight", "does not fit"]
     distribution: list[BucketReply] | None = None
     """Where it was asked for: buckets that have a share worth telling."""
+    need_mib: float
+    """What to set aside."""
+    basis: Basis
+    """Whether that is the safe answer, or the highest observed peak and a margin."""
+    observed: ObservedReply | None
 
 
 class AnswersReply(Reply):
     """One answer or problem for each job, in their order."""
 
     answers: list[Annotated[AnswerReply | Problem, Field(discriminator="status")]]
+
+
+class ObservationReply(ObservedReply):
+    """What is now known of the job that was told of."""
+
+    status: Literal["ok"]
+    device: str
+
+
+class ObservationsReply(Reply):
+    """One for each observation, in their order; a problem for those that were not taken."""
+
+    answers: list[Annotated[ObservationReply | Problem, Field(discriminator="status")]]
 
 
 class PlacementReply(Reply):
@@ -71,6 +102,7 @@ class PlacementReply(Reply):
     node: str | None
     need_mib: float
     left_mib: float
+    basis: Basis
 
 
 class RefusalReply(Reply):

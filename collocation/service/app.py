@@ -19,7 +19,7 @@ from collocation.service.http import PROBLEMS, StrictRoute, add_error_handlers, 
 from collocation.service.logs import LOGGER
 from collocation.service.metrics import Metrics
 from collocation.service.placing import placements
-from collocation.service.requests import ClassifyBody, ManyJobs, PlacementBody
+from collocation.service.requests import ClassifyBody, ManyJobs, ManyObservations, ObservationsBody, PlacementBody
 from collocation.service.settings import Settings
 from collocation.service.slurm import shards_text
 from dataset_builder.devices import device_names, load_profile
@@ -51,6 +51,20 @@ async def classify(request: Request, body: Annotated[ClassifyBody, Body()]) -> R
         outcomes = await asyncio.gather(*(engine.classify(job) for job in body.jobs), return_exceptions=True)
         return reply({"answers": many(outcomes)}, kept=not any(isinstance(item, Exception) for item in outcomes))
     return reply(await engine.classify(body))
+
+
+@jobs.post(
+    "/observations",
+    response_model=answers.ObservationReply | answers.ObservationsReply,
+    responses={507: {"model": answers.Problem, "description": "Not on the disk"}},
+)
+async def observe(request: Request, body: Annotated[ObservationsBody, Body()]) -> Response:
+    """What a job took, or several: from then on that is set aside for it, and a margin. Answers what is now known."""
+    engine = engine_of(request)
+    if isinstance(body, ManyObservations):
+        outcomes = await asyncio.gather(*(engine.observe(item) for item in body.observations), return_exceptions=True)
+        return reply({"answers": many(outcomes)})
+    return reply(await engine.observe(body))
 
 
 @jobs.post("/placements", response_model=answers.PlacementsReply)

@@ -1,7 +1,7 @@
 """The paths that Kubernetes and Volcano call. They fail open: a pod without a figure is scheduled as usual."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -11,6 +11,7 @@ from collocation.adapters import admission, kubernetes, volcano
 from collocation.adapters.kubernetes import JOB, NEED, RISK, Known
 from collocation.placement import Gpu, Need
 from collocation.service.engine import Engine
+from collocation.service.estimating import Estimated
 from collocation.service.http import PROBLEMS, StrictRoute, engine_of, reply
 from collocation.service.logs import event
 from collocation.service.nodes import NodeBook
@@ -36,16 +37,30 @@ profile_for = lru_cache(maxsize=256)(device_of_card)
 
 async def need_of(engine: Engine, pod: Mapping[str, Any], gpus: Sequence[Gpu]) -> Need | None:
     """What the pod needs on each kind of card: as it says itself, or as its job is answered; None without either."""
+    stated = _stated(pod)
+    if stated is not None:
+        return stated
+    found = await _estimates(engine, pod, {gpu.device for gpu in gpus} | {None})
+    return {device: item.set_aside_mib for device, item in found.items()} if found else None
+
+
+def _stated(pod: Mapping[str, Any]) -> float | None:
+    """What the pod says itself that it needs."""
+    text = kubernetes.annotations_of(pod).get(NEED, "")
+    return float(text[:12]) if text.isdecimal() else None
+
+
+async def _estimates(
+    engine: Engine, pod: Mapping[str, Any], devices: Collection[str | None]
+) -> dict[str | None, Estimated]:
+    """The pod's job on each device; nothing where it names none."""
     notes = kubernetes.annotations_of(pod)
-    if notes.get(NEED, "").isdecimal():
-        return float(notes[NEED][:12])
     if JOB not in notes:
-        return None
+        return {}
     job = job_from_text(notes[JOB])
     if RISK in notes and job.risk is None:
         job.risk = _risk(notes[RISK])
-    found = await engine.estimates(job, {gpu.device for gpu in gpus} | {None})
-    return {device: item.set_aside_mib for device, item in found.items()}
+    return await engine.estimates(job, devices)
 
 
 def _risk(text: str) -> float:
@@ -130,14 +145,20 @@ async def mutate(request: Request, body: Anything) -> Response:
     asked = admission.read_review(body)
     engine = engine_of(request)
     try:
-        need = await need_of(engine, asked.pod, ())
-        patch = []
-        if need is not None:
-            need_mib = need[None] if isinstance(need, Mapping) else need
-            patch = admission.patch_of(asked.pod, need_mib, engine.settings.resource)
+        patch = await _patch(engine, asked.pod)
     except UserError as error:
         return reply(admission.review_reply(asked.uid, [], f"vramcast: {error}"))
     return reply(admission.review_reply(asked.uid, patch))
+
+
+async def _patch(engine: Engine, pod: Mapping[str, Any]) -> list[dict[str, Any]]:
+    stated = _stated(pod)
+    if stated is not None:
+        return admission.patch_of(pod, stated, engine.settings.resource)
+    found = await _estimates(engine, pod, {None})
+    if not found:
+        return []
+    return admission.patch_of(pod, found[None].set_aside_mib, engine.settings.resource, found[None].basis)
 
 
 @router.post("/volcano/predicate")

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import pickle
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,19 +12,21 @@ from typing import Any
 
 from collocation.service.batching import Batcher
 from collocation.service.cache import ByteCache, content_key
-from collocation.service.estimating import Asked, Checkpoint, Estimated, Estimating
+from collocation.service.estimating import Asked, Checkpoint, Estimated, Estimating, observed_json
 from collocation.service.known import read_known, spec_of_name
+from collocation.service.ledger import NotStoredError
 from collocation.service.logs import event
 from collocation.service.metrics import Metrics
 from collocation.service.pool import LostError, OverloadedError, PoolError, TracePool
-from collocation.service.requests import AnyJob, FeaturesJob, NamedJob, SpecJob, TableJob
+from collocation.service.remembering import History
+from collocation.service.requests import AnyJob, FeaturesJob, NamedJob, Observation, SpecJob, TableJob
 from collocation.service.settings import Settings
-from collocation.service.tables import question_of_features, question_of_table_body, training_of
+from collocation.service.tables import id_of_table, question_of_features, question_of_table_body, training_of
 from collocation.service.tracing import TraceQuestion
 from dataset_builder.devices import load_profile
 from dataset_builder.errors import UserError
 from dataset_builder.families import make_spec
-from dataset_builder.schema import Spec
+from dataset_builder.schema import MIB, Spec
 from models.answer import Answer
 from models.batch_search import largest_batch
 from models.questions import Question, question_of
@@ -53,6 +56,7 @@ class Engine:
         self.traces = ByteCache(settings.limits.trace_cache_bytes)
         self.pool = TracePool(settings.workers, settings.limits)
         self.batcher: Batcher[Asked, Estimated] = Batcher(self._answers, settings.limits.largest_batch)
+        self.history = History(settings.history, settings.limits.history_jobs)
         self._hit, self._miss = (metrics.cached.labels("responses", outcome) for outcome in ("hit", "miss"))
         self._searches = ThreadPoolExecutor(_SEARCHES, thread_name_prefix="largest-batch")
         self._under_way: dict[bytes, asyncio.Task[bytes]] = {}
@@ -60,6 +64,7 @@ class Engine:
         metrics.watch("vramcast_response_cache_bytes", "Size of kept responses", lambda: self.responses.size_bytes)
         metrics.watch("vramcast_trace_cache_bytes", "Size of kept traces", lambda: self.traces.size_bytes)
         metrics.watch("vramcast_traces_waiting", "Networks that wait for a worker", lambda: self.pool.waiting)
+        metrics.watch("vramcast_remembered_jobs", "Jobs that were observed", lambda: len(self.history))
         metrics.watch("vramcast_forward_batches", "Forward passes so far", lambda: self.batcher.batches)
         metrics.watch("vramcast_forward_jobs", "Jobs in them", lambda: self.batcher.answered)
 
@@ -86,6 +91,7 @@ class Engine:
         await self.pool.close()
         self.batcher.close()
         self._searches.shutdown(wait=False, cancel_futures=True)
+        await self.history.close()
 
     async def reload(self) -> dict[str, Any]:
         """Read the checkpoint again. Batches that are under way end with the old one; a bad one changes nothing."""
@@ -112,7 +118,7 @@ class Engine:
         """The answer to one job, on its own device or another."""
         start = time.perf_counter()
         device = device or job.device or self.settings.device
-        found = await self._ask(await self._question(job, device), job)
+        found = await self._on(job, device, (device,))
         if isinstance(job, SpecJob) and job.max_batch_size:
             most = await self._largest(job, device, found)
             found = replace(found, answer=replace(found.answer, max_batch_size=most))
@@ -128,12 +134,38 @@ class Engine:
         return dict(zip(names, found, strict=True))
 
     async def _on(self, job: AnyJob, device: str, devices: Iterable[str]) -> Estimated:
-        return await self._ask(await self._question(job, device, tuple(sorted(set(devices)))), job)
+        found = await self._ask(await self._question(job, device, tuple(sorted(set(devices)))), job)
+        return replace(found, observed=self.history.get(await self._key(job, device)))
+
+    async def observe(self, seen: Observation) -> dict[str, Any]:
+        """Remember what a job took; what is now known of it, as it goes over the wire."""
+        profile = load_profile(seen.device or seen.job.device or self.settings.device)
+        if seen.peak_mib > profile.total_mib:
+            raise UserError(
+                f"expected peak_mib of at most {profile.total_mib}, which {profile.name} has, found {seen.peak_mib:g}: "
+                "check the device"
+            )
+        key = await self._key(seen.job, profile.name)
+        try:
+            known = await self.history.observe(key, math.ceil(seen.peak_mib * MIB))
+        except NotStoredError:
+            self.metrics.observations.labels("not stored").inc()
+            raise
+        self.metrics.observations.labels("remembered").inc()
+        return {"status": "ok", "device": profile.name, **observed_json(known)}
+
+    async def _key(self, job: AnyJob, device: str) -> bytes:
+        """What a job is remembered by: its network, its training and the device, however the request spells them."""
+        if isinstance(job, SpecJob | NamedJob):
+            said = self._spec(job).id
+        else:
+            said = await asyncio.to_thread(id_of_table, job)
+        return content_key(said.encode(), device.encode())
 
     async def _ask(self, question: Question, job: AnyJob) -> Estimated:
         return await self.batcher.ask(Asked(question, job.risk or self.settings.risk, job.bucket_mib, job.distribution))
 
-    async def _question(self, job: AnyJob, device: str, traced_on: tuple[str, ...] = ()) -> Question:
+    async def _question(self, job: AnyJob, device: str, traced_on: tuple[str, ...]) -> Question:
         profile = load_profile(device)
         if isinstance(job, TableJob):
             return await asyncio.to_thread(question_of_table_body, job, profile)
@@ -141,7 +173,7 @@ class Engine:
             return await asyncio.to_thread(question_of_features, job, profile)
         spec = self._spec(job)
         target = job.name if isinstance(job, NamedJob) else spec.id
-        findings = pickle.loads(await self._traced(spec, traced_on or (device,)))  # noqa: S301 - from our own worker
+        findings = pickle.loads(await self._traced(spec, traced_on))  # noqa: S301 - from our own worker
         return question_of(target, findings, profile)
 
     def _spec(self, job: SpecJob | NamedJob) -> Spec:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from collocation.history import Observed, repeated_bytes
 from dataset_builder.errors import UserError
 from dataset_builder.schema import MIB
 from models.answer import TIGHT, Answer
@@ -36,10 +37,28 @@ class Asked:
 
 @dataclass(frozen=True)
 class Estimated:
-    """The answer, and the probability of each bucket if it was asked for."""
+    """The answer, the probability of each bucket if it was asked for, and what was seen of the job before."""
 
     answer: Answer
     distribution: list[dict[str, Any]] | None = None
+    observed: Observed | None = None
+    """What was seen of the job on that device."""
+
+    @property
+    def basis(self) -> str:
+        """Where the figure to set aside comes from."""
+        return "observed" if self.observed else "forecast"
+
+    @property
+    def need_mib(self) -> float:
+        """What to set aside: what the job took before and a margin, else the safe answer.
+
+        What ran on a card needs no more than all of it, and no less than it took, whatever the profile says.
+        """
+        if self.observed is None:
+            return self.answer.safe_mib
+        with_margin_mib = repeated_bytes(self.observed.peak_bytes) / MIB
+        return max(min(with_margin_mib, self.answer.capacity_mib), self.observed.peak_bytes / MIB)
 
     @property
     def set_aside_mib(self) -> float:
@@ -47,11 +66,23 @@ class Estimated:
 
         A job that is likely to fit, if not safely, gets the whole card: alone there, it has the best chance there is.
         """
-        return self.answer.capacity_mib if self.answer.verdict == TIGHT else self.answer.safe_mib
+        tight = self.observed is None and self.answer.verdict == TIGHT
+        return self.answer.capacity_mib if tight else self.need_mib
 
     def to_json(self) -> dict[str, Any]:
-        """As it goes over the wire."""
-        return {**self.answer.to_json(), "distribution": self.distribution}
+        """As it goes over the wire: the forecast as it is without observations, and beside it what was seen."""
+        return {
+            **self.answer.to_json(),
+            "distribution": self.distribution,
+            "need_mib": self.need_mib,
+            "basis": self.basis,
+            "observed": observed_json(self.observed) if self.observed else None,
+        }
+
+
+def observed_json(observed: Observed) -> dict[str, Any]:
+    """What was seen of a job, as it goes over the wire."""
+    return {"runs": observed.runs, "peak_mib": observed.peak_bytes / MIB}
 
 
 class Estimating(Protocol):

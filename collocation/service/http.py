@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from collocation.service.answers import Problem, problem_bytes
 from collocation.service.engine import Engine
 from collocation.service.guard import RETRY_SECONDS
+from collocation.service.ledger import NotStoredError
 from collocation.service.pool import OverloadedError, PoolError
 from dataset_builder.errors import UserError
 
@@ -94,6 +95,10 @@ def add_error_handlers(app: FastAPI) -> None:
         found = "no worker process" if isinstance(error, PoolError) else "more networks than can be traced soon"
         sentence = f"expected work for which there is room, found {found}: come back"
         return problem(503, sentence, headers={"Retry-After": str(RETRY_SECONDS)})
+
+    @app.exception_handler(NotStoredError)
+    async def not_stored(_: Request, error: NotStoredError) -> Response:
+        return problem(507, f"expected to store what was observed, found: {error}; see to the disk, and send it again")
 
     @app.exception_handler(Exception)
     async def unexpected(_: Request, error: Exception) -> Response:

@@ -1,10 +1,13 @@
 """Good answers are kept by all that was asked, and given again before anything is parsed."""
 
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
+import struct
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from typing import Any
 
+from collocation.history import Observed
 from collocation.service.cache import content_key
 from collocation.service.engine import Engine
+from collocation.service.remembering import LOOKED_UP
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -17,10 +20,14 @@ KEPT = {
     "/v1/placements": b"application/json",
     "/v1/slurm": b"text/plain; charset=utf-8",
 }
-"""Paths whose answers depend on the body and the checkpoint alone, and what they answer with."""
+"""Paths whose answers depend on the body, the checkpoint and what was observed, and what they answer with."""
 
 NOT_KEPT = (b"cache-control", b"no-store")
 """Of an answer that may be another the next time."""
+
+
+_COUNT, _TOLD = struct.Struct(">H"), struct.Struct(">16sQQ")
+"""Before a kept answer: how many jobs it looked up, and what it was told of each, 0 runs where nothing was known."""
 
 
 class Keeping:
@@ -40,7 +47,7 @@ class Keeping:
         # The content type is part of what is said: a body of another kind is refused.
         kind = next((text for name, text in scope["headers"] if name == b"content-type"), b"")
         key = content_key(path.encode(), kind, body)
-        kept = self.engine.responses.get(key)
+        kept = self._still_true(self.engine.responses.get(key))
         self.engine.count_response(kept is not None)
         if kept is None:
             await self._worked_out(key, scope, receive, send)
@@ -51,6 +58,8 @@ class Keeping:
 
     async def _worked_out(self, key: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         checkpoint, good, parts = self.engine.checkpoint, False, []
+        told: dict[bytes, Observed | None] = {}
+        LOOKED_UP.set(told)
 
         async def noted(message: Message) -> None:
             nonlocal good
@@ -62,4 +71,22 @@ class Keeping:
 
         await self.app(scope, receive, noted)
         if good and checkpoint is self.engine.checkpoint:  # not reloaded meanwhile
-            self.engine.responses.put(key, b"".join(parts))
+            self.engine.responses.put(key, _heading(told) + b"".join(parts))
+
+    def _still_true(self, entry: bytes | None) -> bytes | None:
+        """The answer that was kept, unless a job that it is about was observed or forgotten since."""
+        if entry is None:
+            return None
+        (count,) = _COUNT.unpack_from(entry)
+        start = _COUNT.size + count * _TOLD.size
+        told = _TOLD.iter_unpack(memoryview(entry)[_COUNT.size : start])
+        same = all(_figures(self.engine.history.get(key)) == figures for key, *figures in told)
+        return entry[start:] if same else None
+
+
+def _heading(told: Mapping[bytes, Observed | None]) -> bytes:
+    return _COUNT.pack(len(told)) + b"".join(_TOLD.pack(key, *_figures(found)) for key, found in told.items())
+
+
+def _figures(found: Observed | None) -> list[int]:
+    return [found.runs, found.peak_bytes] if found else [0, 0]

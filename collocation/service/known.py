@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dataset_builder.errors import UserError
+from dataset_builder.families import FAMILIES, make_spec
 from dataset_builder.families.gpumemnet import spec_of_filename
 from dataset_builder.inspection.targets import GPUMEMNET
 from dataset_builder.schema import Spec
@@ -23,12 +24,17 @@ def read_known(path: Path | None) -> dict[str, Spec]:
         if line.strip():
             try:
                 found = json.loads(line)
-                known[str(found["name"])] = Spec.from_json(found["spec"])
+                known[str(found["name"])] = _canonical(Spec.from_json(found["spec"]))
             except (ValueError, KeyError, TypeError) as error:
                 raise UserError(
                     f'expected {{"name": ..., "spec": ...}} in line {number} of {path}, found: {error!r}; mend it'
                 ) from error
     return known
+
+
+def _canonical(spec: Spec) -> Spec:
+    """In the form that a request's spec gets, so that both are one job."""
+    return make_spec(spec.family, spec.network, spec.training) if spec.family in FAMILIES else spec
 
 
 def spec_of_name(name: str, known: Mapping[str, Spec]) -> Spec:

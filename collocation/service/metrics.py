@@ -36,6 +36,9 @@ class Metrics:
         self.reloads = Counter(
             "vramcast_checkpoint_reloads_total", "Reloads by outcome", ["outcome"], registry=registry
         )
+        self.observations = Counter(
+            "vramcast_observations_total", "What jobs took, as told, by outcome", ["outcome"], registry=registry
+        )
         self._timed: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
 
     def watch(self, name: str, text: str, read: Callable[[], float]) -> None:

@@ -26,6 +26,7 @@ async def placements(engine: Engine, body: PlacementBody) -> dict[str, Any]:
                 "node": item.gpu.node,
                 "need_mib": round(item.need_mib, 1),
                 "left_mib": round(item.left_mib, 1),
+                "basis": found[item.gpu.device].basis,
             }
             for item in rank(need, gpus, body.policy)
         ],
@@ -38,8 +39,8 @@ async def placements(engine: Engine, body: PlacementBody) -> dict[str, Any]:
 
 
 def needs(found: Mapping[str | None, Estimated], margin_mib: float = 0.0) -> dict[str | None, float]:
-    """What to set aside on each device: the safe answer, and a margin."""
-    return {device: item.answer.safe_mib + margin_mib for device, item in found.items()}
+    """What to set aside on each device, and a margin of the asker's."""
+    return {device: item.need_mib + margin_mib for device, item in found.items()}
 
 
 def _total(stated_mib: float | None, found: Estimated) -> float:

@@ -158,6 +158,33 @@ class ManyJobs(Strict):
 ClassifyBody = Annotated[_One | Annotated[ManyJobs, Tag("jobs")], Discriminator(_kind_of)]
 
 
+class Observation(Strict):
+    """What a job was seen to take."""
+
+    job: Job
+    device: Text | None = None
+    """The card that it ran on, as a device profile. Default: the job's, and the service's where that has none."""
+    peak_mib: Annotated[float, Field(gt=0, le=2**30)]
+    """Of the whole process on one card, as nvidia-smi shows it: the highest of a run that did not end early."""
+
+
+class ManyObservations(Strict):
+    """Several at once."""
+
+    observations: Annotated[list[Observation], Field(min_length=1, max_length=64)]
+
+
+def _number_of(value: Any) -> str:
+    """Whether one is told or several."""
+    many = "observations" in value if isinstance(value, dict) else isinstance(value, ManyObservations)
+    return "many" if many else "one"
+
+
+ObservationsBody = Annotated[
+    Annotated[Observation, Tag("one")] | Annotated[ManyObservations, Tag("many")], Discriminator(_number_of)
+]
+
+
 class GpuBody(Strict):
     """A GPU as the scheduler sees it."""
 
@@ -177,4 +204,4 @@ class PlacementBody(Strict):
     gpus: Annotated[list[GpuBody], Field(min_length=1, max_length=4096)]
     policy: Literal[POLICIES] = "best-fit"  # type: ignore[valid-type]
     margin_mib: Mib = 0.0
-    """What must stay free beside the job's safe answer."""
+    """What must stay free beside what is set aside for the job."""

@@ -9,7 +9,7 @@ from dataset_builder.devices import DEFAULT_DEVICE
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Bounds, each of which ends in an answer: 408, 413, 422 or 503."""
+    """Bounds, each of which ends in an answer (408, 413, 422 or 503) or in something forgotten."""
 
     body_bytes: int = 1 << 20
     """Looked at before anything is parsed. 1 MB is also what HAMi's extender takes (pkg/scheduler/routes/route.go)."""
@@ -29,6 +29,8 @@ class Limits:
     """Jobs in one forward pass."""
     response_cache_bytes: int = 32 << 20
     trace_cache_bytes: int = 128 << 20
+    history_jobs: int = 100_000
+    """Jobs of which is remembered what they took, a few hundred bytes each."""
     shutdown_seconds: float = 30.0
 
 
@@ -48,6 +50,8 @@ class Settings:
     token: str | None = field(default=None, repr=False)
     known: Path | None = None
     """JSON lines of specs that go by a name; traced before the service is ready."""
+    history: Path | None = None
+    """Where to keep what jobs were seen to take; without it that is forgotten when the service ends."""
     tls_cert: Path | None = None
     tls_key: Path | None = None
     kubernetes: bool = True

@@ -38,5 +38,6 @@ async def shards_text(engine: Engine, body: bytes) -> str:
         "shards": max(1, math.ceil(found.set_aside_mib / SHARD_MIB)),
         "verdict": found.answer.verdict.replace(" ", "_"),
         "device": found.answer.device,
+        "basis": found.basis,
     }
     return "".join(f"{key}={value}\n" for key, value in lines.items())

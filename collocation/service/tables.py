@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from collocation.service.requests import FeaturesJob, Table, TableJob, Training
 from dataset_builder.measure.virtual.profile import DeviceProfile
-from dataset_builder.schema import LayerRecord, LayerTable, TrainingSetup
+from dataset_builder.schema import LayerRecord, LayerTable, TrainingSetup, content_hash, without_defaults
 from models.example import Simulated
 from models.questions import Question, question_of_table
 
@@ -12,6 +12,16 @@ from models.questions import Question, question_of_table
 def training_of(body: Training) -> TrainingSetup:
     """What a request says of the training; what it leaves out has its default."""
     return TrainingSetup(**body.model_dump(exclude_unset=True))
+
+
+def id_of_table(job: TableJob | FeaturesJob) -> str:
+    """Content hash over all that decides the memory, as a spec has one; names of layers do not."""
+    said = job if isinstance(job, TableJob) else job.features
+    table = said.table.model_dump(exclude={"layers": {"__all__": {"name"}}})
+    simulated = None if isinstance(job, TableJob) else job.features.simulated.model_dump()
+    return content_hash(
+        {"table": table, "training": without_defaults(training_of(said.training)), "simulated": simulated}
+    )
 
 
 def question_of_table_body(job: TableJob, profile: DeviceProfile) -> Question:

@@ -51,24 +51,32 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the directory against other builds. The kernel frees it when the process dies, however it dies."""
+    """Hold the directory of a build against other builds."""
+    with held(directory / "lock", directory, "build", "out=DIR"):
+        yield
+
+
+@contextmanager
+def held(lock_path: Path, what: Path, holder: str, setting: str) -> Iterator[None]:
+    """Hold a file or a directory against other holders. The kernel frees it when the process dies, however it dies.
+
+    `setting` is where a user named it.
+    """
     # Beside the lock, not in it: older releases of filelock empty the lock file when they try for it.
-    owner = directory / "lock.pid"
-    lock = FileLock(directory / "lock", timeout=0, thread_local=False)
+    owner = lock_path.with_name(f"{lock_path.name}.pid")
+    lock = FileLock(lock_path, timeout=0, thread_local=False)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        lock_path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout as error:
         raise UserError(
-            f"expected {directory} to be free, found that another build ({_read_owner(owner)}) holds it: "
-            "wait for its end, or choose another out=DIR"
+            f"expected {what} to be free, found that another {holder} ({_read_owner(owner)}) holds it: "
+            f"wait for its end, or choose another {setting}"
         ) from error
     except OSError as error:
-        raise UserError(
-            f"expected a directory to write at {directory}, found: {error.strerror}; choose another out=DIR"
-        ) from error
+        raise UserError(f"expected to write at {what}, found: {error.strerror}; choose another {setting}") from error
     try:
-        with suppress(OSError):  # it only makes the message of a second build richer
+        with suppress(OSError):  # it only makes the message of a second one richer
             owner.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
         yield
     finally:

@@ -1,4 +1,4 @@
-"""The lines of a journal: JSON objects whose last key is a checksum of all bytes before it."""
+"""Lines whose damage shows, and those of a journal: JSON objects whose last key is a checksum of all before it."""
 
 import json
 import zlib
@@ -34,6 +34,18 @@ def encode_line(kind: str, values: Mapping[str, Any]) -> bytes:
     """Write a record as one line of ASCII; NaN is refused, since JSON has none."""
     body = _ENCODER.encode({"type": kind, **values})[:-1].encode("ascii")
     return body + _ending(body)
+
+
+def decode_line(raw: bytes) -> tuple[dict[str, Any] | None, str | None]:
+    """The record that `encode_line` wrote, or None and what is wrong with the line."""
+    if not raw.endswith(b"\n"):
+        return None, "is incomplete"
+    if raw[-_ENDING_LENGTH:] != _ending(raw[:-_ENDING_LENGTH]):
+        return None, "does not match its checksum"
+    try:
+        return json.loads(raw.decode("ascii")), None
+    except (ValueError, RecursionError):
+        return None, "is not JSON"
 
 
 def read_lines(path: Path) -> Iterator[Line]:
@@ -87,15 +99,8 @@ def check_schema(path: Path, header: Mapping[str, Any]) -> None:
 
 
 def _check(number: int, raw: bytes, seen: set[str]) -> Line:
-    if not raw.endswith(b"\n"):
-        return Line(number, raw, None, "is incomplete")
-    if raw[-_ENDING_LENGTH:] != _ending(raw[:-_ENDING_LENGTH]):
-        return Line(number, raw, None, "does not match its checksum")
-    try:
-        record = json.loads(raw.decode("ascii"))
-    except (ValueError, RecursionError):
-        return Line(number, raw, None, "is not JSON")
-    return Line(number, raw, record, _misplaced(number, record, seen))
+    record, fault = decode_line(raw)
+    return Line(number, raw, record, fault or _misplaced(number, record or {}, seen))
 
 
 def _misplaced(number: int, record: dict[str, Any], seen: set[str]) -> str | None:

@@ -95,7 +95,9 @@ function vramcast.parsed(text)
     if not shards or not need or shards < 1 or shards ~= math.floor(shards) then
         return nil, text:match('"error":"([^"]*)"') or "no answer in time"
     end
-    return { shards = math.floor(shards), need_mib = need, verdict = found.verdict or "", device = found.device or "" }
+    -- a job that ran before tells more than what was forecast of it
+    local verdict = found.basis == "observed" and "as it did before" or found.verdict or ""
+    return { shards = math.floor(shards), need_mib = need, verdict = verdict, device = found.device or "" }
 end
 
 -- The answer about a job that says what it trains; nil where it says nothing, and where none came, which is logged.

@@ -23,6 +23,17 @@ MLP = {
     "network": {"arch": "pyramid", "input_features": 64, "output_features": 2, "depth": 2},
     "training": {"batch_size": 8},
 }
+TABLE = {
+    "layers": [
+        {"kind": "Linear", "output_shape": [10], "activations": 10, "parameters": 110},
+        {"kind": "ReLU", "output_shape": [10], "activations": 10, "parameters": 0},
+    ],
+    "trainable_shapes": [[10, 10], [10]],
+    "input_elements": 10,
+}
+SIMULATED = {
+    "fits": True, "requested_bytes": 1000, "allocated_bytes": 2000, "reserved_bytes": 2**21, "workspace_bytes": 0
+}  # fmt: skip
 GPUMEMNET = "gpumemnet:input:784_output:10_depth:3_arch:pyramid_batch:64.out"
 
 

@@ -1,0 +1,40 @@
+"""`vramcast observe`: tells a service what a job took, so that it sets that aside the next time."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from collocation.client import Client, ServiceError
+from collocation.commands.jobs import FORMS, read_job
+from collocation.commands.tokens import TOKEN, read_token
+from dataset_builder.errors import UserError, check_amount
+from dataset_builder.exits import exit_code
+
+
+def main(argv: Sequence[str]) -> int:
+    """Tell it; the return value is the exit code."""
+    arguments = _parser().parse_args(argv)
+    return exit_code("vramcast observe", lambda: _observe(arguments))
+
+
+def _observe(arguments: argparse.Namespace) -> None:
+    check_amount("--peak-mib", arguments.peak_mib, zero=False)
+    job = read_job(arguments.job)
+    try:
+        client = Client(arguments.service, token=read_token(arguments.token_file))
+        found = client.observe(job, arguments.peak_mib, arguments.device)
+    except (ServiceError, ValueError) as error:
+        raise UserError(str(error)) from error
+    print(f"{found.runs} run{'s' if found.runs > 1 else ''} on {found.device}, {found.peak_mib:.0f} MiB at most")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="vramcast observe", description=__doc__)
+    parser.add_argument("job", help=FORMS)
+    parser.add_argument(
+        "--peak-mib", type=float, required=True, help="of the whole process on one card, as nvidia-smi shows it"
+    )
+    parser.add_argument("--device", help="the card that it ran on; default: the job's, or the service's")
+    parser.add_argument("--service", default="http://127.0.0.1:8080", metavar="URL", help="default: %(default)s")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"of the service; else from ${TOKEN}")
+    return parser
