@@ -166,7 +166,7 @@ def variants(study: Study) -> Iterator[str]:
     ):
         found = study.all_outcomes(rules, margin_mib, repeats)
         yield f"\n{title}:\n\n" + "\n".join(ratios(found))
-    for risk in (0.01, 0.05, 0.1):
+    for risk in (0.02, 0.05, 0.1):
         found = study.at_risk(risk).all_outcomes(Rules(), 0, repeats)
         yield f"\n`--risk {risk}`:\n\n" + "\n".join(ratios(found, [OURS]))
     found = study.peaks_of_built().all_outcomes(Rules(), 0, repeats)
