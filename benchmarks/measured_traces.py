@@ -138,13 +138,17 @@ def table(measured: Measured, gap_s: float, count: int) -> Iterator[str]:
         spread = f"{_error(makespan)} | {jct.mean():.3f} {_error(jct)}"
         yield (
             f"| {name} | {(share < 1).mean():.1%} | {np.median(share):.2f} | {makespan.mean():.3f} {spread} | "
-            f"{1000 * ooms.sum() / (JOBS * count):.2g} |"
+            f"{_short(1000 * ooms.sum() / (JOBS * count))} |"
         )
 
 
 def _run(submissions: Sequence[Submission], needs_bytes: Array, rules: Rules) -> Report:
     needs = {item.job.name: int(need) for item, need in zip(submissions, needs_bytes, strict=True)}
     return report(simulate(submissions, needs, rules), rules)
+
+
+def _short(value: float) -> str:
+    return f"{value:.1f}" if value < 10 else f"{value:.0f}"
 
 
 def _error(values: Array) -> str:
@@ -161,7 +165,8 @@ def main() -> None:
         f"Arrivals {gap_s} s apart in the mean:\n\n" + "\n".join(table(found, gap_s, arguments.traces))
         for gap_s in GAPS_S
     ]
-    text = f"{len(found.peaks_bytes)} networks, {arguments.traces} traces of {JOBS} jobs.\n\n" + "\n\n".join(parts)
+    drawn = f"{len(found.peaks_bytes):,} jobs to draw from, {arguments.traces} traces of {JOBS} jobs."
+    text = "\n\n".join([drawn, *parts])
     print(text)
     if arguments.page:
         write_part(arguments.page, "measured_traces", "table", text)
