@@ -9,7 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cache, cached_property, lru_cache
 from types import MappingProxyType
@@ -84,7 +84,10 @@ def parse_call(text: str) -> tuple[str, Mapping[str, Any]]:
 
 def canonical_call(text: str) -> str:
     """One text for one call: 'Adam()' is 'Adam', and arguments stand in order."""
-    name, arguments = parse_call(text)
+    return _call_text(*parse_call(text))
+
+
+def _call_text(name: str, arguments: Mapping[str, Any]) -> str:
     inner = ", ".join(f"{key}={arguments[key]!r}" for key in sorted(arguments))
     return f"{name}({inner})" if inner else name
 
@@ -131,6 +134,13 @@ class TrainingSetup:
         object.__setattr__(self, "optimizer", canonical_call(str(self.optimizer)))
         if self.dry_run_batch_size is None:
             object.__setattr__(self, "dry_run_passes", 1)
+
+    @property
+    def without_rate(self) -> "TrainingSetup":
+        """The same without the learning rate, on which no byte depends: a sweep over it is one job many times."""
+        name, arguments = parse_call(self.optimizer)
+        kept = {key: value for key, value in arguments.items() if key != "lr"}
+        return replace(self, optimizer=_call_text(name, kept))
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:

@@ -103,6 +103,7 @@ def test_a_job_is_known_however_it_is_spelled(tmp_path: Path) -> None:
         await tell(service, {"spec": MLP}, 900)
         for job in (
             {"spec": spelled_out},
+            {"spec": {**spelled_out, "training": {**spelled_out["training"], "optimizer": "Adam(lr=0.3)"}}},
             {"name": "mine"},
             {"spec": MLP, "device": "a100_40gb", "risk": 0.2, "bucket_mib": 64, "distribution": True},
         ):

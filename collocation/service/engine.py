@@ -157,7 +157,8 @@ class Engine:
     async def _key(self, job: AnyJob, device: str) -> bytes:
         """What a job is remembered by: its network, its training and the device, however the request spells them."""
         if isinstance(job, SpecJob | NamedJob):
-            said = self._spec(job).id
+            spec = self._spec(job)
+            said = replace(spec, training=spec.training.without_rate).id
         else:
             said = await asyncio.to_thread(id_of_table, job)
         return content_key(said.encode(), device.encode())

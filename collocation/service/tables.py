@@ -20,7 +20,7 @@ def id_of_table(job: TableJob | FeaturesJob) -> str:
     table = said.table.model_dump(exclude={"layers": {"__all__": {"name"}}})
     simulated = None if isinstance(job, TableJob) else job.features.simulated.model_dump()
     return content_hash(
-        {"table": table, "training": without_defaults(training_of(said.training)), "simulated": simulated}
+        {"table": table, "training": without_defaults(training_of(said.training).without_rate), "simulated": simulated}
     )
 
 
