@@ -7,7 +7,7 @@ five folds: nothing of a job's own design is in its bound. Arrivals and solo tim
 
 import csv
 import math
-from argparse import Namespace
+from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,13 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from benchmarks.page import study_parser, write_part
+from benchmarks.page import write_part
 from collocation.simulator.engine import simulate
 from collocation.simulator.needs import FLOOR_MIB
 from collocation.simulator.report import Report, report
 from collocation.simulator.rules import Rules
 from collocation.simulator.workload import Job, Submission
 from dataset_builder.devices import load_profile
+from dataset_builder.errors import check_count
 from dataset_builder.schema import MIB, Row, Status
 from dataset_builder.store.importers import read_rows
 from models.conformal import SafeMargins, raised, score
@@ -64,7 +65,7 @@ def measured(data: Path, cache: SimulationCache) -> Measured:
     others_bytes = profile.other_mib * MIB
     overheads = np.array([example.overhead_bytes for example in examples], dtype=np.float64)
     own = np.array([example.measured.used_bytes for example in examples]) - overheads
-    bounds = {f"ours, risk {risk:.1%}": bound for risk, bound in _bounds(examples, own)}
+    bounds = {f"ours, risk {risk:.1%}": bound for risk, bound in bounds_of(examples, own)}
     needs = {name: bound + overheads - others_bytes for name, bound in bounds.items()}
     needs["FakeTensor"] = np.array([fake[_key(row)] for row in rows]) * MIB
     needs[f"none, {FLOOR_MIB} MiB free"] = np.full(len(rows), FLOOR_MIB * MIB, dtype=np.float64)
@@ -88,7 +89,7 @@ def _fake_tensor(path: Path) -> dict[tuple[str, int], float]:
         }
 
 
-def _bounds(examples: Sequence[Example], own: Array) -> Iterator[tuple[float, Array]]:
+def bounds_of(examples: Sequence[Example], own: Array) -> Iterator[tuple[float, Array]]:
     """For each risk, bounds without what the device holds beside a job."""
     estimated = np.array([example.simulation.reserved_bytes for example in examples], dtype=np.float64)
     scores = score(own, estimated)
@@ -156,16 +157,19 @@ def _error(values: Array) -> str:
 
 
 def main() -> None:
-    parser = study_parser(__doc__)
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="the directory with the public tables")
     parser.add_argument("--cache", default="runs/simulations")
-    parser.add_argument("--traces", type=int, default=150)
-    arguments: Namespace = parser.parse_args()
-    found = measured(Path(arguments.data), SimulationCache(arguments.cache, 2))
+    parser.add_argument("--traces", type=int, default=150, help="two or more")
+    parser.add_argument("--page", type=Path, help="write into its marked part as well")
+    arguments = parser.parse_args()
+    check_count("--traces", arguments.traces, least=2)
+    found = measured(arguments.data, SimulationCache(arguments.cache, 2))
+    drawn = f"{len(found.peaks_bytes):,} jobs to draw from, {arguments.traces} traces of {JOBS} jobs."
     parts = [
         f"Arrivals {gap_s} s apart in the mean:\n\n" + "\n".join(table(found, gap_s, arguments.traces))
         for gap_s in GAPS_S
     ]
-    drawn = f"{len(found.peaks_bytes):,} jobs to draw from, {arguments.traces} traces of {JOBS} jobs."
     text = "\n\n".join([drawn, *parts])
     print(text)
     if arguments.page:

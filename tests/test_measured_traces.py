@@ -1,0 +1,49 @@
+"""Random traces of measured networks: who asks for enough crashes nothing, and no design is in its own bound."""
+
+from dataclasses import replace
+
+import numpy as np
+from made_examples import MIB, example_of, mlp_table, simulated
+
+from benchmarks.measured_traces import JOBS, Measured, bounds_of, table, traces
+from collocation.simulator.rules import Rules
+
+GB = 1e9
+PEAKS = np.array([2.0, 9.0, 14.0, 21.0, 30.0, 50.0]) * GB
+
+
+def made() -> Measured:
+    return Measured(PEAKS, {"right": PEAKS, "twice": 2 * PEAKS, "a tenth": PEAKS / 10})
+
+
+def test_traces_repeat_themselves_and_have_jobs_that_fit() -> None:
+    (submissions, drawn), (_, others) = traces(made(), 100, 2, Rules())
+    assert len(submissions) == JOBS
+    assert [item.job.peak_bytes for item in submissions] == PEAKS[drawn].astype(int).tolist()
+    assert 5 not in drawn  # more than the card
+    assert drawn != others
+    assert next(traces(made(), 100, 1, Rules()))[1] == drawn
+
+
+def test_who_asks_for_the_peak_is_the_oracle_and_who_asks_for_less_crashes() -> None:
+    lines = {line.split(" | ")[0].strip("| "): line.strip("| ").split(" | ") for line in table(made(), 100, 3)}
+    assert lines["right"][1:] == ["0.0%", "1.00", "1.000 ± 0.000", "1.000 ± 0.000", "0.0"]
+    assert lines["twice"][1:3] == ["0.0%", "2.00"]
+    assert float(lines["twice"][4].split()[0]) > 1.05
+    assert lines["twice"][5] == "0.0"
+    assert lines["a tenth"][1] == "100.0%"
+    assert float(lines["a tenth"][5]) > 50
+
+
+def test_a_margin_comes_from_other_designs() -> None:
+    # 400 sisters of one design take twice what is simulated, 400 other designs just that
+    examples = [
+        example_of(mlp_table(8, 8), simulated=simulated(4096 * MIB), name=f"{name}{index}", family="timm")
+        for name in ("twice", "right")
+        for index in range(400)
+    ]
+    examples = [replace(item, design="twice") if item.id.startswith("twice") else item for item in examples]
+    own = np.array([8192.0] * 400 + [4096.0] * 400) * MIB
+    bounds = dict(bounds_of(examples, own))
+    assert bounds[0.01][:400].tolist() == [4096 * MIB] * 400  # nobody told them
+    assert np.isclose(bounds[0.01][400:], 8192 * MIB).sum() > 200  # but they tell others, in all folds but their own
