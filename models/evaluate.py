@@ -3,52 +3,51 @@
 import argparse
 import json
 import os
-import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from dataset_builder.configuration import make_backend
 from dataset_builder.defaults import BUCKET_MIB, RISK, SIMULATIONS
-from dataset_builder.devices import load_device
+from dataset_builder.devices import load_device, load_profile
 from dataset_builder.errors import UserError, check_count
 from dataset_builder.executors import LocalExecutor
-from dataset_builder.measure import Backend
+from dataset_builder.measure.virtual.backend import VirtualBackend
 from dataset_builder.progress import bar
-from dataset_builder.schema import MIB, Row, Spec, Status
+from dataset_builder.schema import MIB, Measurement, Row, Status
 from dataset_builder.store.importers import read_rows
 from dataset_builder.store.splits import HALVES, in_half
 from models.metrics import Judged, judge
+from models.simulation import SimulationCache
 
-Rows = dict[Spec, list[Row]]
-"""A job may have been measured more than once."""
+_JUDGED = (Status.OK, Status.OOM)
 
 
-def evaluate_backend(backend: Backend, rows: Sequence[Row], workers: int) -> list[Judged]:
-    """Estimate rows anew and compare. Those that died of anything but memory, or are censored, are excluded."""
-    usable: Rows = defaultdict(list)
+def judged_rows(rows: Iterable[Row], estimates: Mapping[str, Measurement]) -> Iterator[Judged]:
+    """Rows beside what was estimated of them; not those that died of anything but memory, or are censored."""
     for row in rows:
-        if row.measurement.status in (Status.OK, Status.OOM):
-            usable[row.spec].append(row)
-    return list(_judge_rows(backend, usable, workers))
-
-
-def _judge_rows(backend: Backend, rows: Rows, workers: int) -> Iterator[Judged]:
-    outcomes = LocalExecutor(workers, timeout_seconds=600).run(backend, rows)
-    for spec, outcome in bar(outcomes, total=len(rows), unit="row"):
-        if outcome.measurement.status not in (Status.OK, Status.OOM):
-            print(f"note: {spec.id} was not estimated: {outcome.measurement.evidence}", file=sys.stderr)
+        found = estimates.get(row.spec.id)
+        if row.measurement.status not in _JUDGED or found is None or found.status not in _JUDGED:
             continue
-        estimate = outcome.measurement.peak_bytes if outcome.measurement.status is Status.OK else None
-        for row in rows[spec]:
-            yield Judged(
-                name=json.dumps(spec.to_json(), sort_keys=True),
-                actual_mib=(row.measurement.peak_bytes or 0) / MIB,
-                oom=row.measurement.status is Status.OOM,
-                estimate_mib=None if estimate is None else estimate / MIB,
-                stack=f"{row.provenance.device} {row.provenance.time}",
-            )
+        estimate = found.peak_bytes if found.status is Status.OK else None
+        yield Judged(
+            name=json.dumps(row.spec.to_json(), sort_keys=True),
+            actual_mib=(row.measurement.peak_bytes or 0) / MIB,
+            oom=row.measurement.status is Status.OOM,
+            estimate_mib=None if estimate is None else estimate / MIB,
+            stack=f"{row.provenance.device} {row.provenance.time}",
+        )
+
+
+def _estimates(arguments: argparse.Namespace, device: str, rows: Iterable[Row]) -> Mapping[str, Measurement]:
+    """What the backend says of the rows' specs. Simulations are kept: who is interrupted goes on where he was."""
+    specs = list({row.spec.id: row.spec for row in rows if row.measurement.status in _JUDGED}.values())
+    if arguments.backend == VirtualBackend.name:
+        return SimulationCache(arguments.cache, arguments.workers).measure(specs, load_profile(device))
+    backend = make_backend({"backend": {"name": arguments.backend}, "device": load_device(device)})
+    outcomes = LocalExecutor(arguments.workers, timeout_seconds=600).run(backend, specs)
+    return {spec.id: outcome.measurement for spec, outcome in bar(outcomes, total=len(specs), unit="row")}
 
 
 def main(argv: Sequence[str]) -> None:
@@ -98,8 +97,7 @@ def _backend(arguments: argparse.Namespace, rows: Sequence[Row]) -> None:
         groups[arguments.device or str(row.provenance.device)].append(row)
     judged: list[Judged] = []
     for device, group in groups.items():
-        backend = make_backend({"backend": {"name": arguments.backend}, "device": load_device(device)})
-        judged += evaluate_backend(backend, group, arguments.workers)
+        judged += judged_rows(group, _estimates(arguments, device, group))
     figures = _figures(judged, len(rows), arguments.bucket_mib)
     settings = {"backend": arguments.backend, "profile": ", ".join(groups), "bucket_mib": arguments.bucket_mib}
     worst = sorted(judged, key=lambda item: -abs(item.relative_error))[: arguments.worst]
@@ -127,7 +125,6 @@ def _figures(judged: Sequence[Judged], rows: int, bucket_mib: int) -> dict[str, 
 def _checkpoint(arguments: argparse.Namespace, rows: Sequence[Row]) -> None:
     # imported here, since a backend is judged without scikit-learn
     from models.evaluation import evaluate_checkpoint  # noqa: PLC0415
-    from models.simulation import SimulationCache  # noqa: PLC0415
 
     found = evaluate_checkpoint(
         arguments.checkpoint,
