@@ -7,6 +7,7 @@ from measured_tables import small_table
 
 from models.__main__ import main
 from models.metrics import Judged, judge
+from models.simulation import SimulationCache
 
 
 def row(actual, estimate, oom=False):
@@ -43,8 +44,18 @@ def test_no_rows_have_no_figures():
 
 
 @pytest.fixture
-def table(tmp_path):
+def table(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # simulations are kept below it
     return small_table(tmp_path)
+
+
+def test_what_was_simulated_is_not_simulated_again(table, monkeypatch, capsys):
+    words = ["evaluate", "--data", str(table), "--cache", "kept", "--json"]
+    assert main(words) == 0
+    first = capsys.readouterr().out
+    monkeypatch.setattr(SimulationCache, "_outcomes", lambda *_: pytest.fail("simulated again"))
+    assert main(words) == 0
+    assert capsys.readouterr().out == first
 
 
 def test_the_command_prints_every_figure(table, capsys):
