@@ -90,6 +90,25 @@ def test_kept_answers_go_only_with_the_jobs_that_they_are_about() -> None:
     run(scenario)
 
 
+def test_an_answer_during_which_a_run_was_told_of_is_not_kept() -> None:
+    same = {**JOB, "spec": {**MLP, "training": {**MLP["training"], "optimizer": "Adam(lr=0.3)"}}}  # type: ignore[dict-item]
+
+    async def scenario(service: Service) -> None:
+        await ask(service, JOB)
+        service.pool.hold = asyncio.Event()
+        both = asyncio.create_task(ask(service, {"jobs": [JOB, same]}))
+        while service.engine.batcher.answered < 2:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)  # the first has looked, the other waits for its trace
+        await tell(service, JOB, 3000)
+        service.pool.hold.set()
+        assert [item["basis"] for item in (await both)["answers"]] == ["forecast", "observed"]
+        again = await ask(service, {"jobs": [JOB, same]})
+        assert [item["basis"] for item in again["answers"]] == ["observed", "observed"]
+
+    run(scenario)
+
+
 def test_a_job_is_known_however_it_is_spelled(tmp_path: Path) -> None:
     known = tmp_path / "known.jsonl"
     spelled_out = {

@@ -36,7 +36,7 @@ class History:
         found = self._known.get(key)
         if found is not None:
             self._known.move_to_end(key)
-        LOOKED_UP.get({})[key] = found
+        LOOKED_UP.get({}).setdefault(key, found)  # a later one may know more than what was answered
         return found
 
     async def observe(self, key: bytes, peak_bytes: int) -> Observed:
