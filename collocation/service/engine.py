@@ -56,7 +56,7 @@ class Engine:
         self.traces = ByteCache(settings.limits.trace_cache_bytes)
         self.pool = TracePool(settings.workers, settings.limits)
         self.batcher: Batcher[Asked, Estimated] = Batcher(self._answers, settings.limits.largest_batch)
-        self.history = History(settings.history, settings.limits.history_jobs)
+        self.history = History(settings.history, settings.limits)
         self._hit, self._miss = (metrics.cached.labels("responses", outcome) for outcome in ("hit", "miss"))
         self._searches = ThreadPoolExecutor(_SEARCHES, thread_name_prefix="largest-batch")
         self._under_way: dict[bytes, asyncio.Task[bytes]] = {}
