@@ -82,11 +82,14 @@ class AnswersReply(Reply):
     answers: list[Annotated[AnswerReply | Problem, Field(discriminator="status")]]
 
 
-class ObservationReply(ObservedReply):
+class ObservationReply(Reply):
     """What is now known of the job that was told of."""
 
     status: Literal["ok"]
     device: str
+    runs: int
+    peak_mib: float | None
+    """The highest; null where all was forgotten."""
 
 
 class ObservationsReply(Reply):

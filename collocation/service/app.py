@@ -59,7 +59,10 @@ async def classify(request: Request, body: Annotated[ClassifyBody, Body()]) -> R
     responses={507: {"model": answers.Problem, "description": "Not on the disk"}},
 )
 async def observe(request: Request, body: Annotated[ObservationsBody, Body()]) -> Response:
-    """What a job took, or several: from then on that is set aside for it, and a margin. Answers what is now known."""
+    """What a job took, or several: from then on that is set aside for it, and a margin. Answers what is now known.
+
+    With `forget` in the place of a peak all of it is taken back.
+    """
     engine = engine_of(request)
     if isinstance(body, ManyObservations):
         outcomes = await asyncio.gather(*(engine.observe(item) for item in body.observations), return_exceptions=True)

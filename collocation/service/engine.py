@@ -19,13 +19,14 @@ from collocation.service.logs import event
 from collocation.service.metrics import Metrics
 from collocation.service.pool import LostError, OverloadedError, PoolError, TracePool
 from collocation.service.remembering import History
-from collocation.service.requests import AnyJob, FeaturesJob, NamedJob, Observation, SpecJob, TableJob
+from collocation.service.requests import AnyJob, FeaturesJob, Forgetting, NamedJob, Observation, SpecJob, TableJob
 from collocation.service.settings import Settings
 from collocation.service.tables import id_of_table, question_of_features, question_of_table_body, training_of
 from collocation.service.tracing import TraceQuestion
 from dataset_builder.devices import load_profile
 from dataset_builder.errors import UserError
 from dataset_builder.families import make_spec
+from dataset_builder.measure.virtual.profile import DeviceProfile
 from dataset_builder.schema import MIB, Spec
 from models.answer import Answer
 from models.batch_search import largest_batch
@@ -137,22 +138,24 @@ class Engine:
         found = await self._ask(await self._question(job, device, tuple(sorted(set(devices)))), job)
         return replace(found, observed=self.history.get(await self._key(job, device)))
 
-    async def observe(self, seen: Observation) -> dict[str, Any]:
-        """Remember what a job took; what is now known of it, as it goes over the wire."""
-        profile = load_profile(seen.device or seen.job.device or self.settings.device)
-        if seen.peak_mib > profile.total_mib:
-            raise UserError(
-                f"expected peak_mib of at most {profile.total_mib}, which {profile.name} has, found {seen.peak_mib:g}: "
-                "check the device"
-            )
-        key = await self._key(seen.job, profile.name)
+    async def observe(self, told: Observation | Forgetting) -> dict[str, Any]:
+        """Remember what a job took, or forget it; what is now known of it, as it goes over the wire."""
+        profile = load_profile(told.device or told.job.device or self.settings.device)
+        if isinstance(told, Observation):
+            check_peak(told.peak_mib, profile)
+        key = await self._key(told.job, profile.name)
+        known = None
         try:
-            known = await self.history.observe(key, math.ceil(seen.peak_mib * MIB))
+            if isinstance(told, Observation):
+                known = await self.history.observe(key, math.ceil(told.peak_mib * MIB))
+            else:
+                await self.history.forget(key)
         except NotStoredError:
             self.metrics.observations.labels("not stored").inc()
             raise
-        self.metrics.observations.labels("remembered").inc()
-        return {"status": "ok", "device": profile.name, **observed_json(known)}
+        self.metrics.observations.labels("remembered" if known else "forgotten").inc()
+        figures = observed_json(known) if known else {"runs": 0, "peak_mib": None}
+        return {"status": "ok", "device": profile.name, **figures}
 
     async def _key(self, job: AnyJob, device: str) -> bytes:
         """What a job is remembered by: its network, its training and the device, however the request spells them."""
@@ -225,6 +228,20 @@ class Engine:
         return found
 
 
+def check_peak(peak_mib: float, profile: DeviceProfile) -> None:
+    """Refuse what no job can have taken on a card: other units, another card, or the tensors alone."""
+    if peak_mib > profile.total_mib:
+        raise UserError(
+            f"expected peak_mib of at most {profile.total_mib}, which {profile.name} has, found {peak_mib:g}: "
+            "check the device"
+        )
+    if peak_mib <= profile.context_mib:
+        raise UserError(
+            f"expected peak_mib above {profile.context_mib}, which CUDA alone takes on {profile.name}, found "
+            f"{peak_mib:g}: tell of the whole process as nvidia-smi shows it, in MiB"
+        )
+
+
 def check_size(network: Mapping[str, Any], most_layers: int) -> None:
     """Refuse what is too deep before anybody lists its layers."""
     stages = network.get("stages")
@@ -237,10 +254,11 @@ def check_size(network: Mapping[str, Any], most_layers: int) -> None:
 
 
 def many(outcomes: Sequence[dict[str, Any] | BaseException]) -> list[dict[str, Any]]:
-    """Answers and problems in order; overload concerns them all."""
+    """Answers and problems in order; overload concerns them all, and a disk that stored nothing."""
     found = []
+    stored = any(isinstance(item, dict) for item in outcomes)
     for item in outcomes:
-        if isinstance(item, UserError):
+        if isinstance(item, UserError) or (stored and isinstance(item, NotStoredError)):
             found.append({"status": "error", "error": str(item), "where": None})
         elif isinstance(item, BaseException):
             raise item

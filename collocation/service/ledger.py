@@ -32,7 +32,10 @@ _SPARE = 4
 
 
 class NotStoredError(Exception):
-    """An observation that is not on the disk."""
+    """An observation that is not on the disk, as far as is known."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(f"expected to store what was observed, found: {found}; see to the disk, and send it again")
 
 
 class Ledger:
