@@ -17,8 +17,10 @@ from served import GPUMEMNET, MLP, SIMULATED, TABLE, Service, on_loopback, servi
 from collocation.client import Client
 from collocation.commands import observe, place, serve
 from collocation.history import REPEAT_MARGIN
-from collocation.service import ledger
+from collocation.service import engine, ledger, remembering
+from collocation.service.pool import LostError, OverloadedError, PoolError
 from collocation.service.settings import Limits, Settings
+from dataset_builder.errors import UserError
 from dataset_builder.store.lines import encode_line
 
 JOB = {"spec": MLP, "device": "t4"}
@@ -217,6 +219,83 @@ def test_the_extender_the_webhook_and_slurm_set_it_aside_too() -> None:
     run(scenario)
 
 
+FAILED = (OverloadedError(), PoolError("no worker"), LostError("expected a quicker one"), UserError("expected"))
+
+
+@pytest.mark.parametrize("error", FAILED, ids=lambda error: type(error).__name__)
+def test_a_job_that_ran_needs_no_forecast(error: Exception) -> None:
+    pod = {
+        "metadata": {"name": "p", "annotations": {"vramcast/job": json.dumps(MLP)}},
+        "spec": {"containers": [{"name": "c"}]},
+    }
+    gpu = json.dumps([{"id": "0", "free_mib": 3100, "total_mib": 15360, "device": "t4"}])
+    args = {"Pod": pod, "Nodes": {"items": [{"metadata": {"name": "n", "annotations": {"vramcast/gpus": gpu}}}]}}
+    body = {
+        "job": {"spec": MLP},
+        "gpus": [{"id": "0", "free_mib": 3200, "device": "t4"}, {"id": "1", "free_mib": 3200}],
+    }
+
+    async def scenario(service: Service) -> None:
+        for device in ("t4", "a100_40gb"):
+            await tell(service, {"spec": MLP}, 3000, device=device)
+        service.pool.error = error
+        slurm = await service.post("/v1/slurm", json.dumps(MLP).encode(), content_type="text/plain")
+        assert slurm.body == b"need_mib=3150\nshards=4\ndevice=a100_40gb\nbasis=observed\n"
+        assert (await service.post("/k8s/filter", args)).json["FailedNodes"] == {"n": "needs 3150 MiB, 3100 are free"}
+        review = await service.post("/k8s/mutate", {"request": {"uid": "u", "object": pod}})
+        assert b"3150" in base64.b64decode(review.json["response"]["patch"])
+        assert service.pool.asked == [], "nothing was traced"
+        placed = (await service.post("/v1/placements", body)).json
+        assert [(item["gpu"], item["need_mib"], item["basis"]) for item in placed["placements"]] == [
+            ("0", 3150.0, "observed"), ("1", 3150.0, "observed")
+        ]  # fmt: skip
+        assert placed["answers"] == {}
+        assert (await service.post("/v1/classify", {"spec": MLP})).status in (422, 503), "which is a forecast"
+        service.pool.error = None
+        if not isinstance(error, UserError) or isinstance(error, LostError):
+            placed = (await service.post("/v1/placements", body)).json
+            assert set(placed["answers"]) == {"t4", "a100_40gb"}, "and what was given without them is not kept"
+        assert (await service.post("/v1/observations", {"job": {"spec": MLP}, "forget": True})).status == 200
+        service.pool.error = error
+        other = {**body, "gpus": [*body["gpus"], {"id": "2", "free_mib": 3200, "device": "l4"}]}
+        assert (await service.post("/v1/placements", other)).status in (422, 503), "seen on one of them alone"
+
+    run(scenario)
+
+
+def test_what_can_never_be_asked_for_is_not_remembered() -> None:
+    async def scenario(service: Service) -> None:
+        for job in (
+            {"spec": {**MLP, "training": {"batch_size": 8, "optimizer": "Adan"}}},
+            {"spec": {**MLP, "training": {"batch_size": 8, "last_batch_size": 9}}},
+            {"spec": {**MLP, "network": {**MLP["network"], "depth": 3000}}},  # type: ignore[dict-item]
+            {"table": TABLE, "training": {"batch_size": 8, "optimizer": "Adan"}},
+            {"features": {"table": TABLE, "training": {"batch_size": 8, "optimizer": "Adan"}, "simulated": SIMULATED}},
+        ):
+            service.pool.asked.clear()
+            told = await service.post("/v1/observations", {"job": job, "peak_mib": 900})
+            assert service.pool.asked == [], "that took no trace"
+            classified = await service.post("/v1/classify", job)
+            assert (told.status, told.json["error"]) == (422, classified.json["error"]), job
+        assert len(service.engine.history) == 0
+
+    run(scenario)
+
+
+def test_what_a_table_says_is_hashed_once_for_all_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[Any] = []
+    id_of_table = engine.id_of_table
+    monkeypatch.setattr(engine, "id_of_table", lambda job: hashed.append(job) or id_of_table(job))  # type: ignore[func-returns-value]
+
+    async def scenario(service: Service) -> None:
+        gpus = [{"id": name, "free_mib": 9000, "device": name} for name in ("t4", "l4", "v100_16gb")]
+        body = {"job": {"table": TABLE, "training": TRAINING}, "gpus": gpus}
+        assert len((await service.post("/v1/placements", body)).json["placements"]) == 3
+        assert len(hashed) == 1
+
+    run(scenario)
+
+
 def test_what_ran_on_a_card_is_never_too_large_for_it() -> None:
     tight = {"spec": {**MLP, "training": {"batch_size": 2**24}}, "device": "t4"}
 
@@ -323,8 +402,9 @@ def test_a_wrong_peak_is_taken_back_for_good(tmp_path: Path) -> None:
         assert found.json == {"status": "ok", "device": "t4", "runs": 0, "peak_mib": None}
         assert await ask(service, JOB) == {**before, "seconds": (await ask(service, JOB))["seconds"]}
         assert await runs(service, {**JOB, "device": "v100_16gb"}) == 1, "which is another job"
-        both = await service.post("/v1/observations", {"observations": [forget, {**ONE, "peak_mib": 500}, forget]})
-        assert [item["runs"] for item in both.json["answers"]] == [0, 1, 0]
+        told = [forget, {**ONE, "peak_mib": 500}, {"job": {"name": "x"}, "forget": True}, forget]
+        several = await service.post("/v1/observations", {"observations": told})
+        assert [item.get("runs") for item in several.json["answers"]] == [0, 1, None, 0], "in their order"
         assert 'outcome="forgotten"} 3.0' in (await service.get("/metrics")).body.decode()
 
     async def again(service: Service) -> None:
@@ -423,7 +503,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(tmp_path: Path, monkeypatch: py
 
 
 def test_of_several_those_that_were_stored_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = {"job": {"table": TABLE, "training": TRAINING}, "peak_mib": 900}
+    monkeypatch.setattr(remembering, "_LARGEST_BATCH", 1)
 
     async def scenario(service: Service) -> None:
         append, appended = ledger.Ledger.append, []
@@ -435,8 +515,7 @@ def test_of_several_those_that_were_stored_are_told_of(tmp_path: Path, monkeypat
             append(self, changes)
 
         monkeypatch.setattr(ledger.Ledger, "append", once)
-        # a table is hashed in a thread, and so is written after the other
-        found = await service.post("/v1/observations", {"observations": [ONE, other, {**ONE, "peak_mib": 1}]})
+        found = await service.post("/v1/observations", {"observations": [ONE, ONE, {**ONE, "peak_mib": 1}]})
         assert found.status == 200
         assert [item["status"] for item in found.json["answers"]] == ["ok", "error", "error"]
         assert "expected to store what was observed, found: no room" in found.json["answers"][1]["error"]

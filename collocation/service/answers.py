@@ -124,7 +124,7 @@ class PlacementsReply(Reply):
     placements: list[PlacementReply]
     refused: list[RefusalReply]
     answers: dict[str, AnswerReply]
-    """By device profile."""
+    """By device profile; none where a job that ran on all of them could not be forecast."""
 
 
 class CheckpointReply(Reply):

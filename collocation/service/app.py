@@ -65,15 +65,15 @@ async def observe(request: Request, body: Annotated[ObservationsBody, Body()]) -
     """
     engine = engine_of(request)
     if isinstance(body, ManyObservations):
-        outcomes = await asyncio.gather(*(engine.observe(item) for item in body.observations), return_exceptions=True)
-        return reply({"answers": many(outcomes)})
+        return reply({"answers": many(await engine.observe_all(body.observations))})
     return reply(await engine.observe(body))
 
 
 @jobs.post("/placements", response_model=answers.PlacementsReply)
 async def place(request: Request, body: Annotated[PlacementBody, Body()]) -> Response:
     """On which of the GPUs the job fits with what is free there, ranked by a policy."""
-    return reply(await placements(engine_of(request), body))
+    found = await placements(engine_of(request), body)
+    return reply(found, kept=bool(found["answers"]))  # another time there may be forecasts
 
 
 @jobs.post(
