@@ -64,8 +64,8 @@ class Observation:
 
     runs: int
     """A run may count twice, if it was told again because no answer came."""
-    peak_mib: float
-    """The highest."""
+    peak_mib: float | None
+    """The highest; None where all was forgotten."""
     device: str
 
 
@@ -131,7 +131,14 @@ class Client:
 
     def observe(self, job: Mapping[str, Any], peak_mib: float, device: str | None = None) -> Observation:
         """Tell what a job took on one card; what is known of it now. There is no fallback: what is not told is lost."""
-        reply = self._post("/v1/observations", {"job": dict(job), "device": device, "peak_mib": peak_mib})
+        return self._told({"job": dict(job), "device": device, "peak_mib": peak_mib})
+
+    def forget(self, job: Mapping[str, Any], device: str | None = None) -> Observation:
+        """Take back all that was told of a job on one card."""
+        return self._told({"job": dict(job), "device": device, "forget": True})
+
+    def _told(self, body: Mapping[str, Any]) -> Observation:
+        reply = self._post("/v1/observations", body)
         return Observation(reply["runs"], reply["peak_mib"], reply["device"])
 
     def is_ready(self) -> bool:

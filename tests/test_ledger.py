@@ -1,10 +1,15 @@
 """The file of what jobs took: what a crash, a full disk or another program may do to it."""
 
+import asyncio
 import errno
 import json
 import os
+import random
 import subprocess
 import sys
+import threading
+import time
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +18,11 @@ import pytest
 from collocation.history import REPEAT_MARGIN, Observed, repeated_bytes
 from collocation.service import ledger as ledger_module
 from collocation.service.ledger import Ledger, NotStoredError
+from collocation.service.remembering import History
+from collocation.service.settings import Limits
 from dataset_builder.errors import UserError
+from dataset_builder.store import durable
+from dataset_builder.store.lines import encode_line
 
 A, B, C = (letter * 16 for letter in (b"a", b"b", b"c"))
 
@@ -26,8 +35,12 @@ def path(tmp_path: Path) -> Path:
 def told(path: Path, *seen: tuple[bytes, int], most: int = 100) -> None:
     """One service that is told of some runs, each on its own."""
     ledger = Ledger(path, most)
+    known = OrderedDict(ledger.found)
     for key, peak_bytes in seen:
-        ledger.append([(key, Observed(1, peak_bytes))])
+        known[key] = Observed(1, peak_bytes).joined(known.pop(key, None))
+        ledger.append([(key, known[key])])
+        if ledger.is_long:
+            ledger.shorten(list(known.items())[-most:])
     ledger.close()
 
 
@@ -48,7 +61,7 @@ def test_the_margin_is_on_top_of_the_peak() -> None:
     assert repeated_bytes(1000) == 1000 + 1000 * REPEAT_MARGIN
 
 
-def test_what_was_told_is_found_again_and_lines_of_a_job_are_joined(path: Path) -> None:
+def test_what_was_told_is_found_again_and_the_last_line_of_a_job_counts(path: Path) -> None:
     told(path, (A, 5), (B, 7), (A, 9), (A, 3))
     assert len(lines(path)) == 5, "appended only"
     assert found(path) == {B: Observed(1, 7), A: Observed(3, 9)}
@@ -56,6 +69,26 @@ def test_what_was_told_is_found_again_and_lines_of_a_job_are_joined(path: Path) 
     assert found(path) == {B: Observed(1, 7), A: Observed(3, 9)}
     told(path, (C, 1))
     assert list(found(path)) == [B, A, C]
+
+
+def test_what_is_forgotten_is_not_found_again(path: Path) -> None:
+    told(path, (A, 5), (B, 7))
+    ledger = Ledger(path, 100)
+    ledger.append([(A, None), (C, None)])
+    ledger.close()
+    assert found(path) == {B: Observed(1, 7)}
+    assert b"forgotten" not in path.read_bytes()
+    told(path, (A, 1))
+    assert found(path) == {B: Observed(1, 7), A: Observed(1, 1)}
+
+
+def test_lines_of_single_runs_add_up_as_they_did(path: Path) -> None:
+    told(path, (B, 2))
+    for peak_bytes in (9, 5):
+        line = encode_line("observed", {"job": A.hex(), "runs": 1, "peak_bytes": peak_bytes})
+        path.write_bytes(path.read_bytes() + line)
+    told(path, (A, 3))
+    assert found(path) == {B: Observed(1, 2), A: Observed(3, 9)}
 
 
 def test_a_line_that_was_cut_short_is_no_line(path: Path) -> None:
@@ -77,7 +110,8 @@ def test_a_damaged_line_is_left_out_and_told(path: Path, caplog: pytest.LogCaptu
     assert [record.message for record in caplog.records] == ["lines of the history left out"]
     caplog.clear()
     assert set(found(path)) == {A, C}
-    assert not caplog.text, "it is gone"
+    assert not caplog.text, "it is gone from there"
+    assert b'"peak_bytes":1' in path.with_name("history.jsonl.damaged").read_bytes(), "but not thrown away"
 
 
 @pytest.mark.parametrize("content", [b"name,mib\nresnet,5\n", b'{"name": "x"}\n', b"\x00" * 400, b"{}"])
@@ -88,6 +122,35 @@ def test_a_file_of_others_is_refused_and_stays_as_it_is(path: Path, content: byt
     assert path.read_bytes() == content
     path.unlink()
     told(path, (A, 1))  # and the lock was let go
+
+
+STRANGE = {
+    "another type": encode_line("tenant", {"job": A.hex()}),
+    "no type": encode_line("known", {"type": None}),
+    "no job": encode_line("known", {"runs": 1, "peak_bytes": 1}),
+    "another hash": encode_line("known", {"job": "ab", "runs": 1, "peak_bytes": 1}),
+    "no hash": encode_line("forgotten", {"job": 7}),
+    "no figure": encode_line("known", {"job": A.hex(), "runs": 1}),
+    "text": encode_line("known", {"job": A.hex(), "runs": "1", "peak_bytes": 1}),
+    "true": encode_line("known", {"job": A.hex(), "runs": True, "peak_bytes": 1}),
+    "too much": encode_line("known", {"job": A.hex(), "runs": 1, "peak_bytes": 2**64}),
+}
+
+
+@pytest.mark.parametrize("line", STRANGE.values(), ids=STRANGE)
+def test_a_sound_line_of_another_kind_is_refused_and_stays(path: Path, line: bytes) -> None:
+    told(path, (A, 5), (A, 6))
+    path.write_bytes(whole := path.read_bytes() + line)
+    with pytest.raises(UserError, match=r"expected lines of version 1 .* line 4 is another .*: install a newer"):
+        Ledger(path, 100)
+    assert path.read_bytes() == whole
+
+
+def test_another_version_is_refused_by_its_name(path: Path) -> None:
+    path.write_bytes(whole := encode_line("history", {"version": 7}) + b"whatever\n")
+    with pytest.raises(UserError, match=r"expected a history of version 1 .*, found version 7: install a newer"):
+        Ledger(path, 100)
+    assert path.read_bytes() == whole
 
 
 def test_what_cannot_be_a_file_is_one_sentence(tmp_path: Path) -> None:
@@ -112,14 +175,77 @@ def test_a_second_writer_is_refused_and_the_lock_ends_with_its_holder(path: Path
 
 
 def test_only_so_many_jobs_are_kept_and_only_so_many_lines(path: Path) -> None:
-    ledger = Ledger(path, 2)
     for index in range(60):
-        ledger.append([(bytes([index % 5]) * 16, Observed(1, index))])
+        told(path, (bytes([index % 5]) * 16, index + 1), most=2)
         assert len(lines(path)) <= 1 + 2 * ledger_module._SPARE
-    ledger.close()
-    assert list(found(path, 2)) == [b"\x03" * 16, b"\x04" * 16]
-    assert found(path, 1) == {b"\x04" * 16: found(path, 1)[b"\x04" * 16]}
+    assert found(path, 2) == {b"\x03" * 16: Observed(1, 59), b"\x04" * 16: Observed(1, 60)}
+    assert found(path, 1) == {b"\x04" * 16: Observed(1, 60)}
     assert len(lines(path)) == 2
+
+
+def remembered(history: History) -> dict[bytes, Observed]:
+    return dict(history._known)
+
+
+def test_a_job_that_memory_knows_keeps_its_peak_whatever_the_file_forgot(path: Path) -> None:
+    async def scenario() -> None:
+        history = History(path, Limits(history_jobs=2))
+        await history.observe(A, 10000)
+        await history.observe(B, 1)
+        history.get(A)
+        await history.observe(C, 1)
+        history.get(A)
+        assert await history.observe(A, 5) == Observed(2, 10000)
+        await history.close()
+
+    asyncio.run(scenario())
+    assert found(path, 2) == {C: Observed(1, 1), A: Observed(2, 10000)}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_restart_changes_no_figure(path: Path, seed: int) -> None:
+    """Which jobs are left may differ, since what was asked for is not written; what is known of them may not."""
+    draw, keys = random.Random(seed), [bytes([index]) * 16 for index in range(8)]
+
+    async def scenario() -> None:
+        for _ in range(5):
+            history, last = History(path, Limits(history_jobs=3)), None
+            for _ in range(draw.randrange(40)):
+                key, act = draw.choice(keys), draw.random()
+                if act < 0.5:
+                    before = history.get(key)
+                    assert await history.observe(key, peak := draw.randrange(1, 100)) == Observed(1, peak).joined(
+                        before
+                    )
+                    last = key
+                elif act < 0.9:
+                    history.get(key)
+                else:
+                    await history.forget(key)
+                    last = None if key == last else last
+                    assert history.get(key) is None
+            await history.close()
+            again, known = found(path, 3), remembered(history)
+            assert last is None or last in again
+            assert {key: again[key] for key in again.keys() & known.keys()} == {
+                key: known[key] for key in again.keys() & known.keys()
+            }
+
+    asyncio.run(scenario())
+
+
+def test_the_file_is_made_shorter_by_what_memory_knows(path: Path) -> None:
+    async def scenario() -> None:
+        history = History(path, Limits(history_jobs=2))
+        await history.observe(A, 9)
+        for index in range(20):
+            history.get(A)
+            await history.observe(bytes([index]) * 16, 1)
+            assert len(lines(path)) <= 2 + 2 * ledger_module._SPARE
+        await history.close()
+        assert any(line.get("job") == A.hex() for line in lines(path)), "asked for all the time"
+
+    asyncio.run(scenario())
 
 
 def full(*_: Any) -> int:
@@ -158,7 +284,7 @@ def test_without_room_to_make_it_shorter_the_file_stays_as_it_is(path: Path, mon
     told(path, (A, 5), (A, 9))
     whole = path.read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", full)
+        patch.setattr(Path, "replace", full)
         assert found(path) == {A: Observed(2, 9)}
         assert path.read_bytes() == whole
         assert [item.name for item in path.parent.iterdir() if "tmp" in item.name] == []
@@ -166,7 +292,71 @@ def test_without_room_to_make_it_shorter_the_file_stays_as_it_is(path: Path, mon
     assert found(path) == {B: Observed(1, 7), A: Observed(7, 9)}
 
 
-@pytest.mark.parametrize("meddle", [Path.unlink, lambda path: path.write_bytes(b"")])
+def test_a_shorter_file_whose_name_is_not_on_the_disk_goes_on_once_it_is(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(path, 100)
+    ledger.append([(A, Observed(1, 5)), (A, Observed(2, 9))])
+    synced, sync = [], durable.sync
+    with monkeypatch.context() as patch:  # the new file has its name, but the directory cannot be synced
+        patch.setattr(durable, "sync", lambda name: full() if name.is_dir() else sync(name))
+        patch.setattr(ledger_module, "sync", full)
+        ledger.shorten([(A, Observed(2, 9))])
+        assert len(lines(path)) == 2
+        with pytest.raises(NotStoredError, match="No space left"):
+            ledger.append([(B, Observed(1, 7))])
+    monkeypatch.setattr(ledger_module, "sync", synced.append)
+    ledger.append([(B, Observed(1, 7))])
+    ledger.append([(C, Observed(1, 7))])
+    ledger.close()
+    assert synced == [path.parent]
+    assert set(found(path)) == {A, B, C}
+
+
+def test_no_handle_is_left_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def handles() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    if not Path("/proc/self/fd").is_dir():
+        pytest.skip("no /proc here")
+    before = handles()
+    ledger = Ledger(path, 100)
+    opened = handles()
+    for broken in (False, True):
+        with monkeypatch.context() as patch:
+            if broken:
+                patch.setattr(Path, "replace", full)
+            ledger.shorten([(A, Observed(1, 5))])
+            assert handles() == opened
+    ledger.append([(B, Observed(1, 7))])
+    ledger.close()
+    assert handles() == before
+    assert set(found(path)) == {A, B}
+
+
+def test_what_a_dead_process_of_the_same_number_left_is_no_part_of_the_file(path: Path) -> None:
+    path.with_name(f".{path.name}.{os.getpid()}.tmp").write_bytes(b"left\n" * 100)
+    told(path, (A, 5), (A, 6))
+    assert found(path) == found(path) == {A: Observed(2, 6)}
+
+
+def test_the_name_of_a_new_file_is_on_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(ledger_module, "sync", synced.append)
+    Ledger(path, 100).close()
+    assert synced == [path.parent]
+
+
+@pytest.mark.parametrize(
+    "meddle",
+    [
+        Path.unlink,
+        lambda path: path.write_bytes(b""),
+        lambda path: path.rename(path.with_name("moved")),
+        lambda path: path.with_name("copy").write_bytes(path.read_bytes()) and path.with_name("copy").replace(path),
+    ],
+    ids=["removed", "emptied", "renamed", "replaced by a copy"],
+)
 def test_a_file_that_others_took_away_takes_no_more(path: Path, meddle: Any) -> None:
     ledger = Ledger(path, 100)
     meddle(path)
@@ -174,3 +364,107 @@ def test_a_file_that_others_took_away_takes_no_more(path: Path, meddle: Any) -> 
         ledger.append([(A, Observed(1, 5))])
     ledger.close()
     assert found(path) == {}
+
+
+# --- a disk that says nothing ----------------------------------------------------------------------------------------
+
+
+class Disk:
+    """Syncs wait for it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answers = threading.Event()
+        sync = os.fsync
+
+        def waiting(fd: int) -> None:
+            self.answers.wait(30)
+            sync(fd)
+
+        monkeypatch.setattr(ledger_module.os, "fsync", waiting)
+
+
+SHORT = Limits(store_seconds=0.2)
+
+
+def test_a_silent_disk_is_told_and_what_it_stored_late_is_known(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        history = History(path, SHORT)
+        disk = Disk(monkeypatch)
+        first = asyncio.create_task(history.observe(A, 5))
+        await asyncio.sleep(0.1)
+        behind = asyncio.create_task(history.observe(B, 7))
+        with pytest.raises(NotStoredError, match=r"says nothing for 0\.2 s"):
+            await first
+        start = time.perf_counter()
+        with pytest.raises(NotStoredError, match="still has an earlier one"):
+            await history.observe(C, 9)
+        assert time.perf_counter() - start < 0.05, "at once"
+        with pytest.raises(NotStoredError):
+            await behind
+        assert remembered(history) == {}, "nothing is known before it is on the disk"
+        disk.answers.set()
+        while not history.get(A):
+            await asyncio.sleep(0.01)
+        assert await history.observe(C, 9) == Observed(1, 9)
+        assert remembered(history) == {A: Observed(1, 5), C: Observed(1, 9)}, "B's asker had given up before"
+        await history.close()
+        assert found(path) == remembered(history)
+
+    asyncio.run(scenario())
+
+
+def test_who_leaves_does_not_make_memory_and_file_differ(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        history = History(path, Limits())
+        disk = Disk(monkeypatch)
+        task = asyncio.create_task(history.observe(A, 5))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        disk.answers.set()
+        assert await history.observe(A, 3) == Observed(2, 5)
+        await history.close()
+
+    asyncio.run(scenario())
+    assert found(path) == {A: Observed(2, 5)}
+
+
+def test_what_is_being_written_is_waited_for_at_the_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        history = History(path, Limits())
+        disk = Disk(monkeypatch)
+        task = asyncio.create_task(history.observe(A, 5))
+        await asyncio.sleep(0.05)
+        closing = asyncio.create_task(history.close())
+        await asyncio.sleep(0.05)
+        assert not closing.done()
+        disk.answers.set()
+        await closing
+        assert await task == Observed(1, 5)
+        assert found(path) == {A: Observed(1, 5)}, "and another may have it"
+
+    asyncio.run(scenario())
+
+
+def test_a_process_ends_though_its_disk_says_nothing(path: Path) -> None:
+    code = f"""
+import asyncio, os, time
+from pathlib import Path
+from collocation.service.ledger import NotStoredError
+from collocation.service.remembering import History
+from collocation.service.settings import Limits
+
+async def main():
+    history = History(Path({str(path)!r}), Limits(store_seconds=0.2))
+    os.fsync = lambda fd: time.sleep(600)
+    try:
+        await history.observe(b"a" * 16, 5)
+    except NotStoredError as error:
+        print(error)
+    await history.close()
+
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "says nothing" in done.stdout
+    told(path, (B, 1))  # and the kernel freed the lock

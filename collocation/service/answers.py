@@ -82,11 +82,14 @@ class AnswersReply(Reply):
     answers: list[Annotated[AnswerReply | Problem, Field(discriminator="status")]]
 
 
-class ObservationReply(ObservedReply):
+class ObservationReply(Reply):
     """What is now known of the job that was told of."""
 
     status: Literal["ok"]
     device: str
+    runs: int
+    peak_mib: float | None
+    """The highest; null where all was forgotten."""
 
 
 class ObservationsReply(Reply):
@@ -121,7 +124,7 @@ class PlacementsReply(Reply):
     placements: list[PlacementReply]
     refused: list[RefusalReply]
     answers: dict[str, AnswerReply]
-    """By device profile."""
+    """By device profile; none where a job that ran on all of them could not be forecast."""
 
 
 class CheckpointReply(Reply):

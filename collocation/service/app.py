@@ -59,18 +59,21 @@ async def classify(request: Request, body: Annotated[ClassifyBody, Body()]) -> R
     responses={507: {"model": answers.Problem, "description": "Not on the disk"}},
 )
 async def observe(request: Request, body: Annotated[ObservationsBody, Body()]) -> Response:
-    """What a job took, or several: from then on that is set aside for it, and a margin. Answers what is now known."""
+    """What a job took, or several: from then on that is set aside for it, and a margin. Answers what is now known.
+
+    With `forget` in the place of a peak all of it is taken back.
+    """
     engine = engine_of(request)
     if isinstance(body, ManyObservations):
-        outcomes = await asyncio.gather(*(engine.observe(item) for item in body.observations), return_exceptions=True)
-        return reply({"answers": many(outcomes)})
+        return reply({"answers": many(await engine.observe_all(body.observations))})
     return reply(await engine.observe(body))
 
 
 @jobs.post("/placements", response_model=answers.PlacementsReply)
 async def place(request: Request, body: Annotated[PlacementBody, Body()]) -> Response:
     """On which of the GPUs the job fits with what is free there, ranked by a policy."""
-    return reply(await placements(engine_of(request), body))
+    found = await placements(engine_of(request), body)
+    return reply(found, kept=bool(found["answers"]))  # another time there may be forecasts
 
 
 @jobs.post(

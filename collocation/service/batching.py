@@ -53,6 +53,6 @@ class Batcher(Generic[Q, A]):
                 return [error]
             return [outcome for question in questions for outcome in self._outcomes([question])]
 
-    def close(self, wait: bool = False) -> None:
-        """Let the thread end, and perhaps wait for what it does."""
-        self._thread.shutdown(wait=wait, cancel_futures=True)
+    def close(self) -> None:
+        """Let the thread end."""
+        self._thread.shutdown(wait=False, cancel_futures=True)

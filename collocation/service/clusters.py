@@ -11,7 +11,7 @@ from collocation.adapters import admission, kubernetes, volcano
 from collocation.adapters.kubernetes import JOB, NEED, RISK, Known
 from collocation.placement import Gpu, Need
 from collocation.service.engine import Engine
-from collocation.service.estimating import Estimated
+from collocation.service.estimating import Estimated, Seen
 from collocation.service.http import PROBLEMS, StrictRoute, engine_of, reply
 from collocation.service.logs import event
 from collocation.service.nodes import NodeBook
@@ -40,7 +40,7 @@ async def need_of(engine: Engine, pod: Mapping[str, Any], gpus: Sequence[Gpu]) -
     stated = _stated(pod)
     if stated is not None:
         return stated
-    found = await _estimates(engine, pod, {gpu.device for gpu in gpus} | {None})
+    found = await _set_aside(engine, pod, {gpu.device for gpu in gpus} or {None})
     return {device: item.set_aside_mib for device, item in found.items()} if found else None
 
 
@@ -50,9 +50,9 @@ def _stated(pod: Mapping[str, Any]) -> float | None:
     return float(text[:12]) if text.isdecimal() else None
 
 
-async def _estimates(
+async def _set_aside(
     engine: Engine, pod: Mapping[str, Any], devices: Collection[str | None]
-) -> dict[str | None, Estimated]:
+) -> Mapping[str | None, Seen] | Mapping[str | None, Estimated]:
     """The pod's job on each device; nothing where it names none."""
     notes = kubernetes.annotations_of(pod)
     if JOB not in notes:
@@ -60,7 +60,7 @@ async def _estimates(
     job = job_from_text(notes[JOB])
     if RISK in notes and job.risk is None:
         job.risk = _risk(notes[RISK])
-    return await engine.estimates(job, devices)
+    return await engine.set_aside(job, devices)
 
 
 def _risk(text: str) -> float:
@@ -155,7 +155,7 @@ async def _patch(engine: Engine, pod: Mapping[str, Any]) -> list[dict[str, Any]]
     stated = _stated(pod)
     if stated is not None:
         return admission.patch_of(pod, stated, engine.settings.resource)
-    found = await _estimates(engine, pod, {None})
+    found = await _set_aside(engine, pod, {None})
     if not found:
         return []
     return admission.patch_of(pod, found[None].set_aside_mib, engine.settings.resource, found[None].basis)

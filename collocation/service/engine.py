@@ -5,27 +5,28 @@ import logging
 import math
 import pickle
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 from collocation.service.batching import Batcher
 from collocation.service.cache import ByteCache, content_key
-from collocation.service.estimating import Asked, Checkpoint, Estimated, Estimating, observed_json
+from collocation.service.estimating import Asked, Checkpoint, Estimated, Estimating, Seen, observed_json
 from collocation.service.known import read_known, spec_of_name
 from collocation.service.ledger import NotStoredError
 from collocation.service.logs import event
 from collocation.service.metrics import Metrics
 from collocation.service.pool import LostError, OverloadedError, PoolError, TracePool
 from collocation.service.remembering import History
-from collocation.service.requests import AnyJob, FeaturesJob, NamedJob, Observation, SpecJob, TableJob
+from collocation.service.requests import AnyJob, FeaturesJob, Forgetting, NamedJob, Observation, SpecJob, TableJob
 from collocation.service.settings import Settings
 from collocation.service.tables import id_of_table, question_of_features, question_of_table_body, training_of
-from collocation.service.tracing import TraceQuestion
+from collocation.service.tracing import TraceQuestion, check_layers
 from dataset_builder.devices import load_profile
 from dataset_builder.errors import UserError
-from dataset_builder.families import make_spec
+from dataset_builder.families import FAMILIES, make_spec
+from dataset_builder.measure.virtual.profile import DeviceProfile
 from dataset_builder.schema import MIB, Spec
 from models.answer import Answer
 from models.batch_search import largest_batch
@@ -56,7 +57,7 @@ class Engine:
         self.traces = ByteCache(settings.limits.trace_cache_bytes)
         self.pool = TracePool(settings.workers, settings.limits)
         self.batcher: Batcher[Asked, Estimated] = Batcher(self._answers, settings.limits.largest_batch)
-        self.history = History(settings.history, settings.limits.history_jobs)
+        self.history = History(settings.history, settings.limits)
         self._hit, self._miss = (metrics.cached.labels("responses", outcome) for outcome in ("hit", "miss"))
         self._searches = ThreadPoolExecutor(_SEARCHES, thread_name_prefix="largest-batch")
         self._under_way: dict[bytes, asyncio.Task[bytes]] = {}
@@ -118,7 +119,7 @@ class Engine:
         """The answer to one job, on its own device or another."""
         start = time.perf_counter()
         device = device or job.device or self.settings.device
-        found = await self._on(job, device, (device,))
+        found = await self._on(job, await self._said(job), device, (device,))
         if isinstance(job, SpecJob) and job.max_batch_size:
             most = await self._largest(job, device, found)
             found = replace(found, answer=replace(found.answer, max_batch_size=most))
@@ -127,41 +128,86 @@ class Engine:
 
     async def estimates(self, job: AnyJob, devices: Iterable[str | None]) -> dict[str | None, Estimated]:
         """One job on several devices, traced once for all of them."""
-        names = {device: device or job.device or self.settings.device for device in devices}
+        names = self._names(job, devices)
         if isinstance(job, SpecJob | NamedJob):
             await self._traced(self._spec(job), tuple(sorted(set(names.values()))))
-        found = await asyncio.gather(*(self._on(job, name, names.values()) for name in names.values()))
+        said = await self._said(job)
+        found = await asyncio.gather(*(self._on(job, said, name, names.values()) for name in names.values()))
         return dict(zip(names, found, strict=True))
 
-    async def _on(self, job: AnyJob, device: str, devices: Iterable[str]) -> Estimated:
-        found = await self._ask(await self._question(job, device, tuple(sorted(set(devices)))), job)
-        return replace(found, observed=self.history.get(await self._key(job, device)))
+    async def seen(self, job: AnyJob, devices: Iterable[str | None]) -> dict[str | None, Seen] | None:
+        """What one job took on several devices, None unless it ran on all of them. Nothing is traced for that."""
+        said, found = await self._said(job), {}
+        for device, name in self._names(job, devices).items():
+            observed, profile = self.history.get(_key(said, name)), load_profile(name)
+            if observed is None:
+                return None
+            found[device] = Seen(name, profile.available_bytes / MIB, observed)
+        return found
 
-    async def observe(self, seen: Observation) -> dict[str, Any]:
-        """Remember what a job took; what is now known of it, as it goes over the wire."""
-        profile = load_profile(seen.device or seen.job.device or self.settings.device)
-        if seen.peak_mib > profile.total_mib:
-            raise UserError(
-                f"expected peak_mib of at most {profile.total_mib}, which {profile.name} has, found {seen.peak_mib:g}: "
-                "check the device"
-            )
-        key = await self._key(seen.job, profile.name)
+    async def set_aside(
+        self, job: AnyJob, devices: Collection[str | None]
+    ) -> Mapping[str | None, Seen] | Mapping[str | None, Estimated]:
+        """For schedulers that want no more than a figure: what is known already, else what is forecast."""
+        return await self.seen(job, devices) or await self.estimates(job, devices)
+
+    def _names(self, job: AnyJob, devices: Iterable[str | None]) -> dict[str | None, str]:
+        return {device: device or job.device or self.settings.device for device in devices}
+
+    async def _on(self, job: AnyJob, said: bytes, device: str, devices: Iterable[str]) -> Estimated:
+        found = await self._ask(await self._question(job, device, tuple(sorted(set(devices)))), job)
+        return replace(found, observed=self.history.get(_key(said, device)))
+
+    async def observe(self, told: Observation | Forgetting) -> dict[str, Any]:
+        """Remember what a job took, or forget it; what is now known of it, as it goes over the wire."""
+        return await self._remember(told, *await self._understood(told))
+
+    async def observe_all(self, told: Sequence[Observation | Forgetting]) -> list[dict[str, Any] | BaseException]:
+        """The same for several, in their order: a wrong peak may be taken back before the right one is told."""
+        understood = await asyncio.gather(*(self._understood(item) for item in told), return_exceptions=True)
+        sound = [
+            self._remember(item, *found)
+            for item, found in zip(told, understood, strict=True)
+            if not isinstance(found, BaseException)
+        ]
+        outcomes = iter(await asyncio.gather(*sound, return_exceptions=True))
+        return [found if isinstance(found, BaseException) else next(outcomes) for found in understood]
+
+    async def _understood(self, told: Observation | Forgetting) -> tuple[bytes, str]:
+        """The key of a job, and the device that it ran on."""
+        profile = load_profile(told.device or told.job.device or self.settings.device)
+        if isinstance(told, Observation):
+            check_peak(told.peak_mib, profile)
+            await self._check(told.job, profile.name)
+        return _key(await self._said(told.job), profile.name), profile.name
+
+    async def _remember(self, told: Observation | Forgetting, key: bytes, device: str) -> dict[str, Any]:
+        known = None
         try:
-            known = await self.history.observe(key, math.ceil(seen.peak_mib * MIB))
+            if isinstance(told, Observation):
+                known = await self.history.observe(key, math.ceil(told.peak_mib * MIB))
+            else:
+                await self.history.forget(key)
         except NotStoredError:
             self.metrics.observations.labels("not stored").inc()
             raise
-        self.metrics.observations.labels("remembered").inc()
-        return {"status": "ok", "device": profile.name, **observed_json(known)}
+        self.metrics.observations.labels("remembered" if known else "forgotten").inc()
+        figures = observed_json(known) if known else {"runs": 0, "peak_mib": None}
+        return {"status": "ok", "device": device, **figures}
 
-    async def _key(self, job: AnyJob, device: str) -> bytes:
-        """What a job is remembered by: its network, its training and the device, however the request spells them."""
+    async def _check(self, job: AnyJob, device: str) -> None:
+        """Refuse, in the words of an answer, what can never be asked for; nothing is traced for that."""
+        if isinstance(job, TableJob | FeaturesJob):
+            await self._question(job, device, (device,))
+        elif (spec := self._spec(job)).family in FAMILIES:
+            await asyncio.to_thread(check_layers, spec, self.settings.limits.layers)
+
+    async def _said(self, job: AnyJob) -> bytes:
+        """What a job says of its network and its training, however the request spells them."""
         if isinstance(job, SpecJob | NamedJob):
             spec = self._spec(job)
-            said = replace(spec, training=spec.training.without_rate).id
-        else:
-            said = await asyncio.to_thread(id_of_table, job)
-        return content_key(said.encode(), device.encode())
+            return replace(spec, training=spec.training.without_rate).id.encode()
+        return (await asyncio.to_thread(id_of_table, job)).encode()
 
     async def _ask(self, question: Question, job: AnyJob) -> Estimated:
         return await self.batcher.ask(Asked(question, job.risk or self.settings.risk, job.bucket_mib, job.distribution))
@@ -225,6 +271,25 @@ class Engine:
         return found
 
 
+def _key(said: bytes, device: str) -> bytes:
+    """What a job is remembered by on a device."""
+    return content_key(said, device.encode())
+
+
+def check_peak(peak_mib: float, profile: DeviceProfile) -> None:
+    """Refuse what no job can have taken on a card: other units, another card, or the tensors alone."""
+    if peak_mib > profile.total_mib:
+        raise UserError(
+            f"expected peak_mib of at most {profile.total_mib}, which {profile.name} has, found {peak_mib:g}: "
+            "check the device"
+        )
+    if peak_mib <= profile.context_mib:
+        raise UserError(
+            f"expected peak_mib above {profile.context_mib}, which CUDA alone takes on {profile.name}, found "
+            f"{peak_mib:g}: tell of the whole process as nvidia-smi shows it, in MiB"
+        )
+
+
 def check_size(network: Mapping[str, Any], most_layers: int) -> None:
     """Refuse what is too deep before anybody lists its layers."""
     stages = network.get("stages")
@@ -237,10 +302,11 @@ def check_size(network: Mapping[str, Any], most_layers: int) -> None:
 
 
 def many(outcomes: Sequence[dict[str, Any] | BaseException]) -> list[dict[str, Any]]:
-    """Answers and problems in order; overload concerns them all."""
+    """Answers and problems in order; overload concerns them all, and a disk that stored nothing."""
     found = []
+    stored = any(isinstance(item, dict) for item in outcomes)
     for item in outcomes:
-        if isinstance(item, UserError):
+        if isinstance(item, UserError) or (stored and isinstance(item, NotStoredError)):
             found.append({"status": "error", "error": str(item), "where": None})
         elif isinstance(item, BaseException):
             raise item

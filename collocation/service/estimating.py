@@ -36,6 +36,27 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class Seen:
+    """A job that ran on a device before: what to set aside for it needs no forecast."""
+
+    device: str
+    capacity_mib: float
+    observed: Observed
+    basis: str = "observed"
+
+    @property
+    def set_aside_mib(self) -> float:
+        """What ran on a card needs no more than all of it, and no less than it took, whatever the profile says."""
+        with_margin_mib = repeated_bytes(self.observed.peak_bytes) / MIB
+        return max(min(with_margin_mib, self.capacity_mib), self.observed.peak_bytes / MIB)
+
+    @property
+    def need_mib(self) -> float:
+        """The same: there is nothing to be unsure of."""
+        return self.set_aside_mib
+
+
+@dataclass(frozen=True)
 class Estimated:
     """The answer, the probability of each bucket if it was asked for, and what was seen of the job before."""
 
@@ -45,20 +66,21 @@ class Estimated:
     """What was seen of the job on that device."""
 
     @property
+    def device(self) -> str:
+        """The profile that it is about."""
+        return self.answer.device
+
+    @property
     def basis(self) -> str:
         """Where the figure to set aside comes from."""
         return "observed" if self.observed else "forecast"
 
     @property
     def need_mib(self) -> float:
-        """What to set aside: what the job took before and a margin, else the safe answer.
-
-        What ran on a card needs no more than all of it, and no less than it took, whatever the profile says.
-        """
+        """What to set aside: what the job took before and a margin, else the safe answer."""
         if self.observed is None:
             return self.answer.safe_mib
-        with_margin_mib = repeated_bytes(self.observed.peak_bytes) / MIB
-        return max(min(with_margin_mib, self.answer.capacity_mib), self.observed.peak_bytes / MIB)
+        return Seen(self.device, self.answer.capacity_mib, self.observed).set_aside_mib
 
     @property
     def set_aside_mib(self) -> float:

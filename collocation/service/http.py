@@ -98,7 +98,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(NotStoredError)
     async def not_stored(_: Request, error: NotStoredError) -> Response:
-        return problem(507, f"expected to store what was observed, found: {error}; see to the disk, and send it again")
+        return problem(507, str(error))
 
     @app.exception_handler(Exception)
     async def unexpected(_: Request, error: Exception) -> Response:

@@ -5,14 +5,16 @@ from typing import Any
 
 from collocation.placement import Gpu, rank, refusals
 from collocation.service.engine import Engine
-from collocation.service.estimating import Estimated
+from collocation.service.estimating import Estimated, Seen
+from collocation.service.pool import OverloadedError, PoolError
 from collocation.service.requests import PlacementBody
 from dataset_builder.devices import load_profile
+from dataset_builder.errors import UserError
 
 
 async def placements(engine: Engine, body: PlacementBody) -> dict[str, Any]:
     """The reply to a placement request."""
-    found = await engine.estimates(body.job, {gpu.device for gpu in body.gpus})
+    found = await _found(engine, body)
     gpus = [
         Gpu(item.id, item.free_mib, _total(item.total_mib, found[item.device]), item.device, item.node, item.jobs)
         for item in body.gpus
@@ -34,14 +36,26 @@ async def placements(engine: Engine, body: PlacementBody) -> dict[str, Any]:
             {"gpu": item.gpu.id, "node": item.gpu.node, "reason": item.reason, "for_good": item.for_good}
             for item in refusals(need, gpus, body.policy)
         ],
-        "answers": {item.answer.device: item.to_json() for item in found.values()},
+        "answers": {item.device: item.to_json() for item in found.values() if isinstance(item, Estimated)},
     }
 
 
-def needs(found: Mapping[str | None, Estimated], margin_mib: float = 0.0) -> dict[str | None, float]:
+async def _found(engine: Engine, body: PlacementBody) -> Mapping[str | None, Estimated | Seen]:
+    """Forecasts for whoever wants to see them; without any, what is known of the job will do."""
+    devices = {gpu.device for gpu in body.gpus}
+    try:
+        return await engine.estimates(body.job, devices)
+    except (UserError, OverloadedError, PoolError):
+        seen = await engine.seen(body.job, devices)
+        if seen is None:
+            raise
+        return seen
+
+
+def needs(found: Mapping[str | None, Estimated | Seen], margin_mib: float = 0.0) -> dict[str | None, float]:
     """What to set aside on each device, and a margin of the asker's."""
     return {device: item.need_mib + margin_mib for device, item in found.items()}
 
 
-def _total(stated_mib: float | None, found: Estimated) -> float:
-    return load_profile(found.answer.device).total_mib if stated_mib is None else stated_mib
+def _total(stated_mib: float | None, found: Estimated | Seen) -> float:
+    return load_profile(found.device).total_mib if stated_mib is None else stated_mib

@@ -158,31 +158,43 @@ class ManyJobs(Strict):
 ClassifyBody = Annotated[_One | Annotated[ManyJobs, Tag("jobs")], Discriminator(_kind_of)]
 
 
-class Observation(Strict):
-    """What a job was seen to take."""
-
+class _Ran(Strict):
     job: Job
     device: Text | None = None
     """The card that it ran on, as a device profile. Default: the job's, and the service's where that has none."""
+
+
+class Observation(_Ran):
+    """What a job was seen to take."""
+
     peak_mib: Annotated[float, Field(gt=0, le=2**30)]
     """Of the whole process on one card, as nvidia-smi shows it: the highest of a run that did not end early."""
+
+
+class Forgetting(_Ran):
+    """That all that is known of a job's runs is wrong."""
+
+    forget: Literal[True]
+
+
+def _told_of(value: Any) -> str:
+    """Whether several are told, or one, or one is taken back; without any of them a peak is missed."""
+    for kind in ("observations", "forget"):
+        if (isinstance(value, dict) and kind in value) or (isinstance(value, BaseModel) and hasattr(value, kind)):
+            return kind
+    return "peak"
+
+
+_Told = Annotated[Observation, Tag("peak")] | Annotated[Forgetting, Tag("forget")]
 
 
 class ManyObservations(Strict):
     """Several at once."""
 
-    observations: Annotated[list[Observation], Field(min_length=1, max_length=64)]
+    observations: Annotated[list[Annotated[_Told, Discriminator(_told_of)]], Field(min_length=1, max_length=64)]
 
 
-def _number_of(value: Any) -> str:
-    """Whether one is told or several."""
-    many = "observations" in value if isinstance(value, dict) else isinstance(value, ManyObservations)
-    return "many" if many else "one"
-
-
-ObservationsBody = Annotated[
-    Annotated[Observation, Tag("one")] | Annotated[ManyObservations, Tag("many")], Discriminator(_number_of)
-]
+ObservationsBody = Annotated[_Told | Annotated[ManyObservations, Tag("observations")], Discriminator(_told_of)]
 
 
 class GpuBody(Strict):

@@ -9,7 +9,7 @@ from dataset_builder.devices import DEFAULT_DEVICE
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Bounds, each of which ends in an answer (408, 413, 422 or 503) or in something forgotten."""
+    """Bounds, each of which ends in an answer (408, 413, 422, 503 or 507) or in something forgotten."""
 
     body_bytes: int = 1 << 20
     """Looked at before anything is parsed. 1 MB is also what HAMi's extender takes (pkg/scheduler/routes/route.go)."""
@@ -31,6 +31,8 @@ class Limits:
     trace_cache_bytes: int = 128 << 20
     history_jobs: int = 100_000
     """Jobs of which is remembered what they took, a few hundred bytes each."""
+    store_seconds: float = 4.0
+    """Of the disk, with an observation: less than `Client` waits, so that it is told."""
     shutdown_seconds: float = 30.0
 
 

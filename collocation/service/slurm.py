@@ -6,6 +6,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from collocation.adapters.text import job_of_text
 from collocation.service.engine import Engine
+from collocation.service.estimating import Estimated
 from collocation.service.requests import AnyJob, Job
 from dataset_builder.errors import UserError
 
@@ -31,13 +32,14 @@ async def shards_text(engine: Engine, body: bytes) -> str:
         text = body.decode()
     except UnicodeDecodeError as error:
         raise UserError("expected a job as UTF-8, found other bytes: mend it") from error
-    found = await engine.estimate(job_from_text(text))
-    lines = {
+    found = (await engine.set_aside(job_from_text(text), {None}))[None]
+    lines: dict[str, int | str] = {
         "need_mib": math.ceil(found.set_aside_mib),
-        "estimate_mib": math.ceil(found.answer.estimate_mib),
         "shards": max(1, math.ceil(found.set_aside_mib / SHARD_MIB)),
-        "verdict": found.answer.verdict.replace(" ", "_"),
-        "device": found.answer.device,
+        "device": found.device,
         "basis": found.basis,
     }
+    if isinstance(found, Estimated):
+        lines["estimate_mib"] = math.ceil(found.answer.estimate_mib)
+        lines["verdict"] = found.answer.verdict.replace(" ", "_")
     return "".join(f"{key}={value}\n" for key, value in lines.items())

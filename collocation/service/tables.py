@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 from collocation.service.requests import FeaturesJob, Table, TableJob, Training
+from dataset_builder.analysis.optimizers import OPTIMIZERS
+from dataset_builder.errors import UserError
 from dataset_builder.measure.virtual.profile import DeviceProfile
-from dataset_builder.schema import LayerRecord, LayerTable, TrainingSetup, content_hash, without_defaults
+from dataset_builder.schema import LayerRecord, LayerTable, TrainingSetup, content_hash, parse_call, without_defaults
 from models.example import Simulated
 from models.questions import Question, question_of_table
 
@@ -26,16 +28,24 @@ def id_of_table(job: TableJob | FeaturesJob) -> str:
 
 def question_of_table_body(job: TableJob, profile: DeviceProfile) -> Question:
     """A layer table alone."""
-    return question_of_table("layer table", _table(job.table), training_of(job.training), profile)
+    return question_of_table("layer table", _table(job.table), _known_training(job.training), profile)
 
 
 def question_of_features(job: FeaturesJob, profile: DeviceProfile) -> Question:
     """A layer table with what the virtual GPU said of it on that device."""
     body = job.features
-    found = question_of_table("features", _table(body.table), training_of(body.training), profile, body.family)
+    found = question_of_table("features", _table(body.table), _known_training(body.training), profile, body.family)
     simulated = Simulated(**body.simulated.model_dump())
     notes = ("classified from features that were computed elsewhere", *profile.notes)
     return replace(found, example=replace(found.example, simulated=simulated), notes=notes)
+
+
+def _known_training(body: Training) -> TrainingSetup:
+    training = training_of(body)
+    name, _ = parse_call(training.optimizer)
+    if name not in OPTIMIZERS:
+        raise UserError(f"expected an optimizer of {sorted(OPTIMIZERS)}, found {name!r}: name one of them")
+    return training
 
 
 def _table(body: Table) -> LayerTable:

@@ -7,7 +7,7 @@ from dataset_builder.devices import load_profile
 from dataset_builder.errors import UserError
 from dataset_builder.families.libraries import cope_with_torchvision
 from dataset_builder.inspection.inspector import Inspector
-from dataset_builder.inspection.jobs import SpecJob
+from dataset_builder.inspection.jobs import SpecJob, table_of
 from dataset_builder.schema import Spec
 
 cope_with_torchvision()
@@ -24,9 +24,13 @@ class TraceQuestion:
 
 def trace(question: TraceQuestion) -> bytes:
     """Pickled `Findings`, which the service keeps as they come."""
-    job = SpecJob(question.spec)
-    layers = len(job.table().layers)
-    if layers > question.most_layers:
-        raise UserError(f"expected at most {question.most_layers} layers, found {layers}: make the network smaller")
+    check_layers(question.spec, question.most_layers)
     profiles = [load_profile(name) for name in question.devices]
-    return pickle.dumps(Inspector(job).examine(question.spec.training, profiles))
+    return pickle.dumps(Inspector(SpecJob(question.spec)).examine(question.spec.training, profiles))
+
+
+def check_layers(spec: Spec, most: int) -> None:
+    """Refuse a network that cannot be trained, or has too many layers."""
+    layers = len(table_of(spec).layers)
+    if layers > most:
+        raise UserError(f"expected at most {most} layers, found {layers}: make the network smaller")
