@@ -12,8 +12,10 @@ from served import Scripted, on_loopback
 from collocation.service.app import make_app
 from collocation.service.settings import Settings
 
-ACCEPTED = ["2xx", "3xx", "401", "403", "404", "409", "422", "429"]
-"""With 422: that a network's heads divide its width is more than a JSON schema can say. And without errors of ours."""
+ACCEPTED = ["2xx", "3xx", "401", "403", "404", "409", "413", "422", "429"]
+"""With 413 and 422: how long a body is, or that heads divide a width, no schema says. And without errors of ours."""
+REFUSED = ["400", "401", "403", "404", "405", "406", "409", "413", "415", "422", "428", "429", "5xx"]
+"""Its own list, and 413: what is wrong may also be too large, which is seen first."""
 SETTINGS = Settings(port=0, log_requests=False)
 
 
@@ -22,7 +24,10 @@ def make_schema() -> Any:
     # the coverage phase sends some thousand requests and takes a minute: `schemathesis run` against a service has it
     config = SchemathesisConfig.from_dict(
         {
-            "checks": {"positive_data_acceptance": {"expected-statuses": ACCEPTED}},
+            "checks": {
+                "positive_data_acceptance": {"expected-statuses": ACCEPTED},
+                "negative_data_rejection": {"expected-statuses": REFUSED},
+            },
             "phases": {"coverage": {"enabled": False}},
         }
     )
