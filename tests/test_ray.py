@@ -142,7 +142,7 @@ class TestDeathsOfWorkers:
         next(outcomes)
         assert wait_until(file.exists, 30)
         outcomes.close()
-        assert wait_until(lambda: not any(alive(int(pid)) for pid in file.read_text().split()), 10)
+        assert wait_until(lambda: not any(alive(int(pid)) for pid in file.read_text().split()), 60)
 
 
 class TestCards:
