@@ -5,7 +5,6 @@ their true peaks and FakeTensor's figures. Our bounds are the virtual GPU's figu
 five folds: nothing of a job's own design is in its bound. Arrivals and solo times are random. All runs are simulated.
 """
 
-import csv
 import math
 from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,8 +24,9 @@ from collocation.simulator.rules import Rules
 from collocation.simulator.workload import Job, Submission
 from dataset_builder.devices import load_profile
 from dataset_builder.errors import check_count
-from dataset_builder.schema import MIB, Row, Status
+from dataset_builder.schema import MIB, Status
 from dataset_builder.store.importers import read_rows
+from models.baselines.fake_tensor import read_published
 from models.conformal import SafeMargins, raised, score
 from models.example import Example
 from models.examples import examples_of_rows
@@ -57,36 +57,17 @@ class Measured:
 
 def measured(data: Path, cache: SimulationCache) -> Measured:
     path, profile = next(data.rglob(TABLE)), load_profile(PROFILE)
-    rows = [row for row in read_rows(path) if row.measurement.status is Status.OK]
-    examples = examples_of_rows(rows, {PROFILE: profile}, cache)
-    fake = _fake_tensor(path)
-    kept = [item for item in zip(_in_order(rows, examples), examples, strict=True) if not item[1].measured.trial]
-    rows, examples = [row for row, _ in kept], [example for _, example in kept]
+    rows = (row for row in read_rows(path) if row.measurement.status is Status.OK)
+    examples = [item for item in examples_of_rows(rows, {PROFILE: profile}, cache) if not item.measured.trial]
+    fake_tensor = read_published(path)
     others_bytes = profile.other_mib * MIB
     overheads = np.array([example.overhead_bytes for example in examples], dtype=np.float64)
     own = np.array([example.measured.used_bytes for example in examples]) - overheads
     bounds = {f"ours, risk {risk:.1%}": bound for risk, bound in bounds_of(examples, own)}
     needs = {name: bound + overheads - others_bytes for name, bound in bounds.items()}
-    needs["FakeTensor"] = np.array([fake[_key(row)] for row in rows]) * MIB
-    needs[f"none, {FLOOR_MIB} MiB free"] = np.full(len(rows), FLOOR_MIB * MIB, dtype=np.float64)
+    needs["FakeTensor"] = np.array([fake_tensor[example.id] for example in examples], dtype=np.float64)
+    needs[f"none, {FLOOR_MIB} MiB free"] = np.full(len(examples), FLOOR_MIB * MIB, dtype=np.float64)
     return Measured(own + overheads - others_bytes, needs)
-
-
-def _in_order(rows: Sequence[Row], examples: Sequence[Example]) -> list[Row]:
-    by_id = {row.spec.id: row for row in rows}
-    return [by_id[example.id] for example in examples]
-
-
-def _key(row: Row) -> tuple[str, int]:
-    return str(row.spec.network["name"]), row.spec.training.batch_size
-
-
-def _fake_tensor(path: Path) -> dict[tuple[str, int], float]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return {
-            (line["model"], int(line["batch_size"])): float(line["faketensor_peak_mib"])
-            for line in csv.DictReader(file)
-        }
 
 
 def bounds_of(examples: Sequence[Example], own: Array) -> Iterator[tuple[float, Array]]:

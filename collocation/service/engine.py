@@ -118,7 +118,7 @@ class Engine:
     async def estimate(self, job: AnyJob, device: str | None = None) -> Estimated:
         """The answer to one job, on its own device or another."""
         start = time.perf_counter()
-        device = device or job.device or self.settings.device
+        device = self._device(job, device)
         found = await self._on(job, await self._said(job), device, (device,))
         if isinstance(job, SpecJob) and job.max_batch_size:
             most = await self._largest(job, device, found)
@@ -152,7 +152,11 @@ class Engine:
         return await self.seen(job, devices) or await self.estimates(job, devices)
 
     def _names(self, job: AnyJob, devices: Iterable[str | None]) -> dict[str | None, str]:
-        return {device: device or job.device or self.settings.device for device in devices}
+        return {device: self._device(job, device) for device in devices}
+
+    def _device(self, job: AnyJob, device: str | None) -> str:
+        """The one that is named beside a job, its own, or the service's."""
+        return device or job.device or self.settings.device
 
     async def _on(self, job: AnyJob, said: bytes, device: str, devices: Iterable[str]) -> Estimated:
         found = await self._ask(await self._question(job, device, tuple(sorted(set(devices)))), job)
@@ -175,7 +179,7 @@ class Engine:
 
     async def _understood(self, told: Observation | Forgetting) -> tuple[bytes, str]:
         """The key of a job, and the device that it ran on."""
-        profile = load_profile(told.device or told.job.device or self.settings.device)
+        profile = load_profile(self._device(told.job, told.device))
         if isinstance(told, Observation):
             check_peak(told.peak_mib, profile)
             await self._check(told.job, profile.name)
