@@ -21,15 +21,15 @@ from benchmarks.page import publish, study_parser
 from benchmarks.slimming import light_picture
 from benchmarks.study_rows import FAMILIES, WIDTHS_MIB, drawn_specs, folds_of, measured_examples, simulated_examples
 from benchmarks.study_style import FEATURE_COLOURS, GREY, family_bars, markdown, scatter
-from dataset_builder.schema import MIB
-from models._base import Estimator
-from models.baselines.virtual import Virtual
-from models.classifiers import NetworkSettings
-from models.comparison import compare
-from models.ensemble import Ensemble
-from models.example import Example
-from models.fitting import PlainFitter
-from models.labels import Buckets
+from vramcast.models._base import Estimator
+from vramcast.models.baselines.virtual import Virtual
+from vramcast.models.classifiers import NetworkSettings
+from vramcast.models.comparison import compare
+from vramcast.models.ensemble import Ensemble
+from vramcast.models.example import Example
+from vramcast.models.fitting import PlainFitter
+from vramcast.models.labels import Buckets
+from vramcast.virtual_gpu.sizes import MIB
 
 SPACES = {"mlp": "gpumemnet_mlp_step2", "cnn": "gpumemnet_cnn_step1", "transformer": "gpumemnet_transformer_step2"}
 PUBLISHED = {"mlp": (0.976, 0.984), "cnn": (0.797, 0.803), "transformer": (0.848, 0.858)}

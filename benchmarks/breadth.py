@@ -14,14 +14,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from dataset_builder.devices import DEFAULT_DEVICE, load_profile
-from dataset_builder.errors import UserError
-from dataset_builder.families.libraries import import_library
-from dataset_builder.inspection.architectures import ARCHITECTURES
-from dataset_builder.inspection.client import ChildInspection, TheirError
-from dataset_builder.inspection.targets import Wanted, parse_target
-from models import load
-from models.questions import question_of
+from vramcast.dataset_builder.devices import DEFAULT_DEVICE, load_profile
+from vramcast.dataset_builder.families.libraries import import_library
+from vramcast.dataset_builder.jobs.architectures import ARCHITECTURES
+from vramcast.dataset_builder.jobs.targets import Wanted, parse_target
+from vramcast.dataset_builder.simulation.client import ChildInspection, TheirError
+from vramcast.errors import UserError
+from vramcast.models import load
+from vramcast.models.questions import question_of
 
 BATCH = 8
 A_MODULE = 4

@@ -13,14 +13,14 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks.page import write_part
-from collocation.simulator.comparison import Outcome, compare, text_table
-from collocation.simulator.drawing import draw_gantt
-from collocation.simulator.gantt import gantt_table
-from collocation.simulator.needs import ESTIMATORS, ORACLE, OURS, Asking
-from collocation.simulator.ours import Asked, bounds_bytes
-from collocation.simulator.rules import Rules
-from collocation.simulator.workload import Job, Submission, read_jobs, read_trace
-from models.simulation import SimulationCache
+from vramcast.collocation.simulator.comparison import Outcome, compare, text_table
+from vramcast.collocation.simulator.drawing import draw_gantt
+from vramcast.collocation.simulator.gantt import gantt_table
+from vramcast.collocation.simulator.needs import ESTIMATORS, ORACLE, OURS, Asking
+from vramcast.collocation.simulator.ours import Asked, bounds_bytes
+from vramcast.collocation.simulator.rules import Rules
+from vramcast.collocation.simulator.workload import Job, Submission, read_jobs, read_trace
+from vramcast.models.simulation import SimulationCache
 
 TRACES = ("t1", "t2", "heavy60", "mix90")
 DRAWN = "t1", (ORACLE, OURS, "gpumemnet", "none")

@@ -10,14 +10,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dataset_builder.devices import load_profile
-from dataset_builder.families.gpumemnet import spec_of_filename
-from dataset_builder.measure.virtual.allocator import AllocatorOptions
-from dataset_builder.measure.virtual.backend import simulate, trace_spec
-from dataset_builder.schema import MIB
-from models.checkpoint import load_checkpoint
-from models.examples import example_of_table, table_of
-from models.labels import Buckets
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.families.gpumemnet import spec_of_filename
+from vramcast.dataset_builder.measure.virtual import trace_spec
+from vramcast.models.checkpoint import load_checkpoint
+from vramcast.models.examples import example_of_table, table_of
+from vramcast.models.labels import Buckets
+from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.virtual_gpu.simulate import simulate
+from vramcast.virtual_gpu.sizes import MIB
 
 CHECKPOINTS = Path(__file__).resolve().parents[1] / "checkpoints"
 PUBLISHED = "GPUMemNet, on a GPU and for a batch of 128: 2.3 ms (MLP estimator), 10.6 ms (Transformer estimator)"

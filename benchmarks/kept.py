@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dataset_builder.schema import content_hash
-from models.simulation import source_hash
+from vramcast.models.simulation import source_hash
+from vramcast.virtual_gpu.records import content_hash
 
 
 class Kept:

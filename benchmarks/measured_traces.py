@@ -17,20 +17,21 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from benchmarks.page import write_part
-from collocation.simulator.engine import simulate
-from collocation.simulator.needs import FLOOR_MIB
-from collocation.simulator.report import Report, report
-from collocation.simulator.rules import Rules
-from collocation.simulator.workload import Job, Submission
-from dataset_builder.devices import load_profile
-from dataset_builder.errors import check_count
-from dataset_builder.schema import MIB, Status
-from dataset_builder.store.importers import read_rows
-from models.baselines.fake_tensor import read_published
-from models.conformal import SafeMargins, raised, score
-from models.example import Example
-from models.examples import examples_of_rows
-from models.simulation import SimulationCache
+from vramcast.collocation.simulator.engine import simulate
+from vramcast.collocation.simulator.needs import FLOOR_MIB
+from vramcast.collocation.simulator.report import Report, report
+from vramcast.collocation.simulator.rules import Rules
+from vramcast.collocation.simulator.workload import Job, Submission
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.store.importers import read_rows
+from vramcast.errors import check_count
+from vramcast.models.baselines.fake_tensor import read_published
+from vramcast.models.conformal import SafeMargins, raised, score
+from vramcast.models.example import Example
+from vramcast.models.examples import examples_of_rows
+from vramcast.models.simulation import SimulationCache
+from vramcast.virtual_gpu.measurement import Status
+from vramcast.virtual_gpu.sizes import MIB
 
 TABLE = "timm_sgd_a100.csv"
 PROFILE = "a100_40gb_timm_2024"

@@ -19,11 +19,11 @@ from benchmarks.page import publish, study_parser
 from benchmarks.slimming import light_picture
 from benchmarks.study_rows import FAMILIES, WIDTHS_MIB, measured_examples
 from benchmarks.study_style import RED, markdown
-from dataset_builder.schema import MIB
-from models.encoding import Encoder
-from models.example import Example
-from models.labels import Buckets
-from train.figures.projections import projections_table
+from vramcast.models.encoding import Encoder
+from vramcast.models.example import Example
+from vramcast.models.labels import Buckets
+from vramcast.train.figures.projections import projections_table
+from vramcast.virtual_gpu.sizes import MIB
 
 FEATURES = ("gpumemnet", "full")
 NEIGHBOURS = 5

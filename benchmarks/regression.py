@@ -23,20 +23,20 @@ from benchmarks.page import publish, study_parser
 from benchmarks.slimming import light_picture
 from benchmarks.study_rows import FAMILIES, PROFILE, WIDTHS_MIB, WORKERS, folds_of, measured_examples
 from benchmarks.study_style import BLUE, GREEN, GREY, ORANGE, family_bars, markdown
-from dataset_builder.devices import load_profile
-from dataset_builder.schema import MIB
-from dataset_builder.store.importers import read_rows
-from dataset_builder.store.splits import make_split
-from models.baselines.extra_trees import TREES, ExtraTrees
-from models.baselines.gap import DirectPolynomial, Gap
-from models.baselines.shape_inference import ShapeInference
-from models.baselines.virtual import Virtual
-from models.example import Example
-from models.examples import examples_of_rows
-from models.features import feature_set
-from models.features.full import simulated_need_bytes
-from models.metrics import Judged, judge
-from models.simulation import SimulationCache
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.store.importers import read_rows
+from vramcast.dataset_builder.store.splits import make_split
+from vramcast.models.baselines.extra_trees import TREES, ExtraTrees
+from vramcast.models.baselines.gap import DirectPolynomial, Gap
+from vramcast.models.baselines.shape_inference import ShapeInference
+from vramcast.models.baselines.virtual import Virtual
+from vramcast.models.example import Example
+from vramcast.models.examples import examples_of_rows
+from vramcast.models.features import feature_set
+from vramcast.models.features.full import simulated_need_bytes
+from vramcast.models.metrics import Judged, judge
+from vramcast.models.simulation import SimulationCache
+from vramcast.virtual_gpu.sizes import MIB
 
 REAL = "unseen_models_a100.csv"
 FIGURES = ("accuracy", "median_relative_error", "p95_relative_error", "mean_error_mib", "too_low")

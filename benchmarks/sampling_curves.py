@@ -20,17 +20,18 @@ from benchmarks.page import study_parser, write_part
 from benchmarks.slimming import light_picture
 from benchmarks.study_rows import WIDTHS_MIB, drawn_specs, measured_examples, simulated_examples
 from benchmarks.study_style import BLUE, GREEN, ORANGE, RED, VIOLET, markdown, scatter
-from dataset_builder.schema import MIB, Spec
-from dataset_builder.store.splits import make_split
-from models._base import Estimator
-from models.baselines.gap import Gap
-from models.classifiers import NetworkSettings
-from models.comparison import compare
-from models.drawing import quiet
-from models.ensemble import Ensemble
-from models.example import Example
-from models.fitting import PlainFitter
-from models.labels import Buckets
+from vramcast.dataset_builder.schema import Spec
+from vramcast.dataset_builder.store.splits import make_split
+from vramcast.models._base import Estimator
+from vramcast.models.baselines.gap import Gap
+from vramcast.models.classifiers import NetworkSettings
+from vramcast.models.comparison import compare
+from vramcast.models.drawing import quiet
+from vramcast.models.ensemble import Ensemble
+from vramcast.models.example import Example
+from vramcast.models.fitting import PlainFitter
+from vramcast.models.labels import Buckets
+from vramcast.virtual_gpu.sizes import MIB
 
 SAMPLERS: Mapping[str, Sequence[str]] = {
     "uniform": ["sampler=uniform"],

@@ -5,12 +5,12 @@ import sys
 import time
 from random import Random
 
-from collocation.placement import POLICIES
-from collocation.simulator.engine import simulate
-from collocation.simulator.report import report
-from collocation.simulator.rules import QUEUES, Rules
-from collocation.simulator.workload import Job, Submission
-from dataset_builder.schema import MIB
+from vramcast.collocation.placement import POLICIES
+from vramcast.collocation.simulator.engine import simulate
+from vramcast.collocation.simulator.report import report
+from vramcast.collocation.simulator.rules import QUEUES, Rules
+from vramcast.collocation.simulator.workload import Job, Submission
+from vramcast.virtual_gpu.sizes import MIB
 
 JOBS, GPUS, SECONDS = 10_000, 1_000, 60
 

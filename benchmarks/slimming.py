@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from PIL import Image
 
-from models.drawing import picture
+from vramcast.models.drawing import picture
 
 _COLOURS = 128
 """Pictures of lines, dots and bars need no more, and are a third as large."""

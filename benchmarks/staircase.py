@@ -18,12 +18,15 @@ from benchmarks.page import publish, study_parser
 from benchmarks.slimming import light_picture
 from benchmarks.study_rows import PROFILE, SIMULATIONS, WORKERS
 from benchmarks.study_style import BLUE, GREEN, GREY, ORANGE, markdown
-from dataset_builder.devices import load_profile
-from dataset_builder.families import make_spec
-from dataset_builder.schema import MIB, Spec, Status, TrainingSetup
-from dataset_builder.store.importers import read_rows
-from models.drawing import quiet
-from models.simulation import SimulationCache
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.families import make_spec
+from vramcast.dataset_builder.schema import Spec
+from vramcast.dataset_builder.store.importers import read_rows
+from vramcast.models.drawing import quiet
+from vramcast.models.simulation import SimulationCache
+from vramcast.virtual_gpu.measurement import Status
+from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 TABLE = "mlp_data_step1.csv"
 DEPTHS = (2, 6, 10)

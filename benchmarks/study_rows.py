@@ -7,18 +7,19 @@ from pathlib import Path
 
 import numpy as np
 
-from dataset_builder.configuration import compose_build, make_build, settings_of
-from dataset_builder.devices import load_profile
-from dataset_builder.filters import Rejected, check
-from dataset_builder.inspection.jobs import table_of
-from dataset_builder.pipeline import Build
-from dataset_builder.schema import Measurement, Spec, Status
-from dataset_builder.store.splits import make_folds
-from models.example import Example, Target
-from models.examples import example_of_table
-from models.simulation import SimulationCache
-from train.configuration import configure
-from train.experiment import examples_for
+from vramcast.dataset_builder.configuration import compose_build, make_build, settings_of
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.filters import Rejected, check
+from vramcast.dataset_builder.jobs.job import table_of
+from vramcast.dataset_builder.pipeline import Build
+from vramcast.dataset_builder.schema import Spec
+from vramcast.dataset_builder.store.splits import make_folds
+from vramcast.models.example import Example, Target
+from vramcast.models.examples import example_of_table
+from vramcast.models.simulation import SimulationCache
+from vramcast.train.configuration import configure
+from vramcast.train.experiment import examples_for
+from vramcast.virtual_gpu.measurement import Measurement, Status
 
 PROFILE = "a100_40gb_gpumemnet_2024"
 """The stack that the public sets were measured on; simulated rows are of the same."""

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from models.drawing import quiet
+from vramcast.models.drawing import quiet
 
 GREY = "0.45"
 BLUE, ORANGE, GREEN, RED, VIOLET = "#4c78a8", "#f28e2b", "#59a14f", "#d1495b", "#8d6cab"

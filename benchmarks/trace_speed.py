@@ -12,14 +12,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from benchmarks.resnet50 import resnet50
-from dataset_builder.families.blocks import MeanOverSequence
-from dataset_builder.measure.virtual.allocator import AllocatorOptions, CachingAllocator
-from dataset_builder.measure.virtual.replay import replay
-from dataset_builder.measure.virtual.session import trace_training
-from dataset_builder.measure.virtual.trace import call_of
-from dataset_builder.plan import InputTensor
-from dataset_builder.schema import MIB, TrainingSetup
-from dataset_builder.training import loss_of, random_inputs
+from vramcast.dataset_builder.families.blocks import MeanOverSequence
+from vramcast.dataset_builder.plan import InputTensor
+from vramcast.virtual_gpu.allocator import AllocatorOptions, CachingAllocator
+from vramcast.virtual_gpu.replay import replay
+from vramcast.virtual_gpu.session import trace_training
+from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.trace import call_of
+from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training_step import loss_of, random_inputs
 
 Make = Callable[[], nn.Module]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from benchmarks.page import publish, study_parser
 from benchmarks.slimming import light_picture
 from benchmarks.study_style import BLUE, GREY, ORANGE, markdown
-from dataset_builder.devices import DEFAULT_DEVICE, load_profile
-from dataset_builder.measure.virtual.backend import VirtualBackend
-from dataset_builder.schema import MIB
-from models.depth_study import DepthStudy, depth_study
-from models.drawing import quiet
+from vramcast.dataset_builder.devices import DEFAULT_DEVICE, load_profile
+from vramcast.dataset_builder.measure.virtual import VirtualBackend
+from vramcast.models.depth_study import DepthStudy, depth_study
+from vramcast.models.drawing import quiet
+from vramcast.virtual_gpu.sizes import MIB
 
 NAMES = {"gap": "static estimate + polynomial of the gap", "gv": "polynomial of the memory (GV)"}
 COLOURS = {"gap": BLUE, "gv": ORANGE}

@@ -14,12 +14,14 @@ from statistics import fmean, median
 
 from tqdm import tqdm
 
-from dataset_builder.devices import load_device
-from dataset_builder.measure.virtual.allocator import AllocatorOptions
-from dataset_builder.measure.virtual.backend import simulate, trace_spec
-from dataset_builder.measure.virtual.profile import DeviceProfile, parse_profile
-from dataset_builder.schema import Row, Status
-from dataset_builder.store.importers import read_rows
+from vramcast.dataset_builder.devices import load_device
+from vramcast.dataset_builder.measure.virtual import trace_spec
+from vramcast.dataset_builder.schema import Row
+from vramcast.dataset_builder.store.importers import read_rows
+from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.virtual_gpu.measurement import Status
+from vramcast.virtual_gpu.profile import DeviceProfile, parse_profile
+from vramcast.virtual_gpu.simulate import simulate
 
 
 def variants(profile: DeviceProfile) -> Iterator[tuple[str, DeviceProfile]]:

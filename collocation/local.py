@@ -3,18 +3,18 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from dataset_builder.devices import load_profile
-from dataset_builder.errors import UserError
-from dataset_builder.families import make_spec
-from dataset_builder.families.gpumemnet import spec_of_filename
-from dataset_builder.families.libraries import cope_with_torchvision
-from dataset_builder.inspection.inspector import Inspector
-from dataset_builder.inspection.jobs import SpecJob
-from dataset_builder.inspection.targets import GPUMEMNET
-from dataset_builder.schema import Spec
-from models import load
-from models.answer import Answer
-from models.questions import question_of
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.families import make_spec
+from vramcast.dataset_builder.families.gpumemnet import spec_of_filename
+from vramcast.dataset_builder.families.libraries import cope_with_torchvision
+from vramcast.dataset_builder.jobs.job import SpecJob
+from vramcast.dataset_builder.jobs.targets import GPUMEMNET
+from vramcast.dataset_builder.schema import Spec
+from vramcast.dataset_builder.simulation.inspector import Inspector
+from vramcast.errors import UserError
+from vramcast.models import load
+from vramcast.models.answer import Answer
+from vramcast.models.questions import question_of
 
 
 def answers_on(job: Mapping[str, Any], devices: Collection[str], checkpoint: str, risk: float) -> dict[str, Answer]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from dataset_builder.errors import UserError, check_choice
+from vramcast.errors import UserError, check_choice
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,3 +1,1 @@
 """Produces rows: configurations of networks, and the GPU memory that each of them takes."""
-
-__version__ = "0.1.0"

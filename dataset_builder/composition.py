@@ -11,8 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from dataset_builder.devices import CONF
-from dataset_builder.errors import UserError
+from vramcast.dataset_builder.devices import CONF
+from vramcast.errors import UserError
 
 
 @dataclass(frozen=True)

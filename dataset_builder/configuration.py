@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from dataset_builder.composition import Command, compose_config
-from dataset_builder.errors import UserError, check_choice, check_count, check_flag
-from dataset_builder.executors import Executor, LocalExecutor, SerialExecutor
-from dataset_builder.measure import Backend
-from dataset_builder.measure.static import StaticBackend
-from dataset_builder.pipeline import Build
-from dataset_builder.samplers import make_sampler
-from dataset_builder.schema import canonical_json, from_mapping
-from dataset_builder.space import parse_space
+from vramcast.dataset_builder.composition import Command, compose_config
+from vramcast.dataset_builder.executors import Executor, LocalExecutor, SerialExecutor
+from vramcast.dataset_builder.measure import Backend
+from vramcast.dataset_builder.measure.static import StaticBackend
+from vramcast.dataset_builder.pipeline import Build
+from vramcast.dataset_builder.samplers import make_sampler
+from vramcast.dataset_builder.space import parse_space
+from vramcast.errors import UserError, check_choice, check_count, check_flag
+from vramcast.virtual_gpu.records import canonical_json, from_mapping
 
 if TYPE_CHECKING:
-    from dataset_builder.measure.cuda.backend import CudaBackend
+    from vramcast.dataset_builder.measure.cuda.backend import CudaBackend
 
 _KEYS = ("backend", "device", "executor", "family", "n", "out", "sampler", "seed", "space")
 _BUILD = Command("build", "vramcast build", "build", _KEYS, "family=cnn n=500")
@@ -105,9 +105,9 @@ def make_backend(settings: Mapping[str, Any]) -> Backend:
 
 def make_virtual(profile: Mapping[str, Any], allocator: str | None = None) -> Backend:
     """The virtual GPU with the settings of a device profile."""
-    from dataset_builder.measure.virtual.allocator import AllocatorOptions  # noqa: PLC0415
-    from dataset_builder.measure.virtual.backend import VirtualBackend  # noqa: PLC0415
-    from dataset_builder.measure.virtual.profile import parse_profile  # noqa: PLC0415
+    from vramcast.dataset_builder.measure.virtual import VirtualBackend  # noqa: PLC0415
+    from vramcast.virtual_gpu.allocator import AllocatorOptions  # noqa: PLC0415
+    from vramcast.virtual_gpu.profile import parse_profile  # noqa: PLC0415
 
     return VirtualBackend(parse_profile(profile), AllocatorOptions.parse(allocator or ""))
 
@@ -120,7 +120,7 @@ def _make_cuda(chosen: dict[str, Any], settings: Mapping[str, Any]) -> Backend:
 
 def make_cuda(settings: Mapping[str, Any], estimator: Backend | None = None) -> "CudaBackend":
     """A real GPU; the estimator's figures, if there is one, are tried as limits."""
-    from dataset_builder.measure.cuda.backend import CudaBackend, CudaSettings  # noqa: PLC0415
+    from vramcast.dataset_builder.measure.cuda.backend import CudaBackend, CudaSettings  # noqa: PLC0415
 
     return CudaBackend(from_mapping(CudaSettings, settings, "the settings of the backend cuda"), estimator)
 
@@ -157,7 +157,7 @@ def executor_of(settings: Mapping[str, Any], backend: Backend) -> Executor:
 
 def _ray_executor(settings: dict[str, Any], backend: Backend) -> Executor:
     """Ray is imported only where it is asked for: it takes a second, and is an extra."""
-    from dataset_builder.executors.on_ray import RayExecutor  # noqa: PLC0415
+    from vramcast.dataset_builder.executors.on_ray import RayExecutor  # noqa: PLC0415
 
     if settings.get("gpus") is None:
         settings["gpus"] = int(backend.name == "cuda")

@@ -6,10 +6,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dataset_builder.errors import UserError
+from vramcast.errors import UserError
 
 if TYPE_CHECKING:
-    from dataset_builder.measure.virtual.profile import DeviceProfile
+    from vramcast.virtual_gpu.profile import DeviceProfile
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 DEFAULT_DEVICE = "a100_40gb"
@@ -41,7 +41,7 @@ def load_device(name: str) -> dict[str, Any]:
 @cache
 def load_profile(name: str) -> "DeviceProfile":
     """The profile of that name."""
-    from dataset_builder.measure.virtual.profile import parse_profile  # noqa: PLC0415 - torch, which names need not
+    from vramcast.virtual_gpu.profile import parse_profile  # noqa: PLC0415 - torch, which names need not
 
     return parse_profile(load_device(name))
 

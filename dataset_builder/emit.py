@@ -4,10 +4,11 @@ import inspect
 from pprint import pformat
 from string import Template
 
-from dataset_builder import training
-from dataset_builder.families import blocks, plan_of
-from dataset_builder.plan import Node, Plan
-from dataset_builder.schema import Spec, parse_call
+from vramcast.dataset_builder.families import blocks, plan_of
+from vramcast.dataset_builder.plan import Node, Plan
+from vramcast.dataset_builder.schema import Spec
+from vramcast.virtual_gpu import training_step as training
+from vramcast.virtual_gpu.training_setup import parse_call
 
 _INDENT = "    "
 _FUNCTIONS = (

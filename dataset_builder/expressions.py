@@ -10,7 +10,7 @@ from functools import cache
 from types import CodeType
 from typing import Any
 
-from dataset_builder.errors import UserError
+from vramcast.errors import UserError
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "abs": abs,

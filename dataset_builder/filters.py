@@ -9,13 +9,14 @@ from functools import cache, lru_cache
 from math import prod
 from typing import Any
 
-from dataset_builder import expressions
-from dataset_builder.analysis.optimizers import DEMANDS, OPTIMIZERS, REFUSED, OptimizerRule
-from dataset_builder.errors import UserError
-from dataset_builder.families import plan_of
-from dataset_builder.plan import Node, Plan
-from dataset_builder.schema import LayerRecord, LayerTable, Spec, TrainingSetup, parse_call
-from dataset_builder.specification import SPECIFICATION, TRAINING_RULES
+from vramcast.dataset_builder import expressions
+from vramcast.dataset_builder.analysis.optimizers import DEMANDS, OPTIMIZERS, REFUSED, OptimizerRule
+from vramcast.dataset_builder.families import plan_of
+from vramcast.dataset_builder.plan import Node, Plan
+from vramcast.dataset_builder.schema import LayerRecord, LayerTable, Spec
+from vramcast.dataset_builder.specification import SPECIFICATION, TRAINING_RULES
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
 
 Shape = tuple[int, ...]
 _CONTENT = {True: "tokens", False: "numbers"}

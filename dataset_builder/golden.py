@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from dataset_builder.families import make_spec
-from dataset_builder.schema import Spec, TrainingSetup
+from vramcast.dataset_builder.families import make_spec
+from vramcast.dataset_builder.schema import Spec
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 
 def _mlp(arch: str, features: int, depth: int, **more: Any) -> tuple[str, dict[str, Any]]:

@@ -8,17 +8,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from dataset_builder.errors import UserError
-from dataset_builder.executors import Executor
-from dataset_builder.filters import Rejected, check
-from dataset_builder.measure import Backend, Outcome
-from dataset_builder.progress import bar
-from dataset_builder.samplers import Sampler
-from dataset_builder.samplers.coverage import Coverage, coverage, report
-from dataset_builder.schema import Provenance, Rejection, Row, Spec
-from dataset_builder.space import Assignment, Space
-from dataset_builder.store import JournalWriter
-from dataset_builder.store.durable import replacing
+from vramcast.dataset_builder.executors import Executor
+from vramcast.dataset_builder.filters import Rejected, check
+from vramcast.dataset_builder.measure import Backend, Outcome
+from vramcast.dataset_builder.progress import bar
+from vramcast.dataset_builder.samplers import Sampler
+from vramcast.dataset_builder.samplers.coverage import Coverage, coverage, report
+from vramcast.dataset_builder.schema import Provenance, Rejection, Row, Spec
+from vramcast.dataset_builder.space import Assignment, Space
+from vramcast.dataset_builder.store import JournalWriter
+from vramcast.dataset_builder.store.durable import replacing
+from vramcast.errors import UserError
 
 COVERAGE_NAME = "coverage.md"
 _MOST_IN_VAIN = 5_000

@@ -7,8 +7,10 @@ from typing import Any
 
 import yaml
 
-from dataset_builder.errors import UserError
-from dataset_builder.schema import Spec, TrainingSetup, from_mapping
+from vramcast.dataset_builder.schema import Spec
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.records import from_mapping
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 _FILE = Path(__file__).with_name("recipes.yaml")
 _WHOLE = "batch"

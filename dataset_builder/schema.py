@@ -3,150 +3,19 @@
 Standard-library dataclasses only: reading a row needs neither torch nor pandas.
 """
 
-import ast
-import hashlib
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
-from enum import StrEnum
-from functools import cache, cached_property, lru_cache
-from types import MappingProxyType
-from typing import Any, Self, TypeVar
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
 
-from dataset_builder.errors import UserError, check_choice, check_count, check_flag
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.measurement import Measurement, Status
+from vramcast.virtual_gpu.records import content_hash, from_mapping, without_defaults
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 SCHEMA_VERSION = 1
-MIB = 2**20
-
-LOSSES = ("cross_entropy", "bce_with_logits", "bce", "mse", "own")
-"""'own' is for networks that compute their loss themselves and answer with it, as those of transformers do."""
-IMPLEMENTATIONS = ("default", "foreach", "fused", "single")
-DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
-
-T = TypeVar("T")
-
-
-def canonical_json(value: Any) -> str:
-    """One text for one value: sorted keys, no spaces, no NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def content_hash(value: Any) -> str:
-    """128 bits of SHA-256 over the canonical text."""
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:32]
-
-
-def without_defaults(instance: Any) -> dict[str, Any]:
-    """The fields that differ from their default, so that a field added later changes no hash."""
-    return {
-        item.name: value
-        for item in fields(instance)
-        if (value := getattr(instance, item.name)) != item.default or item.default is MISSING
-    }
-
-
-@cache
-def _field_names(cls: Any) -> tuple[frozenset[str], frozenset[str]]:
-    """All fields of a dataclass, and those without a default."""
-    required = {item.name for item in fields(cls) if item.default is MISSING and item.default_factory is MISSING}
-    return frozenset(item.name for item in fields(cls)), frozenset(required)
-
-
-def from_mapping(cls: type[T], values: Mapping[str, Any], what: str) -> T:
-    """Build a dataclass from a mapping, naming the keys that are unknown or missing."""
-    known, required = _field_names(cls)  # type: ignore[arg-type]
-    unknown = sorted(values.keys() - known)
-    if unknown:
-        raise UserError(f"expected {what} to have only {sorted(known)}, found {unknown}: remove or rename them")
-    missing = sorted(required - values.keys())
-    if missing:
-        raise UserError(f"expected {what} to have {missing}, found {sorted(values)}: add them")
-    return cls(**values)
-
-
-@lru_cache(maxsize=1024)  # bounded: a service is asked for whatever its clients write
-def parse_call(text: str) -> tuple[str, Mapping[str, Any]]:
-    """Split 'SGD(momentum=0.9)' into its name and its keyword arguments."""
-    try:
-        node = ast.parse(text, mode="eval").body
-        if isinstance(node, ast.Name):
-            return node.id, MappingProxyType({})
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
-            arguments = {item.arg: ast.literal_eval(item.value) for item in node.keywords if item.arg}
-            if len(arguments) == len(node.keywords):  # none twice, and no '**'
-                return node.func.id, MappingProxyType(arguments)
-    except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two: too deeply nested
-        pass
-    raise UserError(f"expected a name such as 'Adam' or 'SGD(momentum=0.9)', found {text!r}: write it like that")
-
-
-def canonical_call(text: str) -> str:
-    """One text for one call: 'Adam()' is 'Adam', and arguments stand in order."""
-    return _call_text(*parse_call(text))
-
-
-def _call_text(name: str, arguments: Mapping[str, Any]) -> str:
-    inner = ", ".join(f"{key}={arguments[key]!r}" for key in sorted(arguments))
-    return f"{name}({inner})" if inner else name
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingSetup:
-    """How a network is trained, as far as it decides the memory. What is said in two ways is kept in one."""
-
-    batch_size: int
-    last_batch_size: int | None = None
-    """The odd last batch of an epoch, None where the batches come out even."""
-    loss: str = "cross_entropy"
-    optimizer: str = "Adam"
-    """A class of torch.optim, with arguments where they matter: 'SGD(momentum=0.9)'."""
-    implementation: str = "default"
-    """Which implementation of the optimizer: 'default' is what torch picks on CUDA."""
-    dtype: str = "fp32"
-    """Of parameters and inputs."""
-    autocast: str | None = None
-    """'bf16' or 'fp16' for mixed precision."""
-    accumulate: int = 1
-    """Backward passes to one optimizer step."""
-    checkpointing: bool = False
-    """Each block of the trunk is recomputed in the backward pass."""
-    dry_run_batch_size: int | None = None
-    """Batch of the forward passes before training (a layer summary, say), None where there were none."""
-    dry_run_passes: int = 1
-    prefetched_batches: int = 0
-    """Batches that a loader puts on the device ahead of time, on a stream of its own."""
-    cudnn_benchmark: bool = False
-    """torch.backends.cudnn.benchmark: cuDNN tries its algorithms at the first call of each shape."""
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "last_batch_size", "accumulate", "dry_run_batch_size", "dry_run_passes"):
-            if getattr(self, name) is not None:
-                check_count(f"training.{name}", getattr(self, name))
-        check_count("training.prefetched_batches", self.prefetched_batches, least=0)
-        check_choice("training.loss", self.loss, LOSSES)
-        check_choice("training.implementation", self.implementation, IMPLEMENTATIONS)
-        check_choice("training.dtype", self.dtype, DTYPE_BYTES)
-        check_choice("training.autocast", self.autocast, (None, "bf16", "fp16"))
-        check_flag("training.checkpointing", self.checkpointing)
-        check_flag("training.cudnn_benchmark", self.cudnn_benchmark)
-        object.__setattr__(self, "optimizer", canonical_call(str(self.optimizer)))
-        if self.dry_run_batch_size is None:
-            object.__setattr__(self, "dry_run_passes", 1)
-
-    @property
-    def without_rate(self) -> "TrainingSetup":
-        """The same without the learning rate, on which no byte depends: a sweep over it is one job many times."""
-        name, arguments = parse_call(self.optimizer)
-        kept = {key: value for key, value in arguments.items() if key != "lr"}
-        return replace(self, optimizer=_call_text(name, kept))
-
-    @property
-    def batch_sizes(self) -> tuple[int, ...]:
-        """Every batch that a step runs with, in the order in which training meets them."""
-        found = (self.dry_run_batch_size, self.batch_size, self.last_batch_size)
-        return tuple(dict.fromkeys(size for size in found if size is not None))
 
 
 @dataclass(frozen=True)
@@ -238,6 +107,21 @@ class LayerTable:
         """How many layers there are of each kind, functions left out."""
         return dict(Counter(record.kind for record in self.layers if not record.functional))
 
+    def to_json(self) -> dict[str, Any]:
+        """Return a mapping that `from_json` reads. Schedulers without code hand in networks in this form, too."""
+        return {
+            "layers": [dict(vars(layer)) for layer in self.layers],
+            "trainable_shapes": [list(shape) for shape in self.trainable_shapes],
+            "input_elements": self.input_elements,
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read a table that `to_json` wrote."""
+        layers = (LayerRecord(**{**item, "output_shape": tuple(item["output_shape"])}) for item in values["layers"])
+        shapes = tuple(tuple(shape) for shape in values["trainable_shapes"])
+        return cls(tuple(layers), shapes, values["input_elements"])
+
 
 @dataclass(frozen=True)
 class StaticEstimate:
@@ -253,60 +137,6 @@ class StaticEstimate:
     def total_bytes(self) -> int:
         """The sum of the parts."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
-
-
-class Status(StrEnum):
-    """How a measurement ended. Only OK rows have a peak that the job needed."""
-
-    OK = "ok"
-    OOM = "oom"
-    TIMEOUT = "timeout"
-    CRASHED = "crashed"
-    CENSORED = "censored"
-    """It ran, but at the card's limit, where the allocator fills what there is: the peak is no need."""
-
-
-TRIAL = "more than its network takes with other batches: probably a workspace that cuDNN tried and gave back"
-"""A note on a measurement."""
-EVIDENCE_LENGTH = 500
-"""Characters of a measurement's evidence at most."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """Peaks of one training run, as far as the backend knows them."""
-
-    status: Status
-    requested_bytes: int | None = None
-    allocated_bytes: int | None = None
-    reserved_bytes: int | None = None
-    device_used_bytes: int | None = None
-    breakdown: Mapping[str, int] = field(default_factory=dict)
-    """Bytes by what they hold, at the peak."""
-    evidence: str | None = None
-    """Why a run that is not OK ended, in a line."""
-    seconds: float | None = None
-    notes: tuple[str, ...] = ()
-    """What a reader must know to trust the figures: what was approximated, that a profile is not calibrated."""
-    process_bytes: int | None = None
-    """NVML's figure for the process: context, libraries and all that is reserved."""
-    alone: bool | None = None
-    """Whether no other process was on the card, as far as its driver tells; and below what others held at most."""
-    others_bytes: int | None = None
-    samples: int | None = None
-    """How often the card was looked at, and below the longest time that it was not."""
-    longest_gap_ms: float | None = None
-    cap_bytes: int | None = None
-    """An estimate under which the run was repeated as the limit of its allocator, and below whether it ran."""
-    cap_held: bool | None = None
-
-    @property
-    def peak_bytes(self) -> int | None:
-        """The widest peak that is known: device, else reserved, else allocated."""
-        for peak in (self.device_used_bytes, self.reserved_bytes, self.allocated_bytes):
-            if peak is not None:
-                return peak
-        return None
 
 
 @dataclass(frozen=True, kw_only=True)

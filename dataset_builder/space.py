@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from dataset_builder import expressions
-from dataset_builder.errors import UserError, check_count, check_flag
-from dataset_builder.families import make_spec
-from dataset_builder.families.template import mutate
-from dataset_builder.schema import Spec, TrainingSetup, from_mapping
+from vramcast.dataset_builder import expressions
+from vramcast.dataset_builder.families import make_spec
+from vramcast.dataset_builder.families.template import mutate
+from vramcast.dataset_builder.schema import Spec
+from vramcast.errors import UserError, check_count, check_flag
+from vramcast.virtual_gpu.records import from_mapping
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 Assignment = dict[str, Any]
 """A value for every factor."""

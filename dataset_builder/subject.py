@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-from dataset_builder.families import FAMILIES, blocks, plan_of
-from dataset_builder.families.external import build_external
-from dataset_builder.plan import InputTensor, Node, Plan
-from dataset_builder.schema import Spec
-from dataset_builder.training import DTYPES, random_inputs
+from vramcast.dataset_builder.families import FAMILIES, blocks, plan_of
+from vramcast.dataset_builder.families.external import build_external
+from vramcast.dataset_builder.plan import InputTensor, Node, Plan
+from vramcast.dataset_builder.schema import Spec
+from vramcast.virtual_gpu.training_step import DTYPES, random_inputs
 
 
 def build_module(node: Node) -> nn.Module:

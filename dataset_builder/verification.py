@@ -6,15 +6,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dataset_builder.errors import UserError
-from dataset_builder.executors import SerialExecutor
-from dataset_builder.golden import golden_specs
-from dataset_builder.measure import Backend
-from dataset_builder.pipeline import make_row, software_versions
-from dataset_builder.schema import MIB, SCHEMA_VERSION, Measurement, Row, Status
-from dataset_builder.store import read_journal
-from dataset_builder.store.durable import replacing
-from dataset_builder.store.lines import HEADER, ROW, encode_line
+from vramcast.dataset_builder.executors import SerialExecutor
+from vramcast.dataset_builder.golden import golden_specs
+from vramcast.dataset_builder.measure import Backend
+from vramcast.dataset_builder.pipeline import make_row, software_versions
+from vramcast.dataset_builder.schema import SCHEMA_VERSION, Row
+from vramcast.dataset_builder.store import read_journal
+from vramcast.dataset_builder.store.durable import replacing
+from vramcast.dataset_builder.store.lines import HEADER, ROW, encode_line
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.measurement import Measurement, Status
+from vramcast.virtual_gpu.sizes import MIB
 
 MEDIAN_ERROR = 0.05
 """A virtual GPU whose median error is above this does not follow this card's software."""

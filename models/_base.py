@@ -8,8 +8,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from models.example import Example
-from models.labels import Buckets, told
+from vramcast.models.example import Example
+from vramcast.models.labels import Buckets, told
 
 
 class Estimator(ABC):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from models.answer import FITS, Answer
+from vramcast.models.answer import FITS, Answer
 
 Ask = Callable[[int], Answer]
 """The answer for a batch size."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dataset_builder.errors import UserError
-from dataset_builder.store.durable import replacing
-from models._base import Estimator
-from models.classifiers import NetworkClassifier
-from models.ensemble import Ensemble
-from models.storage import attach, read_kind
+from vramcast.dataset_builder.store.durable import replacing
+from vramcast.errors import UserError
+from vramcast.models._base import Estimator
+from vramcast.models.classifiers import NetworkClassifier
+from vramcast.models.ensemble import Ensemble
+from vramcast.models.storage import attach, read_kind
 
 RELEASED = Path(__file__).resolve().parent.parent / "checkpoints"
 METRICS, CARD = "metrics.json", "README.md"

@@ -7,19 +7,19 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from dataset_builder.errors import UserError, check_amount, check_choice, check_count, check_probability
-from dataset_builder.schema import from_mapping
-from models.batch import Batch, Inputs
-from models.density import Mixture
-from models.encoding import Encoder
-from models.example import Example
-from models.features import TOKEN_NUMBERS, feature_set
-from models.fitting import PlainFitter
-from models.forecast import Forecast
-from models.forecaster import Forecaster
-from models.networks import MlpNetwork, TransformerNetwork
-from models.storage import State
-from models.targets import center_and_spread, gap_targets
+from vramcast.errors import UserError, check_amount, check_choice, check_count, check_probability
+from vramcast.models.batch import Batch, Inputs
+from vramcast.models.density import Mixture
+from vramcast.models.encoding import Encoder
+from vramcast.models.example import Example
+from vramcast.models.features import TOKEN_NUMBERS, feature_set
+from vramcast.models.fitting import PlainFitter
+from vramcast.models.forecast import Forecast
+from vramcast.models.forecaster import Forecaster
+from vramcast.models.networks import MlpNetwork, TransformerNetwork
+from vramcast.models.storage import State
+from vramcast.models.targets import center_and_spread, gap_targets
+from vramcast.virtual_gpu.records import from_mapping
 
 NETWORKS = ("mlp", "transformer")
 

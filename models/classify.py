@@ -11,23 +11,25 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from dataset_builder.defaults import BUCKET_MIB, RISK
-from dataset_builder.devices import DEFAULT_DEVICE, load_profile
-from dataset_builder.errors import UserError, check_probability
-from dataset_builder.families.weightless import structure_of
-from dataset_builder.inspection.batches import resized
-from dataset_builder.inspection.inspector import Inspector
-from dataset_builder.inspection.jobs import Job, ModuleJob, SpecJob
-from dataset_builder.inspection.steps import Step
-from dataset_builder.schema import MIB, LayerTable, Spec, TrainingSetup
-from models.answer import Answer, Bucket
-from models.checkpoint import checkpoint_directory, load_checkpoint
-from models.ensemble import Ensemble
-from models.example import Example
-from models.examples import ENDLESS_BYTES
-from models.features import feature_set
-from models.labels import Buckets, told
-from models.questions import Question, question_of, question_of_table
+from vramcast.dataset_builder.defaults import BUCKET_MIB, RISK
+from vramcast.dataset_builder.devices import DEFAULT_DEVICE, load_profile
+from vramcast.dataset_builder.families.weightless import structure_of
+from vramcast.dataset_builder.jobs.batches import resized
+from vramcast.dataset_builder.jobs.job import Job, ModuleJob, SpecJob
+from vramcast.dataset_builder.jobs.steps import Step
+from vramcast.dataset_builder.schema import LayerTable, Spec
+from vramcast.dataset_builder.simulation.inspector import Inspector
+from vramcast.errors import UserError, check_probability
+from vramcast.models.answer import Answer, Bucket
+from vramcast.models.checkpoint import checkpoint_directory, load_checkpoint
+from vramcast.models.ensemble import Ensemble
+from vramcast.models.example import Example
+from vramcast.models.examples import ENDLESS_BYTES
+from vramcast.models.features import feature_set
+from vramcast.models.labels import Buckets, told
+from vramcast.models.questions import Question, question_of, question_of_table
+from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 TABLES_ALONE = "universal_layers"
 """The released estimator for layer tables alone: it reads no simulation."""

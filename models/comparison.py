@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models._base import Estimator
-from models.example import Example
-from models.labels import Buckets
-from models.metrics import Answers, Score, score, score_by_family
+from vramcast.models._base import Estimator
+from vramcast.models.example import Example
+from vramcast.models.labels import Buckets
+from vramcast.models.metrics import Answers, Score, score, score_by_family
 
 COLUMNS = {
     "accuracy": "accuracy",

@@ -12,8 +12,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dataset_builder.errors import UserError
-from dataset_builder.schema import MIB
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.sizes import MIB
 
 Array = NDArray[np.float64]
 

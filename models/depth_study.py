@@ -11,10 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset_builder.errors import UserError
-from dataset_builder.families import make_spec
-from dataset_builder.measure import Backend
-from dataset_builder.schema import Spec, Status, TrainingSetup
+from vramcast.dataset_builder.families import make_spec
+from vramcast.dataset_builder.measure import Backend
+from vramcast.dataset_builder.schema import Spec
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.measurement import Status
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 DEPTHS = tuple(range(8, 41))
 DEGREES = (1, 2, 3)

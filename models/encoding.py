@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dataset_builder.errors import UserError
-from models.batch import Inputs
-from models.example import Example
-from models.features import TOKEN_NUMBERS, Token, feature_set, tokens_of
+from vramcast.errors import UserError
+from vramcast.models.batch import Inputs
+from vramcast.models.example import Example
+from vramcast.models.features import TOKEN_NUMBERS, Token, feature_set, tokens_of
 
 Matrix = NDArray[np.float64]
 

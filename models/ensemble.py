@@ -10,19 +10,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dataset_builder.errors import UserError, check_count
-from dataset_builder.store.splits import make_folds, make_split
-from models.batch import Inputs
-from models.classifiers import Encoded, Fitter, NetworkClassifier, NetworkSettings
-from models.conformal import SafeMargins, raised, relative, score
-from models.example import Example
-from models.features import feature_set
-from models.forecast import Forecast
-from models.forecaster import Forecaster
-from models.labels import Buckets
-from models.ood import Novelty
-from models.storage import State, joined
-from models.targets import intervals
+from vramcast.dataset_builder.store.splits import make_folds, make_split
+from vramcast.errors import UserError, check_count
+from vramcast.models.batch import Inputs
+from vramcast.models.classifiers import Encoded, Fitter, NetworkClassifier, NetworkSettings
+from vramcast.models.conformal import SafeMargins, raised, relative, score
+from vramcast.models.example import Example
+from vramcast.models.features import feature_set
+from vramcast.models.forecast import Forecast
+from vramcast.models.forecaster import Forecaster
+from vramcast.models.labels import Buckets
+from vramcast.models.ood import Novelty
+from vramcast.models.storage import State, joined
+from vramcast.models.targets import intervals
 
 _TEMPERATURES = tuple(float(value) for value in np.geomspace(0.5, 3.0, 37))
 _LEAST_FOLDS = 5

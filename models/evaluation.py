@@ -8,20 +8,21 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset_builder.defaults import RISK
-from dataset_builder.devices import load_profile
-from dataset_builder.errors import UserError
-from dataset_builder.measure.virtual.profile import DeviceProfile
-from dataset_builder.schema import MIB, Row
-from models._base import Estimator
-from models.baselines.catalogue import FORMULAS, load_baselines
-from models.baselines.fake_tensor import FakeTensor, read_published
-from models.checkpoint import checkpoint_directory, load_checkpoint
-from models.comparison import Report, compare, text_table
-from models.example import Example
-from models.examples import examples_of_rows
-from models.labels import Buckets
-from models.simulation import SimulationCache
+from vramcast.dataset_builder.defaults import RISK
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.schema import Row
+from vramcast.errors import UserError
+from vramcast.models._base import Estimator
+from vramcast.models.baselines.catalogue import FORMULAS, load_baselines
+from vramcast.models.baselines.fake_tensor import FakeTensor, read_published
+from vramcast.models.checkpoint import checkpoint_directory, load_checkpoint
+from vramcast.models.comparison import Report, compare, text_table
+from vramcast.models.example import Example
+from vramcast.models.examples import examples_of_rows
+from vramcast.models.labels import Buckets
+from vramcast.models.simulation import SimulationCache
+from vramcast.virtual_gpu.profile import DeviceProfile
+from vramcast.virtual_gpu.sizes import MIB
 
 BASELINES = "baselines"
 """The directory of a checkpoint with the baselines that were fitted to the same examples."""

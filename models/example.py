@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-from dataset_builder.errors import UserError
-from dataset_builder.families import FAMILIES
-from dataset_builder.schema import LayerRecord, Measurement, StaticEstimate, Status, TrainingSetup
+from vramcast.dataset_builder.families import FAMILIES
+from vramcast.dataset_builder.schema import LayerRecord, StaticEstimate
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.measurement import Measurement, Status
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 _FIRST_LAYERS = 3
 """Convolutions that a Transformer may begin with."""

@@ -5,16 +5,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dataset_builder.analysis.static import static_estimate
-from dataset_builder.errors import UserError
-from dataset_builder.inspection.findings import Findings
-from dataset_builder.inspection.jobs import table_of
-from dataset_builder.measure.virtual.profile import DeviceProfile
-from dataset_builder.schema import TRIAL, LayerTable, Measurement, Row, Status, TrainingSetup, content_hash
-from models.example import Example, Target, is_convolution, simulated_of
+from vramcast.dataset_builder.analysis.static import static_estimate
+from vramcast.dataset_builder.jobs.job import table_of
+from vramcast.dataset_builder.schema import LayerTable, Row
+from vramcast.dataset_builder.simulation.findings import Findings
+from vramcast.errors import UserError
+from vramcast.models.example import Example, Target, is_convolution, simulated_of
+from vramcast.virtual_gpu.measurement import TRIAL, Measurement, Status
+from vramcast.virtual_gpu.profile import DeviceProfile
+from vramcast.virtual_gpu.records import content_hash
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 if TYPE_CHECKING:
-    from models.simulation import SimulationCache
+    from vramcast.models.simulation import SimulationCache
 
 ENDLESS_BYTES = 2**50
 _UNNAMED = "unnamed"

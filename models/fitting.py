@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from models.batch import Batch
+from vramcast.models.batch import Batch
 
 
 class Fittable(Protocol):

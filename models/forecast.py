@@ -9,9 +9,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from models.density import Mixture, mixed, stacked
-from models.example import Example
-from models.labels import Buckets
+from vramcast.models.density import Mixture, mixed, stacked
+from vramcast.models.example import Example
+from vramcast.models.labels import Buckets
 
 Array = NDArray[np.float64]
 

@@ -8,11 +8,11 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from models._base import Estimator
-from models.example import Example
-from models.forecast import Forecast
-from models.labels import Buckets
-from models.storage import State, read_state, write_state
+from vramcast.models._base import Estimator
+from vramcast.models.example import Example
+from vramcast.models.forecast import Forecast
+from vramcast.models.labels import Buckets
+from vramcast.models.storage import State, read_state, write_state
 
 
 class Forecaster(Estimator):

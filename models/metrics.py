@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset_builder.schema import MIB
+from vramcast.virtual_gpu.sizes import MIB
 
 _TOO_LOW = 0.02
 """A point estimate counts as too low when it is more than this share below the truth."""

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass, field
 
-from dataset_builder.inspection.findings import Findings
-from dataset_builder.measure.virtual.profile import DeviceProfile
-from dataset_builder.schema import LayerTable, Measurement, TrainingSetup
-from models.example import Example
-from models.examples import example_of_findings, example_of_table
+from vramcast.dataset_builder.schema import LayerTable
+from vramcast.dataset_builder.simulation.findings import Findings
+from vramcast.models.example import Example
+from vramcast.models.examples import example_of_findings, example_of_table
+from vramcast.virtual_gpu.measurement import Measurement
+from vramcast.virtual_gpu.profile import DeviceProfile
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,17 @@ from pathlib import Path
 
 import torch
 
-from dataset_builder.executors import LocalExecutor
-from dataset_builder.measure import Backend, Outcome
-from dataset_builder.measure.virtual.backend import VirtualBackend
-from dataset_builder.measure.virtual.profile import DeviceProfile
-from dataset_builder.pipeline import software_versions
-from dataset_builder.progress import bar
-from dataset_builder.schema import LayerTable, Measurement, Provenance, Row, Spec, Status, content_hash
-from dataset_builder.store import JOURNAL_NAME, JournalWriter, iter_records
-from models.tables import TableCache, hashes_of
+from vramcast.dataset_builder.executors import LocalExecutor
+from vramcast.dataset_builder.measure import Backend, Outcome
+from vramcast.dataset_builder.measure.virtual import VirtualBackend
+from vramcast.dataset_builder.pipeline import software_versions
+from vramcast.dataset_builder.progress import bar
+from vramcast.dataset_builder.schema import LayerTable, Provenance, Row, Spec
+from vramcast.dataset_builder.store import JOURNAL_NAME, JournalWriter, iter_records
+from vramcast.models.tables import TableCache, hashes_of
+from vramcast.virtual_gpu.measurement import Measurement, Status
+from vramcast.virtual_gpu.profile import DeviceProfile
+from vramcast.virtual_gpu.records import content_hash
 
 _DECISIVE = ("measure/virtual", "families", "plan.py", "subject.py", "training.py")
 """Sources below dataset_builder that decide what the virtual GPU says of a spec."""

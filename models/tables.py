@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-import dataset_builder
-from dataset_builder.families import FAMILIES
-from dataset_builder.inspection.findings import table_from_json, table_to_json
-from dataset_builder.inspection.jobs import table_of
-from dataset_builder.progress import bar
-from dataset_builder.schema import LayerTable, Spec, content_hash
-from dataset_builder.store.durable import replacing
+from vramcast import dataset_builder
+from vramcast.dataset_builder.families import FAMILIES
+from vramcast.dataset_builder.jobs.job import table_of
+from vramcast.dataset_builder.progress import bar
+from vramcast.dataset_builder.schema import LayerTable, Spec
+from vramcast.dataset_builder.store.durable import replacing
+from vramcast.virtual_gpu.records import content_hash
 
 _DECISIVE = ("analysis", "families")
 """Sources below dataset_builder that decide what layers a library's network is said to have."""
@@ -59,7 +59,7 @@ class TableCache:
         missing = {paths[spec.id]: spec for spec in wanted if spec.id in paths and not paths[spec.id].exists()}
         if missing:
             self._make(missing)
-        kept = {path: table_from_json(json.loads(path.read_text())) for path in set(paths.values())}
+        kept = {path: LayerTable.from_json(json.loads(path.read_text())) for path in set(paths.values())}
         return found | {key: kept[path] for key, path in paths.items()}
 
     def _path(self, spec: Spec) -> Path:
@@ -77,4 +77,4 @@ class TableCache:
 
 
 def _table_text(spec: Spec) -> str:
-    return json.dumps(table_to_json(table_of(spec)))
+    return json.dumps(table_of(spec).to_json())

@@ -7,11 +7,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dataset_builder.errors import UserError
-from dataset_builder.schema import MIB
-from models.batch import Targets
-from models.example import Example
-from models.features import FeatureSet
+from vramcast.errors import UserError
+from vramcast.models.batch import Targets
+from vramcast.models.example import Example
+from vramcast.models.features import FeatureSet
+from vramcast.virtual_gpu.sizes import MIB
 
 Array = NDArray[np.float64]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset_builder.errors import UserError
-from dataset_builder.inspection.findings import Curve
-from dataset_builder.schema import MIB
+from vramcast.dataset_builder.simulation.findings import Curve
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.sizes import MIB
 
 _GIB = 1024 * MIB
 _ORDER = ("parameters", "optimizer_state", "gradients", "inputs", "activations", "workspace", "temporaries")
@@ -51,7 +51,7 @@ def check_picture(path: Path) -> None:
 
 def draw_timeline(table: TimelineTable, title: str, path: Path) -> None:
     """What is held over the events of a run, what the allocator reserves for it, and the end of the card."""
-    from models.drawing import picture, quiet  # noqa: PLC0415 - imports matplotlib
+    from vramcast.models.drawing import picture, quiet  # noqa: PLC0415 - imports matplotlib
 
     with picture(path, 9, 4.8) as figure:
         axes = figure.add_subplot()

@@ -5,8 +5,8 @@ import pickle
 import pytest
 from caching_allocators import GIB, filled, layout, mib, state
 
-from dataset_builder.measure.virtual.allocator import CachingAllocator, OutOfMemory
-from dataset_builder.schema import MIB
+from vramcast.virtual_gpu.allocator import CachingAllocator, OutOfMemory
+from vramcast.virtual_gpu.sizes import MIB
 
 # sizes, pools and segments
 

@@ -8,8 +8,8 @@ from caching_allocators import layout
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset_builder.measure.virtual.allocator import AllocatorOptions, Block, CachingAllocator, OutOfMemory
-from dataset_builder.schema import MIB
+from vramcast.virtual_gpu.allocator import AllocatorOptions, Block, CachingAllocator, OutOfMemory
+from vramcast.virtual_gpu.sizes import MIB
 
 SIZES = st.one_of(
     st.integers(1, 2 * MIB),

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from caching_allocators import EXPANDABLE, SPLIT_LIMIT, filled, layout, mib, state
 
-from dataset_builder.errors import UserError
-from dataset_builder.measure.virtual.allocator import AllocatorOptions, CachingAllocator, OutOfMemory
-from dataset_builder.schema import MIB
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.allocator import AllocatorOptions, CachingAllocator, OutOfMemory
+from vramcast.virtual_gpu.sizes import MIB
 
 
 def test_below_the_split_limit_no_block_above_it_is_taken() -> None:

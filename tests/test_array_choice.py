@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset_builder.arrays import (
+from vramcast.dataset_builder.arrays import (
     catalogue,
     constructions,
     dealing,

@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from dataset_builder.arrays import (
+from vramcast.dataset_builder.arrays import (
     catalogue,
     constructions,
     differences,

@@ -8,8 +8,8 @@ from meta_traces import BFLOAT, HALF, SINGLE, Recorder, numbers, operators, told
 from torch import Tensor
 from torch.nn import functional as F
 
-from dataset_builder.measure.virtual.attention import efficient_workspace_bytes
-from dataset_builder.measure.virtual.composites import cuda_paths
+from vramcast.virtual_gpu.attention import efficient_workspace_bytes
+from vramcast.virtual_gpu.cuda_paths import cuda_paths
 
 
 def attention_kernel(q: Tensor, capability: float, **arguments: Any) -> str:

@@ -7,13 +7,15 @@ from dataclasses import asdict, replace
 import pytest
 from stubbed_cuda import Estimates, Stubbed, fake
 
-from dataset_builder.configuration import make_virtual
-from dataset_builder.devices import load_device
-from dataset_builder.errors import UserError
-from dataset_builder.families import make_spec
-from dataset_builder.measure.cuda.backend import CudaBackend, CudaSettings
-from dataset_builder.measure.nvml import open_nvml
-from dataset_builder.schema import Spec, Status, TrainingSetup
+from vramcast.dataset_builder.configuration import make_virtual
+from vramcast.dataset_builder.devices import load_device
+from vramcast.dataset_builder.families import make_spec
+from vramcast.dataset_builder.measure.cuda.backend import CudaBackend, CudaSettings
+from vramcast.dataset_builder.measure.nvml import open_nvml
+from vramcast.dataset_builder.schema import Spec
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.measurement import Status
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 MIB = 2**20
 MLP = {"arch": "uniform", "input_features": 1024, "output_features": 10, "depth": 4}

@@ -7,22 +7,23 @@ import pytest
 from estimator_contract import EstimatorContract
 from made_examples import CARD_BYTES, MIB, OVERHEAD_BYTES, example_of, measured_mlps, mlp_table, simulated
 
-from dataset_builder.errors import UserError
-from dataset_builder.families import make_spec
-from dataset_builder.families.template import SEEDS
-from dataset_builder.filters import check
-from dataset_builder.schema import LayerRecord, LayerTable, TrainingSetup
-from models.baselines.catalogue import BASELINES, fit_baselines, load_baselines, save_baselines
-from models.baselines.extra_trees import ExtraTrees
-from models.baselines.fake_tensor import FakeTensor, read_published
-from models.baselines.gap import HYPERPARAMETERS, DirectPolynomial, Gap, hyperparameters
-from models.baselines.horus import Horus, horus_bytes, parsed_activations
-from models.baselines.majority import Majority
-from models.baselines.shape_inference import ShapeInference
-from models.baselines.virtual import Virtual
-from models.baselines.weights import Weights
-from models.labels import Buckets
-from models.storage import ESTIMATOR, WEIGHTS, State
+from vramcast.dataset_builder.families import make_spec
+from vramcast.dataset_builder.families.template import SEEDS
+from vramcast.dataset_builder.filters import check
+from vramcast.dataset_builder.schema import LayerRecord, LayerTable
+from vramcast.errors import UserError
+from vramcast.models.baselines.catalogue import BASELINES, fit_baselines, load_baselines, save_baselines
+from vramcast.models.baselines.extra_trees import ExtraTrees
+from vramcast.models.baselines.fake_tensor import FakeTensor, read_published
+from vramcast.models.baselines.gap import HYPERPARAMETERS, DirectPolynomial, Gap, hyperparameters
+from vramcast.models.baselines.horus import Horus, horus_bytes, parsed_activations
+from vramcast.models.baselines.majority import Majority
+from vramcast.models.baselines.shape_inference import ShapeInference
+from vramcast.models.baselines.virtual import Virtual
+from vramcast.models.baselines.weights import Weights
+from vramcast.models.labels import Buckets
+from vramcast.models.storage import ESTIMATOR, WEIGHTS, State
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 BUCKETS = Buckets(1000 * MIB, CARD_BYTES)
 TRAIN, VALIDATION, TEST = measured_mlps(120), measured_mlps(40, 120), measured_mlps(30, 160)

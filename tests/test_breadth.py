@@ -5,15 +5,17 @@ from importlib.util import find_spec
 
 import pytest
 
-from dataset_builder.devices import load_profile
-from dataset_builder.errors import UserError
-from dataset_builder.inspection.architectures import ARCHITECTURES, known_architecture
-from dataset_builder.inspection.building import build_job
-from dataset_builder.inspection.inspector import LocalInspection
-from dataset_builder.inspection.jobs import table_of
-from dataset_builder.inspection.targets import Wanted, parse_target
-from dataset_builder.measure.virtual.backend import VirtualBackend
-from dataset_builder.schema import Spec, Status, TrainingSetup
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.jobs.architectures import ARCHITECTURES, known_architecture
+from vramcast.dataset_builder.jobs.building import build_job
+from vramcast.dataset_builder.jobs.job import table_of
+from vramcast.dataset_builder.jobs.targets import Wanted, parse_target
+from vramcast.dataset_builder.measure.virtual import VirtualBackend
+from vramcast.dataset_builder.schema import Spec
+from vramcast.dataset_builder.simulation.inspector import LocalInspection
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.measurement import Status
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 A100 = load_profile("a100_40gb")
 TIMM = {  # parameters as timm's own table of results has them, in millions

@@ -6,16 +6,20 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from dataset_builder import calibrating
-from dataset_builder.__main__ import main
-from dataset_builder.devices import load_device
-from dataset_builder.errors import UserError
-from dataset_builder.families import make_spec
-from dataset_builder.measure.virtual.allocator import AllocatorOptions
-from dataset_builder.measure.virtual.backend import simulate, trace_spec
-from dataset_builder.measure.virtual.calibration import Calibration, Sample, calibrate
-from dataset_builder.measure.virtual.profile import parse_profile
-from dataset_builder.schema import MIB, Measurement, Provenance, Row, Status, TrainingSetup
+from vramcast.dataset_builder import calibrate_command as calibrating
+from vramcast.dataset_builder.build_command import main
+from vramcast.dataset_builder.devices import load_device
+from vramcast.dataset_builder.families import make_spec
+from vramcast.dataset_builder.measure.virtual import trace_spec
+from vramcast.dataset_builder.schema import Provenance, Row
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.virtual_gpu.calibration import Calibration, Sample, calibrate
+from vramcast.virtual_gpu.measurement import Measurement, Status
+from vramcast.virtual_gpu.profile import parse_profile
+from vramcast.virtual_gpu.simulate import simulate
+from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 RULES = [{"pointwise": True, "copies": 1.0}, {"direction": "forward", "copies": 1.0}, {"copies": 2.0}]
 TRUTH = parse_profile(

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from collocation.adapters.carma import write_rad, write_yaml
-from dataset_builder.errors import UserError
+from vramcast.collocation.adapters.carma import write_rad, write_yaml
+from vramcast.errors import UserError
 
 RAD = "base\npython train.py\nsummary.txt\ncifar10\n128\ntrain\n1\n9000\n12000\n3000\n8000\n"
 

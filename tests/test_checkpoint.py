@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from synthetic_examples import mlp_examples
 
-from dataset_builder.errors import UserError
-from models.checkpoint import Card, load_checkpoint, load_metrics, save_checkpoint
-from models.classifiers import NetworkClassifier, NetworkSettings
-from models.ensemble import Ensemble
-from models.fitting import PlainFitter
-from models.storage import State, read_state, write_state
+from vramcast.errors import UserError
+from vramcast.models.checkpoint import Card, load_checkpoint, load_metrics, save_checkpoint
+from vramcast.models.classifiers import NetworkClassifier, NetworkSettings
+from vramcast.models.ensemble import Ensemble
+from vramcast.models.fitting import PlainFitter
+from vramcast.models.storage import State, read_state, write_state
 
 CARD = Card(
     title="Test estimator",

@@ -6,9 +6,9 @@ import torch
 from estimator_contract import NARROW, EstimatorContract
 from synthetic_examples import mlp_examples, without_targets
 
-from dataset_builder.errors import UserError
-from models.classifiers import NetworkClassifier, NetworkSettings, make_batch, prepare
-from models.fitting import PlainFitter, validation_loss
+from vramcast.errors import UserError
+from vramcast.models.classifiers import NetworkClassifier, NetworkSettings, make_batch, prepare
+from vramcast.models.fitting import PlainFitter, validation_loss
 
 QUICK = PlainFitter(epochs=6, batch_size=32)
 

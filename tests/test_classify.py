@@ -9,24 +9,25 @@ import torch
 from synthetic_examples import mlp_examples, mlp_spec
 from torch import nn
 
-import models
-from dataset_builder.devices import DEFAULT_DEVICE, load_device, load_profile
-from dataset_builder.errors import UserError
-from dataset_builder.inspection.findings import Curve, table_to_json
-from dataset_builder.inspection.jobs import table_of
-from dataset_builder.inspection.layer_tables import read_table
-from dataset_builder.measure.virtual.backend import VirtualBackend
-from dataset_builder.schema import MIB, TrainingSetup
-from models.answer import FITS, TIGHT, TOO_LARGE, Answer, Bucket
-from models.answering.screen import Page, rendered
-from models.batch_search import largest_batch
-from models.classifiers import NetworkSettings
-from models.classify import Classifier, _filled
-from models.ensemble import Ensemble
-from models.examples import ENDLESS_BYTES, example_of_table
-from models.fitting import PlainFitter
-from models.questions import question_of_table
-from models.timeline import check_picture, draw_timeline, timeline_table
+from vramcast import models
+from vramcast.dataset_builder.devices import DEFAULT_DEVICE, load_device, load_profile
+from vramcast.dataset_builder.jobs.job import table_of
+from vramcast.dataset_builder.jobs.layer_tables import read_table
+from vramcast.dataset_builder.measure.virtual import VirtualBackend
+from vramcast.dataset_builder.simulation.findings import Curve
+from vramcast.errors import UserError
+from vramcast.models.answer import FITS, TIGHT, TOO_LARGE, Answer, Bucket
+from vramcast.models.answering.screen import Page, rendered
+from vramcast.models.batch_search import largest_batch
+from vramcast.models.classifiers import NetworkSettings
+from vramcast.models.classify import Classifier, _filled
+from vramcast.models.ensemble import Ensemble
+from vramcast.models.examples import ENDLESS_BYTES, example_of_table
+from vramcast.models.fitting import PlainFitter
+from vramcast.models.questions import question_of_table
+from vramcast.models.timeline import check_picture, draw_timeline, timeline_table
+from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 A100 = load_profile(DEFAULT_DEVICE)
 
@@ -202,7 +203,7 @@ def test_layers_below_the_depth_that_torchinfo_printed_are_counted_or_missed():
 
 def test_tables_in_json_are_read_and_refused():
     table = table_of(mlp_spec())
-    assert read_table(json.loads(json.dumps(table_to_json(table)))) == table
+    assert read_table(json.loads(json.dumps(table.to_json()))) == table
     short = read_table({"layers": [{"kind": "Linear", "output_shape": [10], "parameters": 50}], "input_elements": 4})
     assert (short.layers[0].activations, short.trainable_shapes) == (10, ((50,),))
     odd = {"layers": [{"kind": "Linear"}], "input_elements": 4, "trainable_shapes": [[1.5]]}

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from dataset_builder.errors import UserError
-from dataset_builder.inspection.client import ChildInspection, TheirError
-from dataset_builder.inspection.targets import Wanted, parse_target
-from models.answering.command import main
-from models.answering.requests import Request
+from vramcast.dataset_builder.jobs.targets import Wanted, parse_target
+from vramcast.dataset_builder.simulation.client import ChildInspection, TheirError
+from vramcast.errors import UserError
+from vramcast.models.answering.command import main
+from vramcast.models.answering.requests import Request
 
 FILE = Path(__file__).parent / "support" / "written_networks.py"
 GPUMEMNET = "gpumemnet:input:784_output:10_depth:3_arch:pyramid_batch:64.out"
@@ -64,7 +64,7 @@ def test_a_users_packages_come_first_and_his_prints_do_no_harm(tmp_path):
     (tmp_path / "models" / "__init__.py").write_text("")
     (tmp_path / "models" / "net.py").write_text("WIDTH = 12\n")
     (tmp_path / "conf" / "__init__.py").write_text("CLASSES = 3\n")
-    (tmp_path / "train.py").write_text(
+    (tmp_path / "vramcast.train.py").write_text(
         "import sys\nfrom torch import nn\nfrom models.net import WIDTH\nfrom conf import CLASSES\n"
         "print('{\"event\": \"done\"}')\nsys.stderr.write('noise')\n"
         "def make():\n    print('more')\n    return nn.Linear(WIDTH, CLASSES)\n"

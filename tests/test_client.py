@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from loopback import loopback
 
-from collocation.client import Client, RefusedError, ServiceAwayError
+from vramcast.collocation.client import Client, RefusedError, ServiceAwayError
 
 ANSWER = {"status": "ok", "need_mib": 700.0, "estimate_mib": 600.0, "verdict": "fits", "basis": "forecast"}
 GOOD = (200, json.dumps(ANSWER).encode())

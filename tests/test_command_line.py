@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 from omegaconf.errors import OmegaConfBaseException
 
-from dataset_builder.__main__ import main
-from dataset_builder.commands import COMMANDS
-from dataset_builder.errors import WorkerError
-from dataset_builder.store import read_journal
-from dataset_builder.store.splits import Split
+from vramcast.dataset_builder.build_command import main
+from vramcast.dataset_builder.build_subcommands import COMMANDS
+from vramcast.dataset_builder.store import read_journal
+from vramcast.dataset_builder.store.splits import Split
+from vramcast.errors import WorkerError
 
 NAME = "input:8_output:3_depth:2_arch:pyramid_batch:4.out"
 
@@ -132,8 +132,8 @@ def test_ctrl_c_while_a_command_starts_is_no_traceback(words, monkeypatch, capsy
     def plainly(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dataset_builder.composition.compose", interrupted)
-    monkeypatch.setattr("dataset_builder.commands.iter_records", plainly)
+    monkeypatch.setattr("vramcast.dataset_builder.composition.compose", interrupted)
+    monkeypatch.setattr("vramcast.dataset_builder.build_subcommands.iter_records", plainly)
     assert main(words) == 130
     assert capsys.readouterr().err == "stopped\n"
 
@@ -142,13 +142,13 @@ def test_workers_that_cannot_work_are_a_sentence(tmp_path, monkeypatch, capsys):
     def die(*_):
         raise WorkerError("expected workers to measure specs, found 3 in a row that died")
 
-    monkeypatch.setattr("dataset_builder.executors.LocalExecutor.run", die)
+    monkeypatch.setattr("vramcast.dataset_builder.executors.LocalExecutor.run", die)
     assert main(["family=mlp", "n=3", f"out={tmp_path}"]) == 1
     assert capsys.readouterr().err.strip().splitlines()[-1].startswith("vramcast build: expected workers")
 
 
 def test_an_extra_that_is_not_installed_is_a_sentence(tmp_path, monkeypatch, capsys):
-    monkeypatch.delitem(sys.modules, "dataset_builder.executors.on_ray", raising=False)
+    monkeypatch.delitem(sys.modules, "vramcast.dataset_builder.executors.on_ray", raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["executor=ray", f"out={tmp_path}"]) == 2
     error = "expected Ray for executor=ray, found none: pip install 'vramcast[ray]'"
@@ -159,7 +159,7 @@ def test_an_error_of_the_system_is_a_sentence(monkeypatch, capsys):
     def fail(*_):
         raise PermissionError(13, "Permission denied", "rows")
 
-    monkeypatch.setattr("dataset_builder.commands.iter_records", fail)
+    monkeypatch.setattr("vramcast.dataset_builder.build_subcommands.iter_records", fail)
     assert main(["status", "rows"]) == 2
     assert "Permission denied: 'rows'" in capsys.readouterr().err
 

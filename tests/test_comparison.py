@@ -7,12 +7,12 @@ import pytest
 from made_examples import CARD_BYTES, MIB, example_of, measured_mlps, mlp_table
 from sklearn.metrics import f1_score
 
-from dataset_builder.errors import UserError
-from models.baselines._formula import Formula
-from models.baselines.virtual import Virtual
-from models.comparison import compare, text_table
-from models.labels import Buckets
-from models.metrics import macro_f1
+from vramcast.errors import UserError
+from vramcast.models.baselines._formula import Formula
+from vramcast.models.baselines.virtual import Virtual
+from vramcast.models.comparison import compare, text_table
+from vramcast.models.labels import Buckets
+from vramcast.models.metrics import macro_f1
 
 BUCKETS = Buckets(1000 * MIB, CARD_BYTES)
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from dataset_builder.errors import UserError
-from dataset_builder.schema import MIB
-from models.conformal import SafeMargins, raised, relative, score
+from vramcast.errors import UserError
+from vramcast.models.conformal import SafeMargins, raised, relative, score
+from vramcast.virtual_gpu.sizes import MIB
 
 
 @pytest.mark.parametrize("risk", [0.01, 0.05, 0.2])

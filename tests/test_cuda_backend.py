@@ -11,13 +11,15 @@ from nvml_stub import GIB, NOT_SUPPORTED, without_driver
 from scripted_backend import alive, wait_until
 from stubbed_cuda import Estimates, Stubbed, fake
 
-from dataset_builder.errors import UserError
-from dataset_builder.families import make_spec
-from dataset_builder.measure import Outcome
-from dataset_builder.measure.cuda.backend import CudaSettings
-from dataset_builder.measure.nvml import GpuLostError, NoDriverError
-from dataset_builder.pipeline import make_row
-from dataset_builder.schema import Measurement, Row, Status, TrainingSetup
+from vramcast.dataset_builder.families import make_spec
+from vramcast.dataset_builder.measure import Outcome
+from vramcast.dataset_builder.measure.cuda.backend import CudaSettings
+from vramcast.dataset_builder.measure.nvml import GpuLostError, NoDriverError
+from vramcast.dataset_builder.pipeline import make_row
+from vramcast.dataset_builder.schema import Row
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.measurement import Measurement, Status
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 MLP = {"arch": "uniform", "input_features": 64, "output_features": 10, "depth": 2}
 SPEC = make_spec("mlp", MLP, TrainingSetup(batch_size=8, last_batch_size=3))

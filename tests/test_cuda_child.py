@@ -13,14 +13,15 @@ from fake_child import CONTEXT, MIB
 from scripted_backend import alive, wait_until
 from stubbed_cuda import FAKE_CHILD, Estimates, Stubbed
 
-from dataset_builder.errors import UserError
-from dataset_builder.families import make_spec
-from dataset_builder.measure.cuda.backend import CHILD, CudaBackend, CudaSettings
-from dataset_builder.measure.cuda.job import run_job, step_sizes
-from dataset_builder.measure.cuda.protocol import Request, Result, is_out_of_memory
-from dataset_builder.measure.virtual.backend import trace_spec
-from dataset_builder.measure.virtual.trace import Use
-from dataset_builder.schema import Status, TrainingSetup
+from vramcast.dataset_builder.families import make_spec
+from vramcast.dataset_builder.measure.cuda.backend import CHILD, CudaBackend, CudaSettings
+from vramcast.dataset_builder.measure.cuda.job import run_job, step_sizes
+from vramcast.dataset_builder.measure.cuda.protocol import Request, Result, is_out_of_memory
+from vramcast.dataset_builder.measure.virtual import trace_spec
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.measurement import Status
+from vramcast.virtual_gpu.trace import Use
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 MLP = {"arch": "uniform", "input_features": 64, "output_features": 10, "depth": 2}
 NO_CARD = not torch.cuda.is_available()
@@ -40,7 +41,16 @@ def test_a_torch_without_cuda_is_refused_by_the_real_child(driver):
 
 def test_the_child_imports_little():
     # torch itself imports pynvml, and leaves it alone
-    heavy = {"dataset_builder.measure.nvml", "pandas", "hydra", "sklearn", "lightning", "optuna", "pyarrow", "filelock"}
+    heavy = {
+        "vramcast.dataset_builder.measure.nvml",
+        "pandas",
+        "hydra",
+        "sklearn",
+        "lightning",
+        "optuna",
+        "pyarrow",
+        "filelock",
+    }
     modules = "dataset_builder.measure.cuda.child, dataset_builder.measure.cuda.job"
     code = f"import sys, {modules}; print({heavy!r} & {{*sys.modules}})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -105,7 +115,7 @@ class TestJob:
             made.append(size)
             return (torch.zeros(size, 64),)
 
-        monkeypatch.setattr("dataset_builder.measure.cuda.job.random_inputs", count)
+        monkeypatch.setattr("vramcast.dataset_builder.measure.cuda.job.random_inputs", count)
         setup = {"last_batch_size": 3, "accumulate": 2, "dry_run_batch_size": 5, "prefetched_batches": 1}
         spec = mlp(**setup)
         list(run_job(spec, epochs=1, device="cpu"))

@@ -11,10 +11,10 @@ import pytest
 import yaml
 from served import Scripted
 
-from collocation.adapters.text import job_of_text
-from collocation.commands.serve import _parser
-from collocation.service.app import make_app
-from collocation.service.settings import Settings
+from vramcast.collocation.adapters.text import job_of_text
+from vramcast.collocation.commands.serve import _parser
+from vramcast.collocation.service.app import make_app
+from vramcast.collocation.service.settings import Settings
 
 DEPLOY = Path(__file__).parents[1] / "deploy" / "kubernetes"
 SCHEMA = Path(__file__).parent / "fixtures" / "kubernetes" / "scheduler_configuration.schema.json"

@@ -4,13 +4,14 @@ from itertools import pairwise
 
 import pytest
 
-from dataset_builder.configuration import make_backend
-from dataset_builder.devices import load_device
-from dataset_builder.errors import UserError
-from dataset_builder.filters import check
-from dataset_builder.measure import Backend, Outcome
-from dataset_builder.schema import Measurement, StaticEstimate, Status
-from models.depth_study import DEGREES, depth_study, vgg_spec
+from vramcast.dataset_builder.configuration import make_backend
+from vramcast.dataset_builder.devices import load_device
+from vramcast.dataset_builder.filters import check
+from vramcast.dataset_builder.measure import Backend, Outcome
+from vramcast.dataset_builder.schema import StaticEstimate
+from vramcast.errors import UserError
+from vramcast.models.depth_study import DEGREES, depth_study, vgg_spec
+from vramcast.virtual_gpu.measurement import Measurement, Status
 
 MIB = 2**20
 

@@ -14,14 +14,16 @@ import pytest
 from pages import DOCS, ROOT, blocks, prose
 
 import vramcast
-from dataset_builder import families, specification
-from dataset_builder.configuration import compose_build
-from dataset_builder.devices import device_names, load_profile
-from dataset_builder.measure.virtual.profile import DeviceProfile
-from dataset_builder.schema import Measurement, Provenance, Row, StaticEstimate, TrainingSetup
-from models.checkpoint import KINDS, RELEASED
-from models.storage import FORMAT, FORMAT_VERSION
-from train.configuration import configure
+from vramcast.dataset_builder import families, specification
+from vramcast.dataset_builder.configuration import compose_build
+from vramcast.dataset_builder.devices import device_names, load_profile
+from vramcast.dataset_builder.schema import Provenance, Row, StaticEstimate
+from vramcast.models.checkpoint import KINDS, RELEASED
+from vramcast.models.storage import FORMAT, FORMAT_VERSION
+from vramcast.train.configuration import configure
+from vramcast.virtual_gpu.measurement import Measurement
+from vramcast.virtual_gpu.profile import DeviceProfile
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
 STAND_INS = {"FAMILY": "cnn", "ESTIMATOR": "mlp", "N": "1000", "NAME": "t4", "$peak": "9000"}

@@ -8,17 +8,19 @@ import pytest
 import torch
 from synthetic_examples import PROFILE, cnn_spec, example_of, mlp_examples, mlp_spec
 
-from dataset_builder.errors import UserError
-from dataset_builder.families import make_spec, plan_of
-from dataset_builder.inspection.inspector import Inspector
-from dataset_builder.inspection.jobs import ModuleJob, table_of
-from dataset_builder.measure.virtual.backend import VirtualBackend
-from dataset_builder.schema import Measurement, Provenance, Row, Spec, Status, TrainingSetup
-from dataset_builder.subject import build_subject, make_inputs
-from models.encoding import Encoder, Scale
-from models.examples import example_of_findings, example_of_row, example_of_table
-from models.features import FEATURE_SETS, TOKEN_NUMBERS, feature_set, tokens_of
-from models.features.layers import convolutions_of, main_activation
+from vramcast.dataset_builder.families import make_spec, plan_of
+from vramcast.dataset_builder.jobs.job import ModuleJob, table_of
+from vramcast.dataset_builder.measure.virtual import VirtualBackend
+from vramcast.dataset_builder.schema import Provenance, Row, Spec
+from vramcast.dataset_builder.simulation.inspector import Inspector
+from vramcast.dataset_builder.subject import build_subject, make_inputs
+from vramcast.errors import UserError
+from vramcast.models.encoding import Encoder, Scale
+from vramcast.models.examples import example_of_findings, example_of_row, example_of_table
+from vramcast.models.features import FEATURE_SETS, TOKEN_NUMBERS, feature_set, tokens_of
+from vramcast.models.features.layers import convolutions_of, main_activation
+from vramcast.virtual_gpu.measurement import Measurement, Status
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 TRANSFORMER = make_spec(
     "transformer",

@@ -4,10 +4,10 @@ import json
 
 import pytest
 from measured_tables import small_table
+from vramcast.models.__main__ import main
 
-from models.__main__ import main
-from models.metrics import Judged, judge
-from models.simulation import SimulationCache
+from vramcast.models.metrics import Judged, judge
+from vramcast.models.simulation import SimulationCache
 
 
 def row(actual, estimate, oom=False):

@@ -5,13 +5,13 @@ import json
 import pytest
 from made_examples import measured_mlps
 from measured_tables import small_table
+from vramcast.models.__main__ import main
 
-from models.__main__ import main
-from models.baselines.catalogue import BASELINES, FORMULAS, fit_baselines, save_baselines
-from models.checkpoint import Card, save_checkpoint
-from models.classifiers import NetworkClassifier, NetworkSettings
-from models.ensemble import Ensemble
-from models.fitting import PlainFitter
+from vramcast.models.baselines.catalogue import BASELINES, FORMULAS, fit_baselines, save_baselines
+from vramcast.models.checkpoint import Card, save_checkpoint
+from vramcast.models.classifiers import NetworkClassifier, NetworkSettings
+from vramcast.models.ensemble import Ensemble
+from vramcast.models.fitting import PlainFitter
 
 FIGURES = {
     "rows", "accuracy", "macro_f1", "too_low", "safe_too_low", "over_reservation_mib", "median_relative_error",

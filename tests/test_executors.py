@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from scripted_backend import Laned, Scripted, index_of, plain, spec
 
-from dataset_builder.errors import UserError
-from dataset_builder.executors import Executor, LocalExecutor, SerialExecutor
-from dataset_builder.schema import Spec, Status
+from vramcast.dataset_builder.executors import Executor, LocalExecutor, SerialExecutor
+from vramcast.dataset_builder.schema import Spec
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.measurement import Status
 
 pytestmark = pytest.mark.usefixtures("no_process_is_left")
 
@@ -108,7 +109,7 @@ class TestRayExecutor(ExecutorContract):
     most_in_flight = 2 + 2  # under way, and finished while they were waited for
 
     def executor(self) -> Executor:
-        from dataset_builder.executors.on_ray import RayExecutor
+        from vramcast.dataset_builder.executors.on_ray import RayExecutor
 
         return RayExecutor(timeout_seconds=30)
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from dataset_builder.errors import UserError, WorkerError
-from dataset_builder.exits import exit_code
+from vramcast.dataset_builder.exit_codes import exit_code
+from vramcast.errors import UserError, WorkerError
 
 
 @pytest.mark.parametrize(

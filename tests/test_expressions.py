@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from dataset_builder import expressions
-from dataset_builder.errors import UserError
+from vramcast.dataset_builder import expressions
+from vramcast.errors import UserError
 
 
 def value_of(text: str, **values: Any) -> Any:

@@ -5,11 +5,12 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from dataset_builder.errors import UserError
-from dataset_builder.families import external, libraries
-from dataset_builder.measure.virtual.backend import trace_spec
-from dataset_builder.measure.virtual.trace import Use
-from dataset_builder.schema import Spec, TrainingSetup
+from vramcast.dataset_builder.families import external, libraries
+from vramcast.dataset_builder.measure.virtual import trace_spec
+from vramcast.dataset_builder.schema import Spec
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.trace import Use
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 RESNET = {"name": "resnet18", "input_shape": [3, 224, 224], "num_classes": 1000}
 
@@ -65,7 +66,7 @@ def test_a_family_that_cannot_be_built_is_refused():
 
 
 def test_a_batch_loaded_ahead_takes_its_room_for_good():
-    from dataset_builder.families import make_spec
+    from vramcast.dataset_builder.families import make_spec
 
     network = {"arch": "uniform", "input_features": 1000, "output_features": 3, "depth": 1}
     plain, ahead = (

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from small_networks import NETWORKS, SETUP, table_of
 
-from dataset_builder import subject
-from dataset_builder.errors import UserError
-from dataset_builder.families import FAMILIES, cnn, make_spec, mlp, pieces, plan_of, template, transformer
-from dataset_builder.schema import Spec, TrainingSetup
+from vramcast.dataset_builder import subject
+from vramcast.dataset_builder.families import FAMILIES, cnn, make_spec, mlp, pieces, plan_of, template, transformer
+from vramcast.dataset_builder.schema import Spec
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 # another legal value of every factor
 OTHERS: dict[str, dict[str, Any]] = {

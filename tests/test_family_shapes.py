@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from small_networks import NETWORKS, SETUP, table_of
 
-from dataset_builder import subject
-from dataset_builder.errors import UserError
-from dataset_builder.families import cnn, make_spec, mlp, plan_of, template
-from dataset_builder.plan import Plan
+from vramcast.dataset_builder import subject
+from vramcast.dataset_builder.families import cnn, make_spec, mlp, plan_of, template
+from vramcast.dataset_builder.plan import Plan
+from vramcast.errors import UserError
 
 CNN, TRANSFORMER = NETWORKS["cnn"], NETWORKS["transformer"]
 

@@ -20,9 +20,9 @@ from benchmarks.field.rows import TITLES, UNSEEN, UNSEEN_2024, Asked, Field
 from benchmarks.field.tables import HEADS, OVERALL, Line, ask, line_of, markdown_table, to_frame
 from benchmarks.field.timing import seconds_of
 from benchmarks.field.tracked import Tracked, in_sample, tracked_figures, tracked_mib
-from dataset_builder.devices import load_profile
-from models.baselines.horus import Horus
-from models.baselines.majority import Majority
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.models.baselines.horus import Horus
+from vramcast.models.baselines.majority import Majority
 
 
 def example(name, used_mib, fits=True):

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dataset_builder import filters, subject
-from dataset_builder.families import blocks
-from dataset_builder.plan import InputTensor, Node, Plan, chain, layer
+from vramcast.dataset_builder import filters, subject
+from vramcast.dataset_builder.families import blocks
+from vramcast.dataset_builder.plan import InputTensor, Node, Plan, chain, layer
 
 REFUSALS = (RuntimeError, ValueError, IndexError, AssertionError, ZeroDivisionError)
 

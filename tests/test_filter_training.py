@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from dataset_builder import filters, subject, training
-from dataset_builder.analysis import optimizers
-from dataset_builder.families import make_spec, plan_of
-from dataset_builder.schema import IMPLEMENTATIONS, LayerTable, TrainingSetup, parse_call
+from vramcast.dataset_builder import filters, subject
+from vramcast.dataset_builder.analysis import optimizers
+from vramcast.dataset_builder.families import make_spec, plan_of
+from vramcast.dataset_builder.schema import LayerTable
+from vramcast.virtual_gpu import training_step as training
+from vramcast.virtual_gpu.training_setup import IMPLEMENTATIONS, TrainingSetup, parse_call
 
 REFUSALS = (RuntimeError, ValueError, IndexError, AssertionError, TypeError)
 SETUP = TrainingSetup(batch_size=8)

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from small_networks import NETWORKS
 from torch import nn
 
-from dataset_builder import filters, subject, training
-from dataset_builder.families import cnn, make_spec, mlp, pieces, plan_of, template, transformer
-from dataset_builder.plan import Node, Plan
-from dataset_builder.schema import IMPLEMENTATIONS, LOSSES, LayerTable, Spec, TrainingSetup, parse_call
-from dataset_builder.specification import SPECIFICATION, listing
+from vramcast.dataset_builder import filters, subject
+from vramcast.dataset_builder.families import cnn, make_spec, mlp, pieces, plan_of, template, transformer
+from vramcast.dataset_builder.plan import Node, Plan
+from vramcast.dataset_builder.schema import LayerTable, Spec
+from vramcast.dataset_builder.specification import SPECIFICATION, listing
+from vramcast.virtual_gpu import training_step as training
+from vramcast.virtual_gpu.training_setup import IMPLEMENTATIONS, LOSSES, TrainingSetup, parse_call
 
 REFUSALS = (RuntimeError, ValueError, IndexError, AssertionError)
 

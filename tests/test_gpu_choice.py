@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 from filelock import FileLock
 
-from dataset_builder.errors import UserError
-from dataset_builder.measure.cuda.choice import (
+from vramcast.dataset_builder.measure.cuda.choice import (
     Others,
     _lock_path,
     candidates,
@@ -16,7 +15,8 @@ from dataset_builder.measure.cuda.choice import (
     others_on,
     visible_gpus,
 )
-from dataset_builder.measure.nvml import Gpu, GpuProcess, Memory, NoDriverError
+from vramcast.dataset_builder.measure.nvml import Gpu, GpuProcess, Memory, NoDriverError
+from vramcast.errors import UserError
 
 MIB = 2**20
 

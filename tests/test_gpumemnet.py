@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from dataset_builder import filters, subject
-from dataset_builder.analysis.layers import layer_table
-from dataset_builder.errors import UserError
-from dataset_builder.families import plan_of
-from dataset_builder.families.gpumemnet import spec_of_filename
-from dataset_builder.schema import LayerTable, Spec, TrainingSetup
+from vramcast.dataset_builder import filters, subject
+from vramcast.dataset_builder.analysis.layers import layer_table
+from vramcast.dataset_builder.families import plan_of
+from vramcast.dataset_builder.families.gpumemnet import spec_of_filename
+from vramcast.dataset_builder.schema import LayerTable, Spec
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 BUILT_ROWS = 30  # of each file, built as modules
 

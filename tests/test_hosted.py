@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from scripted_backend import DiesOnLoad, RefusesOnLoad, Scripted, alive, spec, wait_until
 
-from dataset_builder.errors import UserError, WorkerError
-from dataset_builder.executors import _hosted
-from dataset_builder.executors._hosted import Died, Job, measure, versions
-from dataset_builder.schema import Status
+from vramcast.dataset_builder.executors import _hosted
+from vramcast.dataset_builder.executors._hosted import Died, Job, measure, versions
+from vramcast.errors import UserError, WorkerError
+from vramcast.virtual_gpu.measurement import Status
 
 JOB = Job(pickle.dumps(Scripted()), timeout_seconds=30, keep=True, versions=versions())
 

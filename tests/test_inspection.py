@@ -6,19 +6,21 @@ import pytest
 import torch
 from torch import nn
 
-from dataset_builder.devices import known_cards, load_profile
-from dataset_builder.errors import UserError
-from dataset_builder.families import make_spec
-from dataset_builder.families.libraries import cope_with_torchvision
-from dataset_builder.families.weightless import built_on_meta, structure_of
-from dataset_builder.inspection.building import build_job
-from dataset_builder.inspection.findings import Findings
-from dataset_builder.inspection.inspector import Inspector, LocalInspection
-from dataset_builder.inspection.jobs import ModuleJob, SpecJob
-from dataset_builder.inspection.optimizers import optimizer_named
-from dataset_builder.inspection.targets import Wanted, parse_target
-from dataset_builder.measure.virtual.backend import VirtualBackend
-from dataset_builder.schema import Spec, Status, TrainingSetup
+from vramcast.dataset_builder.devices import known_cards, load_profile
+from vramcast.dataset_builder.families import make_spec
+from vramcast.dataset_builder.families.libraries import cope_with_torchvision
+from vramcast.dataset_builder.families.weightless import built_on_meta, structure_of
+from vramcast.dataset_builder.jobs.building import build_job
+from vramcast.dataset_builder.jobs.job import ModuleJob, SpecJob
+from vramcast.dataset_builder.jobs.optimizers import optimizer_named
+from vramcast.dataset_builder.jobs.targets import Wanted, parse_target
+from vramcast.dataset_builder.measure.virtual import VirtualBackend
+from vramcast.dataset_builder.schema import Spec
+from vramcast.dataset_builder.simulation.findings import Findings
+from vramcast.dataset_builder.simulation.inspector import Inspector, LocalInspection
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.measurement import Status
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 FILE = Path(__file__).parent / "support" / "written_networks.py"
 A100 = load_profile("a100_40gb")

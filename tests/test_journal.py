@@ -10,16 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from journals import BUILD, make_rejection, make_row, write
 
-from dataset_builder.errors import UserError
-from dataset_builder.schema import (
-    SCHEMA_VERSION,
-    Measurement,
-    Rejection,
-    Row,
-    Status,
-)
-from dataset_builder.store import JournalWriter, iter_records, read_header, read_journal, repair
-from dataset_builder.store.lines import encode_line
+from vramcast.dataset_builder.schema import SCHEMA_VERSION, Rejection, Row
+from vramcast.dataset_builder.store import JournalWriter, iter_records, read_header, read_journal, repair
+from vramcast.dataset_builder.store.lines import encode_line
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.measurement import Measurement, Status
 
 # --- writing and reading ---
 

@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 from journals import BUILD, make_row, write
 
-from dataset_builder.errors import UserError
-from dataset_builder.schema import (
-    SCHEMA_VERSION,
-)
-from dataset_builder.store import JournalWriter, iter_records, read_header, read_journal, repair
-from dataset_builder.store.lines import encode_line
+from vramcast.dataset_builder.schema import SCHEMA_VERSION
+from vramcast.dataset_builder.store import JournalWriter, iter_records, read_header, read_journal, repair
+from vramcast.dataset_builder.store.lines import encode_line
+from vramcast.errors import UserError
 
 
 def flip(path: Path, offset: int, bit: int = 1) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from served import Service, serving
 
-from collocation.adapters import admission, kubernetes
-from collocation.placement import Gpu
-from collocation.service.nodes import NodeBook
-from collocation.service.settings import Settings
-from dataset_builder.errors import UserError
+from vramcast.collocation.adapters import admission, kubernetes
+from vramcast.collocation.placement import Gpu
+from vramcast.collocation.service.nodes import NodeBook
+from vramcast.collocation.service.settings import Settings
+from vramcast.errors import UserError
 
 FIXTURES = Path(__file__).parent / "fixtures" / "kubernetes"
 

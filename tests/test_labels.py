@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from dataset_builder.schema import MIB
-from models.labels import Buckets, told
+from vramcast.models.labels import Buckets, told
+from vramcast.virtual_gpu.sizes import MIB
 
 CARD = 40_410 * MIB
 

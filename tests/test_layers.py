@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dataset_builder import filters, subject
-from dataset_builder.analysis.layers import layer_table
-from dataset_builder.families import cnn, make_spec, mlp, pieces, plan_of, template, transformer
-from dataset_builder.schema import LayerRecord, LayerTable, TrainingSetup
+from vramcast.dataset_builder import filters, subject
+from vramcast.dataset_builder.analysis.layers import layer_table
+from vramcast.dataset_builder.families import cnn, make_spec, mlp, pieces, plan_of, template, transformer
+from vramcast.dataset_builder.schema import LayerRecord, LayerTable
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 ACTIVATIONS = list(pieces.ACTIVATIONS)
 LEVELS: dict[str, dict[str, list[Any]]] = {

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from collocation.history import REPEAT_MARGIN, Observed, repeated_bytes
-from collocation.service import ledger as ledger_module
-from collocation.service.ledger import Ledger, NotStoredError
-from collocation.service.remembering import History
-from collocation.service.settings import Limits
-from dataset_builder.errors import UserError
-from dataset_builder.store import durable
-from dataset_builder.store.lines import encode_line
+from vramcast.collocation.history import REPEAT_MARGIN, Observed, repeated_bytes
+from vramcast.collocation.service import ledger as ledger_module
+from vramcast.collocation.service.ledger import Ledger, NotStoredError
+from vramcast.collocation.service.remembering import History
+from vramcast.collocation.service.settings import Limits
+from vramcast.dataset_builder.store import durable
+from vramcast.dataset_builder.store.lines import encode_line
+from vramcast.errors import UserError
 
 A, B, C = (letter * 16 for letter in (b"a", b"b", b"c"))
 

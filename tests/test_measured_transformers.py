@@ -7,12 +7,13 @@ process had on the card.
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from dataset_builder.devices import load_device
-from dataset_builder.families.gpumemnet import spec_of_filename
-from dataset_builder.measure.virtual.allocator import AllocatorOptions
-from dataset_builder.measure.virtual.backend import simulate, trace_spec
-from dataset_builder.measure.virtual.profile import parse_profile
-from dataset_builder.schema import MIB
+from vramcast.dataset_builder.devices import load_device
+from vramcast.dataset_builder.families.gpumemnet import spec_of_filename
+from vramcast.dataset_builder.measure.virtual import trace_spec
+from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.virtual_gpu.profile import parse_profile
+from vramcast.virtual_gpu.simulate import simulate
+from vramcast.virtual_gpu.sizes import MIB
 
 _STEP_MIB = 2  # what small segments take
 _LAYERS = (3, 6)

@@ -4,10 +4,10 @@ import pytest
 import torch
 from synthetic_examples import cnn_spec, example_of, mlp_spec
 
-from models.batch import Inputs
-from models.classifiers import NetworkClassifier, NetworkSettings, make_batch
-from models.encoding import Encoder
-from models.networks.transformer import pooled, positions
+from vramcast.models.batch import Inputs
+from vramcast.models.classifiers import NetworkClassifier, NetworkSettings, make_batch
+from vramcast.models.encoding import Encoder
+from vramcast.models.networks.transformer import pooled, positions
 
 EXAMPLES = [example_of(mlp_spec(width, depth)) for width in (64, 300) for depth in (1, 5)] + [
     example_of(cnn_spec(filters, 4)) for filters in (8, 24)

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from served import GPUMEMNET, MLP, SIMULATED, TABLE, Service, on_loopback, serving
 
-from collocation.client import Client
-from collocation.commands import observe, place, serve
-from collocation.history import REPEAT_MARGIN
-from collocation.service import engine, ledger, remembering
-from collocation.service.pool import LostError, OverloadedError, PoolError
-from collocation.service.settings import Limits, Settings
-from dataset_builder.errors import UserError
-from dataset_builder.store.lines import encode_line
+from vramcast.collocation.client import Client
+from vramcast.collocation.commands import observe, place, serve
+from vramcast.collocation.history import REPEAT_MARGIN
+from vramcast.collocation.service import engine, ledger, remembering
+from vramcast.collocation.service.pool import LostError, OverloadedError, PoolError
+from vramcast.collocation.service.settings import Limits, Settings
+from vramcast.dataset_builder.store.lines import encode_line
+from vramcast.errors import UserError
 
 JOB = {"spec": MLP, "device": "t4"}
 TRAINING = {"batch_size": 4, "optimizer": "SGD(momentum=0.9,lr=0.1)"}

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dataset_builder.families import blocks, make_spec, plan_of
-from dataset_builder.families.blocks import Encoder
-from dataset_builder.families.gpumemnet import spec_of_filename
-from dataset_builder.measure.virtual.composites import cuda_paths
-from dataset_builder.measure.virtual.kernels import cuda_kernels
-from dataset_builder.measure.virtual.replay import FREE
-from dataset_builder.measure.virtual.session import trace_training
-from dataset_builder.measure.virtual.trace import Tracer
-from dataset_builder.schema import TrainingSetup
-from dataset_builder.subject import build_subject
+from vramcast.dataset_builder.families import blocks, make_spec, plan_of
+from vramcast.dataset_builder.families.blocks import Encoder
+from vramcast.dataset_builder.families.gpumemnet import spec_of_filename
+from vramcast.dataset_builder.subject import build_subject
+from vramcast.virtual_gpu.cuda_paths import cuda_paths
+from vramcast.virtual_gpu.kernels import cuda_kernels
+from vramcast.virtual_gpu.replay import FREE
+from vramcast.virtual_gpu.session import trace_training
+from vramcast.virtual_gpu.trace import Tracer
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 TOKENS, SIZE = 4096, 16
 

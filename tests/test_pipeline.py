@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from dataset_builder.__main__ import main
-from dataset_builder.executors import SerialExecutor
-from dataset_builder.measure.static import StaticBackend
-from dataset_builder.pipeline import COVERAGE_NAME, Build, run, selected
-from dataset_builder.samplers import make_sampler
-from dataset_builder.schema import Status
-from dataset_builder.space import parse_space
-from dataset_builder.store import read_journal
-from dataset_builder.store.summary import Summary, kind_of, summarise
+from vramcast.dataset_builder.build_command import main
+from vramcast.dataset_builder.executors import SerialExecutor
+from vramcast.dataset_builder.measure.static import StaticBackend
+from vramcast.dataset_builder.pipeline import COVERAGE_NAME, Build, run, selected
+from vramcast.dataset_builder.samplers import make_sampler
+from vramcast.dataset_builder.space import parse_space
+from vramcast.dataset_builder.store import read_journal
+from vramcast.dataset_builder.store.summary import Summary, kind_of, summarise
+from vramcast.virtual_gpu.measurement import Status
 
 WORDS = ["space=gpumemnet_mlp_step2", "backend=static", "executor=serial", "seed=4"]
 SPACE = {

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collocation.placement import POLICIES, Gpu, place, rank, refusals
-from dataset_builder.errors import UserError
+from vramcast.collocation.placement import POLICIES, Gpu, place, rank, refusals
+from vramcast.errors import UserError
 
 GPUS = [Gpu("a", 12_000, 40_000, jobs=1), Gpu("b", 9_000, 40_000, jobs=2), Gpu("c", 30_000, 40_000)]
 

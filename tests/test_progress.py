@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from dataset_builder.progress import bar
+from vramcast.dataset_builder.progress import bar
 
 
 @pytest.mark.parametrize(("watched", "seconds"), [(True, 0.1), (False, 10.0)])

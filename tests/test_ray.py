@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from scripted_backend import DiesOnLoad, Scripted, alive, index_of, plain, spec, wait_until
 
-from dataset_builder.configuration import compose_build, make_build, make_executor, settings_of
-from dataset_builder.errors import UserError, WorkerError
-from dataset_builder.executors import SerialExecutor
-from dataset_builder.pipeline import Build, run
-from dataset_builder.schema import Status
-from dataset_builder.store import iter_records, read_journal
+from vramcast.dataset_builder.configuration import compose_build, make_build, make_executor, settings_of
+from vramcast.dataset_builder.executors import SerialExecutor
+from vramcast.dataset_builder.pipeline import Build, run
+from vramcast.dataset_builder.store import iter_records, read_journal
+from vramcast.errors import UserError, WorkerError
+from vramcast.virtual_gpu.measurement import Status
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'vramcast[ray]'")
-from dataset_builder.executors import on_ray
-from dataset_builder.executors.on_ray import RayExecutor
+from vramcast.dataset_builder.executors import on_ray
+from vramcast.dataset_builder.executors.on_ray import RayExecutor
 
 
 @pytest.fixture

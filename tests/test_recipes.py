@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from dataset_builder.devices import load_profile
-from dataset_builder.errors import UserError
-from dataset_builder.families.external import FirstOfCards, build_external
-from dataset_builder.families.scripts import NETWORKS
-from dataset_builder.measure.virtual.backend import VirtualBackend
-from dataset_builder.recipes import recipes, spec_of_recipe
-from dataset_builder.schema import Spec, TrainingSetup
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.families.external import FirstOfCards, build_external
+from vramcast.dataset_builder.families.scripts import NETWORKS
+from vramcast.dataset_builder.measure.virtual import VirtualBackend
+from vramcast.dataset_builder.recipes import recipes, spec_of_recipe
+from vramcast.dataset_builder.schema import Spec
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 GPT = {"architecture": "GPT2LMHeadModel", "config": {"n_embd": 32, "n_layer": 2, "n_head": 2}, "sequence": 16}
 

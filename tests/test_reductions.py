@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from dataset_builder.measure.virtual.backend import lower
-from dataset_builder.measure.virtual.composites import cuda_paths
-from dataset_builder.measure.virtual.kernels import cuda_kernels
-from dataset_builder.measure.virtual.profile import DeviceProfile
-from dataset_builder.measure.virtual.reductions import reduction_call, split_bytes
-from dataset_builder.measure.virtual.replay import FREE
-from dataset_builder.measure.virtual.trace import ReductionCall, Tracer
-from dataset_builder.schema import MIB
+from vramcast.virtual_gpu.cuda_paths import cuda_paths
+from vramcast.virtual_gpu.kernels import cuda_kernels
+from vramcast.virtual_gpu.profile import DeviceProfile
+from vramcast.virtual_gpu.reductions import reduction_call, split_bytes
+from vramcast.virtual_gpu.replay import FREE
+from vramcast.virtual_gpu.simulate import lower
+from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.trace import ReductionCall, Tracer
 
 A100 = {"multiprocessors": 108, "capability": 8.0}
 

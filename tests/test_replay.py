@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from dataset_builder.measure.virtual.allocator import AllocatorOptions, Block, CachingAllocator
-from dataset_builder.measure.virtual.replay import FREE, Event, replay
-from dataset_builder.schema import MIB
+from vramcast.virtual_gpu.allocator import AllocatorOptions, Block, CachingAllocator
+from vramcast.virtual_gpu.replay import FREE, Event, replay
+from vramcast.virtual_gpu.sizes import MIB
 
 STEP: list[Event] = [
     (1, 11 * MIB),  # 12 MiB allocated and reserved

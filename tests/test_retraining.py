@@ -3,11 +3,12 @@
 import pytest
 from synthetic_examples import PROFILE, mlp_spec
 
-from dataset_builder.errors import UserError
-from dataset_builder.schema import Spec, TrainingSetup
-from models.simulation import SimulationCache
-from train.retraining import named_specs, retrained, simulated
-from train.settings import LIBRARIES, DataSettings
+from vramcast.dataset_builder.schema import Spec
+from vramcast.errors import UserError
+from vramcast.models.simulation import SimulationCache
+from vramcast.train.retraining import named_specs, retrained, simulated
+from vramcast.train.settings import LIBRARIES, DataSettings
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 
 def timm_spec(name, batch):
@@ -28,10 +29,10 @@ def test_each_library_network_once_under_each_optimizer_and_none_of_ours():
 
 
 def test_their_target_is_the_simulation(tmp_path, monkeypatch):
-    monkeypatch.setattr("models.simulation.LocalExecutor.run", lambda _self, backend, specs: (
+    monkeypatch.setattr("vramcast.models.simulation.LocalExecutor.run", lambda _self, backend, specs: (
         (spec, backend.measure(spec)) for spec in specs
     ))  # fmt: skip
-    monkeypatch.setattr("models.tables.TableCache._make", _in_this_process)
+    monkeypatch.setattr("vramcast.models.tables.TableCache._make", _in_this_process)
     adam, sgd = simulated(retrained(MEASURED[:1], ["Adam", "SGD"]), PROFILE, SimulationCache(tmp_path, workers=1))
     for example in (adam, sgd):
         assert example.measured.used_bytes == example.simulation.reserved_bytes + example.overhead_bytes
@@ -72,7 +73,7 @@ def test_networks_that_cannot_be_simulated_are_refused_before_anything_is(settin
 
 
 def _in_this_process(self, missing):
-    from models.tables import _table_text
+    from vramcast.models.tables import _table_text
 
     self.directory.mkdir()
     for path, spec in missing.items():

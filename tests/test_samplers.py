@@ -5,10 +5,10 @@ from itertools import combinations, islice
 
 import pytest
 
-from dataset_builder.errors import UserError
-from dataset_builder.samplers import SAMPLERS, make_sampler
-from dataset_builder.samplers.coverage import coverage, report
-from dataset_builder.space import parse_space
+from vramcast.dataset_builder.samplers import SAMPLERS, make_sampler
+from vramcast.dataset_builder.samplers.coverage import coverage, report
+from vramcast.dataset_builder.space import parse_space
+from vramcast.errors import UserError
 
 FACTORS = {
     "arch": {"choice": ["pyramid", "uniform", "bottleneck", "gradual"]},

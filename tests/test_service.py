@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from served import GPUMEMNET, MLP, SIMULATED, TABLE, Scripted, Service, serving
 
-import models
-from collocation.service.estimating import Checkpoint
-from collocation.service.settings import Limits, Settings
-from dataset_builder.devices import device_names
-from dataset_builder.families import make_spec
-from dataset_builder.schema import TrainingSetup
+from vramcast import models
+from vramcast.collocation.service.estimating import Checkpoint
+from vramcast.collocation.service.settings import Limits, Settings
+from vramcast.dataset_builder.devices import device_names
+from vramcast.dataset_builder.families import make_spec
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 
 def run(scenario: Callable[[Service], Awaitable[None]], settings: Settings | None = None, **options: Any) -> None:
@@ -229,7 +229,7 @@ def test_without_a_token_nobody_reloads_over_http() -> None:
 
 
 def test_requests_are_logged_as_json_lines(caplog: pytest.LogCaptureFixture) -> None:
-    from collocation.service.logs import JsonLines
+    from vramcast.collocation.service.logs import JsonLines
 
     caplog.set_level("INFO", logger="vramcast.service")
 

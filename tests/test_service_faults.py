@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from served import MLP, Scripted, Service, serving
 
-from collocation.service.estimating import Checkpoint
-from collocation.service.pool import LostError, OverloadedError, PoolError, TracePool
-from collocation.service.settings import Limits, Settings
-from dataset_builder.errors import UserError
-from models.checkpoint import RELEASED
+from vramcast.collocation.service.estimating import Checkpoint
+from vramcast.collocation.service.pool import LostError, OverloadedError, PoolError, TracePool
+from vramcast.collocation.service.settings import Limits, Settings
+from vramcast.errors import UserError
+from vramcast.models.checkpoint import RELEASED
 
 
 def run(scenario: Callable[[Service], Awaitable[None]], settings: Settings | None = None, **options: Any) -> None:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collocation.adapters.text import job_of_text
-from collocation.service.batching import Batcher
-from collocation.service.cache import ByteCache, content_key
-from dataset_builder.errors import UserError
+from vramcast.collocation.adapters.text import job_of_text
+from vramcast.collocation.service.batching import Batcher
+from vramcast.collocation.service.cache import ByteCache, content_key
+from vramcast.errors import UserError
 
 
 def test_keys_tell_parts_apart() -> None:

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from collocation.client import Client, Estimate
-from models.checkpoint import RELEASED
+from vramcast.collocation.client import Client, Estimate
+from vramcast.models.checkpoint import RELEASED
 
 ROOT = Path(__file__).parents[1]
 

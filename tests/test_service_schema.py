@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, Phase, settings
 from schemathesis.config import SchemathesisConfig
 from served import Scripted, on_loopback
 
-from collocation.service.app import make_app
-from collocation.service.settings import Settings
+from vramcast.collocation.service.app import make_app
+from vramcast.collocation.service.settings import Settings
 
 ACCEPTED = ["2xx", "3xx", "401", "403", "404", "409", "413", "422", "429"]
 """With 413 and 422: how long a body is, or that heads divide a width, no schema says. And without errors of ours."""

@@ -7,16 +7,18 @@ import torch
 from synthetic_examples import PROFILE, cnn_spec, mlp_spec
 from torch import nn
 
-from dataset_builder.errors import UserError
-from dataset_builder.executors import LocalExecutor
-from dataset_builder.inspection.jobs import table_of
-from dataset_builder.measure.virtual.backend import VirtualBackend
-from dataset_builder.plan import InputTensor
-from dataset_builder.schema import Measurement, Provenance, Row, Spec, Status, TrainingSetup
-from models import simulation
-from models.example import simulated_of
-from models.examples import example_of_row, examples_of_rows
-from models.simulation import SimulationCache, source_hash
+from vramcast.dataset_builder.executors import LocalExecutor
+from vramcast.dataset_builder.jobs.job import table_of
+from vramcast.dataset_builder.measure.virtual import VirtualBackend
+from vramcast.dataset_builder.plan import InputTensor
+from vramcast.dataset_builder.schema import Provenance, Row, Spec
+from vramcast.errors import UserError
+from vramcast.models import simulation
+from vramcast.models.example import simulated_of
+from vramcast.models.examples import example_of_row, examples_of_rows
+from vramcast.models.simulation import SimulationCache, source_hash
+from vramcast.virtual_gpu.measurement import Measurement, Status
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 MIB = 2**20
 SPECS = [mlp_spec(width=64), mlp_spec(width=80), cnn_spec()]
@@ -120,7 +122,7 @@ def test_networks_of_other_libraries_are_looked_at(monkeypatch):
         with torch.device("meta"):
             return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten()), (InputTensor((3, 6, 6)),)
 
-    monkeypatch.setattr("dataset_builder.inspection.jobs.build_external", build)
+    monkeypatch.setattr("vramcast.dataset_builder.jobs.job.build_external", build)
     example = example_of_row(row(Spec("timm", {"name": "any"}, TrainingSetup(batch_size=4))), PROFILE, None)
     assert example.family == "timm"
     assert [layer.kind for layer in example.layers] == ["Conv2d", "ReLU", "Flatten"]
@@ -136,5 +138,5 @@ def test_tables_of_libraries_networks_are_kept_and_those_of_plans_are_not(tmp_pa
     found = SimulationCache(tmp_path, workers=1).tables([RESNET, larger, SPECS[0]])
     assert found == {spec.id: table_of(spec) for spec in (RESNET, larger, SPECS[0])}
     assert len(list((tmp_path / "tables").iterdir())) == 1
-    monkeypatch.setattr("models.tables.table_of", None)
+    monkeypatch.setattr("vramcast.models.tables.table_of", None)
     assert SimulationCache(tmp_path, workers=1).tables([larger]) == {larger.id: found[larger.id]}

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 from clusters import GB, job, trace, truth
+from vramcast.collocation.simulator.__main__ import main
 
 from benchmarks.simulator_scale import generated_trace
-from collocation.simulator.__main__ import main
-from collocation.simulator.comparison import compare, jittered
-from collocation.simulator.engine import simulate
-from collocation.simulator.gantt import gantt_table
-from collocation.simulator.needs import ESTIMATORS, Asking
-from collocation.simulator.ours import DEFINITIONS, Asked, bounds_bytes, specs_of
-from collocation.simulator.report import report
-from collocation.simulator.rules import Rules
-from collocation.simulator.workload import Job, read_jobs, read_trace
-from dataset_builder.errors import UserError
-from dataset_builder.schema import MIB
-from models.simulation import SimulationCache
+from vramcast.collocation.simulator.comparison import compare, jittered
+from vramcast.collocation.simulator.engine import simulate
+from vramcast.collocation.simulator.gantt import gantt_table
+from vramcast.collocation.simulator.needs import ESTIMATORS, Asking
+from vramcast.collocation.simulator.ours import DEFINITIONS, Asked, bounds_bytes, specs_of
+from vramcast.collocation.simulator.report import report
+from vramcast.collocation.simulator.rules import Rules
+from vramcast.collocation.simulator.workload import Job, read_jobs, read_trace
+from vramcast.errors import UserError
+from vramcast.models.simulation import SimulationCache
+from vramcast.virtual_gpu.sizes import MIB
 
 JOBS = """job,num_gpus,batch_size,actual_peak_mib,horus_mib,faketensor_mib,gpumemnet_mib,solo_seconds
 mnist_train,1,32,1500,1000,50,8000,100

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from clusters import GB, job, trace, truth
 
-from collocation.simulator.engine import Run, simulate
-from collocation.simulator.report import report
-from collocation.simulator.rules import Rules
-from dataset_builder.errors import UserError
+from vramcast.collocation.simulator.engine import Run, simulate
+from vramcast.collocation.simulator.report import report
+from vramcast.collocation.simulator.rules import Rules
+from vramcast.errors import UserError
 
 RULES = Rules(gpus=1, capacity_bytes=40 * GB, slowdown=0.5, peak_after_s=10, retry_after_s=30, ledger="reserved")
 SMALL, LARGE = job("small", 10, 100), job("large", 25, 100)

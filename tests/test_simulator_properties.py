@@ -8,12 +8,12 @@ from clusters import GB, job, trace, truth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collocation.placement import POLICIES, Gpu, rank
-from collocation.simulator.engine import Run, simulate
-from collocation.simulator.free import CLOSED, free_memory
-from collocation.simulator.report import report
-from collocation.simulator.rules import LEDGERS, QUEUES, Rules
-from collocation.simulator.workload import Submission
+from vramcast.collocation.placement import POLICIES, Gpu, rank
+from vramcast.collocation.simulator.engine import Run, simulate
+from vramcast.collocation.simulator.free import CLOSED, free_memory
+from vramcast.collocation.simulator.report import report
+from vramcast.collocation.simulator.rules import LEDGERS, QUEUES, Rules
+from vramcast.collocation.simulator.workload import Submission
 
 CAPACITY = 40 * GB
 KINDS = st.builds(

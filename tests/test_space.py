@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset_builder.configuration import compose_build, settings_of
-from dataset_builder.devices import CONF
-from dataset_builder.errors import UserError
-from dataset_builder.filters import Rejected, check
-from dataset_builder.samplers import make_sampler
-from dataset_builder.space import Choice, Range, Space, parse_factor, parse_space
+from vramcast.dataset_builder.configuration import compose_build, settings_of
+from vramcast.dataset_builder.devices import CONF
+from vramcast.dataset_builder.filters import Rejected, check
+from vramcast.dataset_builder.samplers import make_sampler
+from vramcast.dataset_builder.space import Choice, Range, Space, parse_factor, parse_space
+from vramcast.errors import UserError
 
 PRESETS = sorted(path.stem for path in (CONF / "space").glob("*.yaml"))
 GPUMEMNET_SEED = 99

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset_builder.errors import UserError
-from dataset_builder.store.splits import Split, make_folds, make_split
+from vramcast.dataset_builder.store.splits import Split, make_folds, make_split
+from vramcast.errors import UserError
 
 GROUPS = [f"group{i}" for i in range(100)]
 USUAL = {"train": 0.8, "validation": 0.1, "test": 0.1}

@@ -7,13 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from dataset_builder import filters
-from dataset_builder.analysis.layers import layer_table
-from dataset_builder.analysis.optimizers import DEMANDS, OPTIMIZERS, REFUSED, state_elements
-from dataset_builder.analysis.static import shape_inference_bytes, static_estimate
-from dataset_builder.families import make_spec
-from dataset_builder.schema import MIB, LayerTable, TrainingSetup, parse_call
-from dataset_builder.training import make_optimizer
+from vramcast.dataset_builder import filters
+from vramcast.dataset_builder.analysis.layers import layer_table
+from vramcast.dataset_builder.analysis.optimizers import DEMANDS, OPTIMIZERS, REFUSED, state_elements
+from vramcast.dataset_builder.analysis.static import shape_inference_bytes, static_estimate
+from vramcast.dataset_builder.families import make_spec
+from vramcast.dataset_builder.schema import LayerTable
+from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
+from vramcast.virtual_gpu.training_step import make_optimizer
 
 # --- a worked example that is taught ----------------------------------------------------------------------------------
 

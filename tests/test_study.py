@@ -15,7 +15,7 @@ from benchmarks.kept import Kept
 from benchmarks.page import publish, study_parser, write_part
 from benchmarks.study_rows import drawn_specs, folds_of
 from benchmarks.study_style import markdown
-from dataset_builder.configuration import compose_build, make_build, settings_of
+from vramcast.dataset_builder.configuration import compose_build, make_build, settings_of
 
 
 def test_what_was_computed_is_not_computed_again(tmp_path):

@@ -5,14 +5,14 @@ import pytest
 import torch
 from synthetic_examples import PROFILE, example_of, mlp_spec
 
-from dataset_builder.schema import MIB
-from models.classifiers import NetworkClassifier, NetworkSettings, make_batch
-from models.density import Mixture
-from models.example import Target
-from models.features import feature_set
-from models.forecast import Forecast
-from models.labels import Buckets
-from models.targets import center_and_spread, gap_targets, gaps_of, intervals
+from vramcast.models.classifiers import NetworkClassifier, NetworkSettings, make_batch
+from vramcast.models.density import Mixture
+from vramcast.models.example import Target
+from vramcast.models.features import feature_set
+from vramcast.models.forecast import Forecast
+from vramcast.models.labels import Buckets
+from vramcast.models.targets import center_and_spread, gap_targets, gaps_of, intervals
+from vramcast.virtual_gpu.sizes import MIB
 
 FULL = feature_set("full")
 

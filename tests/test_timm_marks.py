@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from dataset_builder.schema import TRIAL, Status
-from dataset_builder.store.importers import read_rows
+from vramcast.dataset_builder.store.importers import read_rows
+from vramcast.virtual_gpu.measurement import TRIAL, Status
 
 HEAD = "model,batch_size,max_gpu_mem_mib,num_classes,timm_default_input,row_class"
 

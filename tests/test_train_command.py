@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from dataset_builder.__main__ import main as build_main
-from dataset_builder.devices import CONF
-from dataset_builder.schema import MIB
-from dataset_builder.store import JournalWriter, read_journal
-from dataset_builder.store.splits import Split
-from models.checkpoint import load_checkpoint
-from train.__main__ import main
-from train.configuration import configure
-from train.tasks.kfold import split_for, spread
-from train.tasks.release import RELEASES, read_release, replace_directory
+from vramcast.dataset_builder.build_command import main as build_main
+from vramcast.dataset_builder.devices import CONF
+from vramcast.dataset_builder.store import JournalWriter, read_journal
+from vramcast.dataset_builder.store.splits import Split
+from vramcast.models.checkpoint import load_checkpoint
+from vramcast.train.__main__ import main
+from vramcast.train.configuration import configure
+from vramcast.train.tasks.kfold import split_for, spread
+from vramcast.train.tasks.release import RELEASES, read_release, replace_directory
+from vramcast.virtual_gpu.sizes import MIB
 
 TINY = [
     "data.counts={mlp: 24, cnn: 0, transformer: 0, template: 0}", "executor=serial", "trainer=quick",
@@ -143,7 +143,7 @@ def test_the_same_seed_gives_the_same_weights_and_figures(inside):
 def test_a_run_that_was_stopped_is_taken_up(inside, monkeypatch, capsys):
     whole = _newest(inside)
     with monkeypatch.context() as patch:
-        patch.setattr("train.tasks.fit.evaluate", _interrupt)
+        patch.setattr("vramcast.train.tasks.fit.evaluate", _interrupt)
         assert main(TINY) == 130
     stopped = _newest(inside)
     assert f"go on with: python -m train run.resume={stopped.relative_to(inside)}" in capsys.readouterr().err
@@ -282,7 +282,7 @@ def test_a_file_of_the_configuration_is_short(path):
 )
 def test_bad_input_gets_one_sentence_and_exit_code_2(words, sentence, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("train.data.run_with_bar", None)  # what is wrong is told before a row is built
+    monkeypatch.setattr("vramcast.train.data.run_with_bar", None)  # what is wrong is told before a row is built
     assert main(words) == 2
     errors = capsys.readouterr().err.strip().splitlines()
     assert errors[-1].startswith("vramcast train: ")

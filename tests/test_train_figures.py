@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from dataset_builder.schema import MIB
-from models.labels import Buckets
-from train.figures import (
+from vramcast.models.labels import Buckets
+from vramcast.train.figures import (
     confusion_table,
     curves_table,
     draw_confusion,
@@ -15,8 +14,9 @@ from train.figures import (
     projections_table,
     reliability_table,
 )
-from train.figures.drawing import bucket_names
-from train.figures.reliability import calibration_error
+from vramcast.train.figures.drawing import bucket_names
+from vramcast.train.figures.reliability import calibration_error
+from vramcast.virtual_gpu.sizes import MIB
 
 GIB_BUCKETS = Buckets(1024 * MIB, 40_410 * MIB)
 WIDE = Buckets(8000 * MIB, 40_410 * MIB)

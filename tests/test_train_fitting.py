@@ -8,11 +8,11 @@ import torch
 from lightning.pytorch import Callback
 from made_examples import measured_mlps
 
-from dataset_builder.errors import UserError
-from models.classifiers import NetworkClassifier, NetworkSettings, make_batch, prepare
-from train.fitting import LightningFitter, MiniBatches
-from train.loggers import make_loggers
-from train.settings import TrainerSettings
+from vramcast.errors import UserError
+from vramcast.models.classifiers import NetworkClassifier, NetworkSettings, make_batch, prepare
+from vramcast.train.fitting import LightningFitter, MiniBatches
+from vramcast.train.loggers import make_loggers
+from vramcast.train.settings import TrainerSettings
 
 TRAIN, VALIDATION = measured_mlps(40), measured_mlps(12, start=40)
 SETTINGS = NetworkSettings(width=8, blocks=1, dropout=0.2, features="gpumemnet", seed=3)
@@ -129,7 +129,7 @@ def test_losses_are_written_as_a_table(tmp_path):
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
 def test_a_logger_without_its_library_is_told_before_training(monkeypatch, name):
-    monkeypatch.setattr("train.loggers.find_spec", lambda library: None)
+    monkeypatch.setattr("vramcast.train.loggers.find_spec", lambda library: None)
     with pytest.raises(UserError, match=rf"pip install 'vramcast\[{name}\]'"):
         make_loggers({name: {}})
 

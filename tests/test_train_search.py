@@ -6,10 +6,10 @@ from made_examples import measured_mlps
 from omegaconf import OmegaConf
 from optuna.trial import TrialState
 
-from dataset_builder.errors import UserError
-from train.configuration import configure
-from train.experiment import Parts
-from train.tasks import search as task
+from vramcast.errors import UserError
+from vramcast.train.configuration import configure
+from vramcast.train.experiment import Parts
+from vramcast.train.tasks import search as task
 
 SMALL = [
     "task=search", "trainer.epochs=3", "estimator.width=8", "task.startup_trials=1", "task.warmup_epochs=1",

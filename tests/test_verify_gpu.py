@@ -7,15 +7,16 @@ from dataclasses import replace
 import pytest
 from nvml_stub import without_driver
 
-from dataset_builder.__main__ import main
-from dataset_builder.configuration import make_virtual
-from dataset_builder.devices import device_for, load_device
-from dataset_builder.filters import Rejected, check
-from dataset_builder.golden import golden_specs
-from dataset_builder.measure.cuda.backend import CudaBackend
-from dataset_builder.schema import LOSSES, Status
-from dataset_builder.store import read_journal
-from dataset_builder.verification import measure_golden, write_recorded
+from vramcast.dataset_builder.build_command import main
+from vramcast.dataset_builder.configuration import make_virtual
+from vramcast.dataset_builder.devices import device_for, load_device
+from vramcast.dataset_builder.filters import Rejected, check
+from vramcast.dataset_builder.golden import golden_specs
+from vramcast.dataset_builder.measure.cuda.backend import CudaBackend
+from vramcast.dataset_builder.store import read_journal
+from vramcast.dataset_builder.verification import measure_golden, write_recorded
+from vramcast.virtual_gpu.measurement import Status
+from vramcast.virtual_gpu.training_setup import LOSSES
 
 MIB = 2**20
 CARD = "NVIDIA A100-SXM4-40GB"
@@ -34,7 +35,7 @@ def remembered(simulated, monkeypatch):
     def answer(backend, on_row):
         return simulated if backend.device == "a100_40gb" else measure_golden(backend, on_row)
 
-    monkeypatch.setattr("dataset_builder.verification.measure_golden", answer)
+    monkeypatch.setattr("vramcast.dataset_builder.verification.measure_golden", answer)
 
 
 @pytest.fixture
@@ -194,7 +195,7 @@ def test_what_a_card_says_can_be_kept_and_compared_again(driver, capsys, monkeyp
     """The command as on a machine with a card: the stub is its driver, and a child plays 500 MiB for every spec."""
     driver.card.gpu().write()
     few = dict(list(golden_specs().items())[:3])
-    monkeypatch.setattr("dataset_builder.verification.golden_specs", lambda: few)
+    monkeypatch.setattr("vramcast.dataset_builder.verification.golden_specs", lambda: few)
     file = driver.folder / "card.jsonl"
     result = driver.run(PLAYED, "--record", str(file), "--cap")
     assert result.returncode == 1, result.stderr

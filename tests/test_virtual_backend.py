@@ -8,18 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dataset_builder.configuration import make_backend
-from dataset_builder.devices import CONF, load_device
-from dataset_builder.errors import UserError
-from dataset_builder.families import make_spec
-from dataset_builder.measure.virtual.allocator import AllocatorOptions
-from dataset_builder.measure.virtual.backend import lower, simulate, trace_spec
-from dataset_builder.measure.virtual.profile import DeviceProfile, parse_profile
-from dataset_builder.measure.virtual.replay import FREE
-from dataset_builder.measure.virtual.session import trace_training
-from dataset_builder.measure.virtual.timeline import timeline_of
-from dataset_builder.measure.virtual.trace import ConvolutionCall, LibraryCall, Use
-from dataset_builder.schema import MIB, Spec, Status, TrainingSetup
+from vramcast.dataset_builder.configuration import make_backend
+from vramcast.dataset_builder.devices import CONF, load_device
+from vramcast.dataset_builder.families import make_spec
+from vramcast.dataset_builder.measure.virtual import trace_spec
+from vramcast.dataset_builder.schema import Spec
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.virtual_gpu.measurement import Status
+from vramcast.virtual_gpu.profile import DeviceProfile, parse_profile
+from vramcast.virtual_gpu.replay import FREE
+from vramcast.virtual_gpu.session import trace_training
+from vramcast.virtual_gpu.simulate import lower, simulate
+from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.timeline import timeline_of
+from vramcast.virtual_gpu.trace import ConvolutionCall, LibraryCall, Use
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 DEVICES = sorted(path.stem for path in (CONF / "device").glob("*.yaml"))
 PLAIN = DeviceProfile(name="plain", title="Plain", total_mib=4096, compute_capability=8.0, context_mib=100)
@@ -83,8 +87,8 @@ def test_copied_steps_equal_steps_that_really_run():
 
 
 def _subject(spec: Spec):
-    from dataset_builder.families import plan_of
-    from dataset_builder.subject import build_subject, make_inputs
+    from vramcast.dataset_builder.families import plan_of
+    from vramcast.dataset_builder.subject import build_subject, make_inputs
 
     plan = plan_of(spec)
     return build_subject(plan), lambda size: make_inputs(plan, size), spec.training

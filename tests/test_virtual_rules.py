@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from dataset_builder.analysis.optimizers import OPTIMIZERS, state_elements
-from dataset_builder.errors import UserError
-from dataset_builder.measure.virtual.composites import cuda_paths
-from dataset_builder.measure.virtual.kernels import cuda_kernels
-from dataset_builder.measure.virtual.replay import FREE
-from dataset_builder.measure.virtual.session import trace_training
-from dataset_builder.measure.virtual.trace import Trace, Tracer, Use
-from dataset_builder.schema import TrainingSetup
-from dataset_builder.training import make_optimizer
+from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS, state_elements
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.cuda_paths import cuda_paths
+from vramcast.virtual_gpu.kernels import cuda_kernels
+from vramcast.virtual_gpu.replay import FREE
+from vramcast.virtual_gpu.session import trace_training
+from vramcast.virtual_gpu.trace import Trace, Tracer, Use
+from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training_step import make_optimizer
 
 # Golden traces
 

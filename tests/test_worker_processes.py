@@ -16,9 +16,9 @@ import pytest
 import scripted_backend
 from scripted_backend import DiesOnLoad, RefusesOnLoad, Scripted, alive, index_of, plain, spec, wait_until
 
-from dataset_builder.errors import UserError, WorkerError
-from dataset_builder.executors import LocalExecutor
-from dataset_builder.schema import Status
+from vramcast.dataset_builder.executors import LocalExecutor
+from vramcast.errors import UserError, WorkerError
+from vramcast.virtual_gpu.measurement import Status
 
 pytestmark = pytest.mark.usefixtures("no_process_is_left")
 

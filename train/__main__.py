@@ -1,63 +1,7 @@
-"""`python -m train`, which is `vramcast train`: one word a task, one composed configuration a run."""
+"""Run `python -m train` from a checkout: the same as `vramcast train`."""
 
-import signal
 import sys
-from collections.abc import Sequence
-from types import FrameType
 
-from dataset_builder.exits import exit_code
+from vramcast.train.train_command import main
 
-_USAGE = """\
-usage: python -m train [KEY=VALUE ...]        train, evaluate, and write a run directory
-       python -m train --cfg [KEY=VALUE ...]  print the configuration instead
-
-  task=fit|kfold|search|release
-  data=virtual|gpumemnet|mixed  data.path=DIR   the directory with the public tables
-  family=mlp|cnn|transformer|template           one family of the data
-  features=full|gpumemnet  estimator=mlp|transformer  bucket_mib=1024
-  trainer.epochs=200  estimator.members=3  logger=csv|tensorboard|mlflow  seed=0
-  run.resume=DIR                                go on with a run that was stopped
-
-All keys are in conf/train.yaml and the groups beside it. Ctrl-C is safe at any time.
-"""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Carry out a task; the return value is the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    return exit_code("vramcast train", lambda: _carry_out(words))
-
-
-def _carry_out(words: Sequence[str]) -> None:
-    overrides = [word for word in words if word != "--cfg"]
-    if {"-h", "--help"} & set(words):
-        print(_USAGE, end="")
-    elif len(overrides) < len(words):
-        _show(overrides)
-    else:
-        _run(overrides)
-
-
-def _show(overrides: Sequence[str]) -> None:
-    from omegaconf import OmegaConf
-
-    from dataset_builder.composition import compose_config
-    from train.configuration import COMMAND
-
-    print(OmegaConf.to_yaml(compose_config(COMMAND, overrides)), end="")
-
-
-def _run(overrides: Sequence[str]) -> None:
-    from train.configuration import configure
-    from train.tasks import carry_out
-
-    signal.signal(signal.SIGTERM, _interrupt)
-    carry_out(configure(overrides), list(overrides))
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+sys.exit(main())

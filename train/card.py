@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dataset_builder.store.importers import BACKEND as PUBLISHED
-from dataset_builder.store.importers.gpumemnet import CITATION
-from models.checkpoint import Card
-from models.comparison import Report
-from models.example import Example
-from train.configuration import Configuration
-from train.data import CUDA, VIRTUAL
-from train.experiment import ESTIMATOR, Parts
+from vramcast.dataset_builder.store.importers import BACKEND as PUBLISHED
+from vramcast.dataset_builder.store.importers.gpumemnet import CITATION
+from vramcast.models.checkpoint import Card
+from vramcast.models.comparison import Report
+from vramcast.models.example import Example
+from vramcast.train.configuration import Configuration
+from vramcast.train.data import CUDA, VIRTUAL
+from vramcast.train.experiment import ESTIMATOR, Parts
 
 _FIGURES = (
     "rows", "accuracy", "macro_f1", "too_low", "safe_too_low", "over_reservation_mib", "median_relative_error",

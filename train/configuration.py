@@ -11,11 +11,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from dataset_builder.composition import Command, compose_config
-from dataset_builder.errors import UserError, check_choice, check_count
-from dataset_builder.schema import MIB, canonical_json, from_mapping
-from models.classifiers import NetworkSettings
-from train.settings import DataSettings, RunSettings, TrainerSettings, check_split
+from vramcast.dataset_builder.composition import Command, compose_config
+from vramcast.errors import UserError, check_choice, check_count
+from vramcast.models.classifiers import NetworkSettings
+from vramcast.train.settings import DataSettings, RunSettings, TrainerSettings, check_split
+from vramcast.virtual_gpu.records import canonical_json, from_mapping
+from vramcast.virtual_gpu.sizes import MIB
 
 GROUPS = ("data", "estimator", "executor", "family", "features", "logger", "search", "task", "trainer")
 KEYS = (*GROUPS, "bucket_mib", "risk", "run", "seed", "split")

@@ -5,22 +5,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dataset_builder.configuration import compose_build, make_build, settings_of
-from dataset_builder.devices import device_names, device_of_card, load_profile
-from dataset_builder.errors import UserError
-from dataset_builder.executors import Executor
-from dataset_builder.measure.cuda.backend import CudaBackend
-from dataset_builder.measure.virtual.backend import VirtualBackend
-from dataset_builder.pipeline import run_with_bar
-from dataset_builder.schema import Row, Status
-from dataset_builder.store import read_journal
-from dataset_builder.store.importers import read_rows
-from models.example import Example
-from models.examples import example_of_row, examples_of_rows
-from models.labels import Buckets
-from models.simulation import SimulationCache
-from train.retraining import named_specs, retrained, simulated
-from train.settings import DataSettings
+from vramcast.dataset_builder.configuration import compose_build, make_build, settings_of
+from vramcast.dataset_builder.devices import device_names, device_of_card, load_profile
+from vramcast.dataset_builder.executors import Executor
+from vramcast.dataset_builder.measure.cuda.backend import CudaBackend
+from vramcast.dataset_builder.measure.virtual import VirtualBackend
+from vramcast.dataset_builder.pipeline import run_with_bar
+from vramcast.dataset_builder.schema import Row
+from vramcast.dataset_builder.store import read_journal
+from vramcast.dataset_builder.store.importers import read_rows
+from vramcast.errors import UserError
+from vramcast.models.example import Example
+from vramcast.models.examples import example_of_row, examples_of_rows
+from vramcast.models.labels import Buckets
+from vramcast.models.simulation import SimulationCache
+from vramcast.train.retraining import named_specs, retrained, simulated
+from vramcast.train.settings import DataSettings
+from vramcast.virtual_gpu.measurement import Status
 
 VIRTUAL, CUDA = VirtualBackend.name, CudaBackend.name
 """Backends whose rows say what a job takes."""

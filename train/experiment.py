@@ -8,20 +8,20 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset_builder.configuration import executor_of
-from dataset_builder.errors import UserError
-from dataset_builder.executors import LocalExecutor
-from dataset_builder.measure.static import StaticBackend
-from dataset_builder.store.splits import Split, make_split
-from models._base import Estimator
-from models.baselines.catalogue import BASELINES
-from models.comparison import Report, compare
-from models.ensemble import Ensemble
-from models.example import Example
-from models.labels import Buckets
-from train.configuration import Configuration
-from train.data import VIRTUAL, load_examples
-from train.fitting import LightningFitter
+from vramcast.dataset_builder.configuration import executor_of
+from vramcast.dataset_builder.executors import LocalExecutor
+from vramcast.dataset_builder.measure.static import StaticBackend
+from vramcast.dataset_builder.store.splits import Split, make_split
+from vramcast.errors import UserError
+from vramcast.models._base import Estimator
+from vramcast.models.baselines.catalogue import BASELINES
+from vramcast.models.comparison import Report, compare
+from vramcast.models.ensemble import Ensemble
+from vramcast.models.example import Example
+from vramcast.models.labels import Buckets
+from vramcast.train.configuration import Configuration
+from vramcast.train.data import VIRTUAL, load_examples
+from vramcast.train.fitting import LightningFitter
 
 ESTIMATOR = "this run"
 

@@ -1,6 +1,6 @@
 """Lightning as a shell around a classifier's network and loss: a fitter that can be stopped and taken up again."""
 
-import train._torchvision  # noqa: F401
+import vramcast.train._torchvision  # noqa: F401
 
 # isort: split
 import json
@@ -21,11 +21,11 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from dataset_builder.progress import bar
-from dataset_builder.store.durable import replacing
-from models.batch import Batch
-from models.classifiers import NetworkClassifier
-from train.settings import TrainerSettings
+from vramcast.dataset_builder.progress import bar
+from vramcast.dataset_builder.store.durable import replacing
+from vramcast.models.batch import Batch
+from vramcast.models.classifiers import NetworkClassifier
+from vramcast.train.settings import TrainerSettings
 
 _LAST, _BEST, _HISTORY = "last.ckpt", "best.ckpt", "history.json"
 _SLOWEST = 50

@@ -1,6 +1,6 @@
 """Where Lightning writes the losses: tables, TensorBoard, MLflow."""
 
-import train._torchvision  # noqa: F401
+import vramcast.train._torchvision  # noqa: F401
 
 # isort: split
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger
 
-from dataset_builder.errors import UserError, check_choice
+from vramcast.errors import UserError, check_choice
 
 _LIBRARIES = {"csv": (), "tensorboard": ("tensorboard", "tensorboardX"), "mlflow": ("mlflow",)}
 """What each logger needs, one of them."""

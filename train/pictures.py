@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from models.ensemble import Ensemble
-from models.example import Example
-from models.labels import Buckets, told
-from train.experiment import Parts
-from train.figures import (
+from vramcast.models.ensemble import Ensemble
+from vramcast.models.example import Example
+from vramcast.models.labels import Buckets, told
+from vramcast.train.experiment import Parts
+from vramcast.train.figures import (
     confusion_table,
     curves_table,
     draw_confusion,

@@ -5,12 +5,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dataset_builder.families import FAMILIES
-from dataset_builder.measure.virtual.profile import DeviceProfile
-from dataset_builder.schema import Provenance, Row, Spec, TrainingSetup
-from models.example import Example
-from models.examples import examples_of_rows
-from models.simulation import SimulationCache
+from vramcast.dataset_builder.families import FAMILIES
+from vramcast.dataset_builder.schema import Provenance, Row, Spec
+from vramcast.models.example import Example
+from vramcast.models.examples import examples_of_rows
+from vramcast.models.simulation import SimulationCache
+from vramcast.virtual_gpu.profile import DeviceProfile
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 
 def retrained(specs: Iterable[Spec], optimizers: Sequence[str]) -> list[Spec]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from dataset_builder.errors import UserError
-from dataset_builder.store.durable import replacing
-from train.configuration import Configuration, read_configuration
+from vramcast.dataset_builder.store.durable import replacing
+from vramcast.errors import UserError
+from vramcast.train.configuration import Configuration, read_configuration
 
 CONFIG, METRICS = "config.yaml", "metrics.json"
 

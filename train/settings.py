@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dataset_builder.analysis.optimizers import OPTIMIZERS
-from dataset_builder.defaults import SIMULATIONS
-from dataset_builder.errors import UserError, check_amount, check_choice, check_count
-from dataset_builder.families import FAMILIES
-from dataset_builder.store.splits import make_split
+from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS
+from vramcast.dataset_builder.defaults import SIMULATIONS
+from vramcast.dataset_builder.families import FAMILIES
+from vramcast.dataset_builder.store.splits import make_split
+from vramcast.errors import UserError, check_amount, check_choice, check_count
 
 LIBRARIES = ("torchvision", "hf")
 """Those whose networks can be named; timm's are in the tables."""

@@ -17,8 +17,8 @@ from benchmarks.field.rows import TITLES, UNSEEN, Field, load_field
 from benchmarks.field.tables import OVERALL, Line, Said, ask, line_of, to_frame
 from benchmarks.field.timing import seconds_of
 from benchmarks.field.tracked import in_sample, tracked_figures
-from dataset_builder.errors import UserError
-from dataset_builder.schema import MIB
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.sizes import MIB
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 ONE_IN = 4

@@ -11,22 +11,22 @@ from tqdm import tqdm
 from benchmarks.field.published import EDGES_MIB, read_published
 from benchmarks.field.rows import UNIVERSAL, UNSEEN_2024, Field, unseen_table
 from benchmarks.field.tracked import Tracked
-from models._base import Estimator
-from models.baselines._formula import Formula
-from models.baselines.extra_trees import ExtraTrees
-from models.baselines.fake_tensor import FakeTensor
-from models.baselines.fake_tensor import read_published as read_fake_tensor
-from models.baselines.gap import Gap
-from models.baselines.horus import Horus
-from models.baselines.majority import Majority
-from models.baselines.shape_inference import ShapeInference
-from models.baselines.virtual import Virtual
-from models.baselines.weights import Weights
-from models.checkpoint import RELEASED, load_checkpoint
-from models.classifiers import NetworkClassifier, NetworkSettings
-from models.ensemble import Ensemble
-from models.example import Example
-from models.fitting import PlainFitter
+from vramcast.models._base import Estimator
+from vramcast.models.baselines._formula import Formula
+from vramcast.models.baselines.extra_trees import ExtraTrees
+from vramcast.models.baselines.fake_tensor import FakeTensor
+from vramcast.models.baselines.fake_tensor import read_published as read_fake_tensor
+from vramcast.models.baselines.gap import Gap
+from vramcast.models.baselines.horus import Horus
+from vramcast.models.baselines.majority import Majority
+from vramcast.models.baselines.shape_inference import ShapeInference
+from vramcast.models.baselines.virtual import Virtual
+from vramcast.models.baselines.weights import Weights
+from vramcast.models.checkpoint import RELEASED, load_checkpoint
+from vramcast.models.classifiers import NetworkClassifier, NetworkSettings
+from vramcast.models.ensemble import Ensemble
+from vramcast.models.example import Example
+from vramcast.models.fitting import PlainFitter
 
 RISK = 0.01
 TRAINED = "for its training rows"

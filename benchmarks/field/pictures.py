@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from benchmarks.field.rows import UNSEEN_2024
 from benchmarks.slimming import light_picture
-from models.drawing import quiet
+from vramcast.models.drawing import quiet
 
 COLOURS = {
     "universal ensemble": "#1f5fbf",

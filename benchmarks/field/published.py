@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.field.tables import Line
-from dataset_builder.schema import MIB
-from dataset_builder.store.importers.real_networks import LAYOUT
-from models.baselines._formula import Formula, one_hot
-from models.example import Example
-from models.labels import Buckets
+from vramcast.dataset_builder.store.importers.real_networks import LAYOUT
+from vramcast.models.baselines._formula import Formula, one_hot
+from vramcast.models.example import Example
+from vramcast.models.labels import Buckets
+from vramcast.virtual_gpu.sizes import MIB
 
 COLUMNS = {"GPUMemNet": "gpumemnet_mib", "FakeTensor": "faketensor_mib", "Horus": "horus_mib"}
 """Of the table of unseen networks."""

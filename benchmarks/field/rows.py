@@ -5,19 +5,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dataset_builder.devices import load_profile
-from dataset_builder.errors import UserError
-from dataset_builder.schema import Row, Spec
-from dataset_builder.store.importers import read_rows, real_networks
-from dataset_builder.store.splits import in_half
-from models.checkpoint import RELEASED, load_metrics
-from models.example import Example
-from models.examples import examples_of_rows
-from models.simulation import SimulationCache
-from train.configuration import configure
-from train.data import measured_rows
-from train.experiment import Parts, parts_of, split_of
-from train.tasks.release import RELEASES, read_release
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.schema import Row, Spec
+from vramcast.dataset_builder.store.importers import read_rows, real_networks
+from vramcast.dataset_builder.store.splits import in_half
+from vramcast.errors import UserError
+from vramcast.models.checkpoint import RELEASED, load_metrics
+from vramcast.models.example import Example
+from vramcast.models.examples import examples_of_rows
+from vramcast.models.simulation import SimulationCache
+from vramcast.train.configuration import configure
+from vramcast.train.data import measured_rows
+from vramcast.train.experiment import Parts, parts_of, split_of
+from vramcast.train.tasks.release import RELEASES, read_release
 
 UNIVERSAL = "universal"
 UNSEEN_TABLE = "unseen_models_a100.csv"

@@ -7,12 +7,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from dataset_builder.schema import MIB
-from models._base import Estimator
-from models.comparison import answers_of
-from models.example import Example
-from models.labels import Buckets
-from models.metrics import Answers, Score, score
+from vramcast.models._base import Estimator
+from vramcast.models.comparison import answers_of
+from vramcast.models.example import Example
+from vramcast.models.labels import Buckets
+from vramcast.models.metrics import Answers, Score, score
+from vramcast.virtual_gpu.sizes import MIB
 
 WIDTHS_MIB = (1000, 2000, 8000)
 """Of the buckets: GPUMemNet's for MLPs, twice that, and its for CNNs and Transformers."""

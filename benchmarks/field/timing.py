@@ -10,16 +10,18 @@ from tqdm import tqdm
 from benchmarks.field.estimators import FAKE, TABLE, TRACE, TRACKED, Entry
 from benchmarks.field.rows import Asked
 from benchmarks.field.tracked import tracked_mib
-from dataset_builder.analysis.layers import layer_table
-from dataset_builder.devices import load_profile
-from dataset_builder.families import FAMILIES
-from dataset_builder.inspection.jobs import TABLE_BATCH, table_of
-from dataset_builder.measure.virtual.allocator import AllocatorOptions
-from dataset_builder.measure.virtual.backend import simulate, trace_spec
-from dataset_builder.schema import MIB, Spec
-from dataset_builder.subject import subject_of
-from dataset_builder.training import random_inputs
-from models.labels import Buckets
+from vramcast.dataset_builder.analysis.layers import layer_table
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.families import FAMILIES
+from vramcast.dataset_builder.jobs.job import TABLE_BATCH, table_of
+from vramcast.dataset_builder.measure.virtual import trace_spec
+from vramcast.dataset_builder.schema import Spec
+from vramcast.dataset_builder.subject import subject_of
+from vramcast.models.labels import Buckets
+from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.virtual_gpu.simulate import simulate
+from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.training_step import random_inputs
 
 A_FAMILY = 3
 """Jobs of each family that are timed."""

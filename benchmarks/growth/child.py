@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from benchmarks.resnet50 import resnet50
-from dataset_builder.measure.virtual.session import trace_training
-from dataset_builder.schema import TrainingSetup
-from dataset_builder.training import random_inputs
+from vramcast.virtual_gpu.session import trace_training
+from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training_step import random_inputs
 
 _BATCH = 8
 _WIDTH = 64

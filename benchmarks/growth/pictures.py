@@ -10,7 +10,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from benchmarks.growth.fitting import fit_growth
 from benchmarks.growth.measuring import figures_of
 from benchmarks.slimming import light_picture
-from models.drawing import quiet
+from vramcast.models.drawing import quiet
 
 PANELS = (
     ("layers", "seconds", "layers", "trace, CPU seconds"),

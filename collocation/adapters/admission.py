@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from collocation.adapters.kubernetes import BASIS, NEED, annotations_of, limits_of
-from dataset_builder.errors import UserError, check_choice
+from vramcast.collocation.adapters.kubernetes import BASIS, NEED, annotations_of, limits_of
+from vramcast.errors import UserError, check_choice
 
 _GIB_MIB = 1024
 

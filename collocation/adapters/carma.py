@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from dataset_builder.errors import UserError
-from dataset_builder.store.durable import replacing
+from vramcast.dataset_builder.store.durable import replacing
+from vramcast.errors import UserError
 
 GPUMEMNET_LINE = 11
 """Of a .rad file: 1 environment, 2 command, 3 summary, 4 data set, 5 batch, 6 mode, 7 GPUs, 8 measured, 9 Horus,

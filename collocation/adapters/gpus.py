@@ -6,9 +6,9 @@ import math
 import re
 from typing import Any
 
-from collocation.placement import Gpu
-from dataset_builder.devices import device_of_card
-from dataset_builder.errors import UserError
+from vramcast.collocation.placement import Gpu
+from vramcast.dataset_builder.devices import device_of_card
+from vramcast.errors import UserError
 
 _GPU = re.compile(r"(?P<id>[^=]+)=(?P<free>\d+(?:\.\d+)?)(?:/(?P<total>\d+(?:\.\d+)?))?(?:@(?P<device>\w+))?")
 

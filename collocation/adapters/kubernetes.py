@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from collocation.placement import Gpu, Need, rank, refusals
-from dataset_builder.errors import UserError
+from vramcast.collocation.placement import Gpu, Need, rank, refusals
+from vramcast.errors import UserError
 
 JOB, NEED, RISK, BASIS = "vramcast/job", "vramcast/need-mib", "vramcast/risk", "vramcast/basis"
 """Annotations of a pod: what it trains; what to set aside, which the webhook writes; how often that may be low; and

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from dataset_builder.errors import UserError
+from vramcast.errors import UserError
 
 _LONGEST = 200_000
 """Kubernetes allows 256 KiB for all annotations of an object (apimachinery, validation/objectmeta.go)."""

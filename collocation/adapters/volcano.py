@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dataset_builder.errors import UserError
+from vramcast.errors import UserError
 
 _FAILED = 1
 

@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from collocation.adapters.text import job_of_text
-from dataset_builder.errors import UserError
-from dataset_builder.inspection.targets import GPUMEMNET
+from vramcast.collocation.adapters.text import job_of_text
+from vramcast.dataset_builder.jobs.targets import GPUMEMNET
+from vramcast.errors import UserError
 
 FORMS = "a spec as JSON, a file with one, gpumemnet:NAME, or - for stdin"
 

@@ -4,11 +4,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from collocation.client import Client, ServiceError
-from collocation.commands.jobs import FORMS, read_job
-from collocation.commands.tokens import TOKEN, read_token
-from dataset_builder.errors import UserError, check_amount
-from dataset_builder.exits import exit_code
+from vramcast.collocation.client import Client, ServiceError
+from vramcast.collocation.commands.jobs import FORMS, read_job
+from vramcast.collocation.commands.tokens import TOKEN, read_token
+from vramcast.dataset_builder.exit_codes import exit_code
+from vramcast.errors import UserError, check_amount
 
 
 def main(argv: Sequence[str]) -> int:

@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from collocation.adapters.carma import GPUMEMNET_LINE, write_rad, write_yaml
-from collocation.adapters.gpus import parse_gpu, parse_gpus
-from collocation.commands.jobs import FORMS, read_job
-from collocation.commands.tokens import TOKEN, read_token
-from collocation.placement import POLICIES, Gpu, Need, rank, refusals
-from dataset_builder.defaults import CHECKPOINT, RISK
-from dataset_builder.devices import DEFAULT_DEVICE
-from dataset_builder.errors import UserError, check_amount
-from dataset_builder.exits import exit_code
+from vramcast.collocation.adapters.carma import GPUMEMNET_LINE, write_rad, write_yaml
+from vramcast.collocation.adapters.gpus import parse_gpu, parse_gpus
+from vramcast.collocation.commands.jobs import FORMS, read_job
+from vramcast.collocation.commands.tokens import TOKEN, read_token
+from vramcast.collocation.placement import POLICIES, Gpu, Need, rank, refusals
+from vramcast.dataset_builder.defaults import CHECKPOINT, RISK
+from vramcast.dataset_builder.devices import DEFAULT_DEVICE
+from vramcast.dataset_builder.exit_codes import exit_code
+from vramcast.errors import UserError, check_amount
 
 _NONE = 1
 
@@ -85,7 +85,7 @@ def _classified(
     arguments: argparse.Namespace, job: Mapping[str, Any], devices: set[str | None]
 ) -> dict[str | None, dict[str, Any]]:
     """In this process. Code is never taken here: `vramcast classify` does that."""
-    from collocation.local import answers_on  # noqa: PLC0415 - torch
+    from vramcast.collocation.local import answers_on  # noqa: PLC0415 - torch
 
     found = answers_on(job, {device or arguments.device for device in devices}, arguments.checkpoint, arguments.risk)
     answers = {device: found[device or arguments.device] for device in devices}
@@ -95,7 +95,7 @@ def _classified(
 def _asked(
     arguments: argparse.Namespace, job: Mapping[str, Any], devices: set[str | None]
 ) -> dict[str | None, dict[str, Any]]:
-    from collocation.client import Client, ServiceError  # noqa: PLC0415
+    from vramcast.collocation.client import Client, ServiceError  # noqa: PLC0415
 
     token = read_token(arguments.token_file)
     try:

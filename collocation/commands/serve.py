@@ -4,11 +4,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from collocation.commands.tokens import TOKEN, read_token
-from dataset_builder.defaults import CHECKPOINT, RISK
-from dataset_builder.devices import DEFAULT_DEVICE
-from dataset_builder.errors import UserError, check_count, check_probability
-from dataset_builder.exits import exit_code
+from vramcast.collocation.commands.tokens import TOKEN, read_token
+from vramcast.dataset_builder.defaults import CHECKPOINT, RISK
+from vramcast.dataset_builder.devices import DEFAULT_DEVICE
+from vramcast.dataset_builder.exit_codes import exit_code
+from vramcast.errors import UserError, check_count, check_probability
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,9 +27,9 @@ def _serve(arguments: argparse.Namespace) -> None:
         if path is not None and not path.is_file():
             raise UserError(f"expected a PEM file at {path}, found none: check the path")
     try:
-        from collocation.adapters.admission import RESOURCES  # noqa: PLC0415
-        from collocation.service.server import serve  # noqa: PLC0415
-        from collocation.service.settings import Limits, Settings  # noqa: PLC0415
+        from vramcast.collocation.adapters.admission import RESOURCES  # noqa: PLC0415
+        from vramcast.collocation.service.server import serve  # noqa: PLC0415
+        from vramcast.collocation.service.settings import Limits, Settings  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise UserError(
             f"expected the packages of the service, found no {error.name}: pip install 'vramcast[serve]'"

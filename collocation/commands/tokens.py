@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from dataset_builder.errors import UserError
+from vramcast.errors import UserError
 
 TOKEN = "VRAMCAST_TOKEN"  # noqa: S105 - the name of a variable
 

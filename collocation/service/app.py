@@ -10,21 +10,27 @@ from fastapi import APIRouter, Body, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from starlette.routing import BaseRoute, Route
 
-import dataset_builder
-from collocation.service import answers, clusters
-from collocation.service.engine import Engine, many
-from collocation.service.estimating import Checkpoint, Estimating
-from collocation.service.guard import Guard
-from collocation.service.http import PROBLEMS, StrictRoute, add_error_handlers, engine_of, problem, reply
-from collocation.service.logs import LOGGER
-from collocation.service.metrics import Metrics
-from collocation.service.placing import placements
-from collocation.service.requests import ClassifyBody, ManyJobs, ManyObservations, ObservationsBody, PlacementBody
-from collocation.service.settings import Settings
-from collocation.service.slurm import shards_text
-from dataset_builder.devices import device_names, load_profile
-from dataset_builder.schema import MIB
-from models.checkpoint import RELEASED
+from vramcast import __version__
+from vramcast.collocation.service import answers, clusters
+from vramcast.collocation.service.engine import Engine, many
+from vramcast.collocation.service.estimating import Checkpoint, Estimating
+from vramcast.collocation.service.guard import Guard
+from vramcast.collocation.service.http import PROBLEMS, StrictRoute, add_error_handlers, engine_of, problem, reply
+from vramcast.collocation.service.logs import LOGGER
+from vramcast.collocation.service.metrics import Metrics
+from vramcast.collocation.service.placing import placements
+from vramcast.collocation.service.requests import (
+    ClassifyBody,
+    ManyJobs,
+    ManyObservations,
+    ObservationsBody,
+    PlacementBody,
+)
+from vramcast.collocation.service.settings import Settings
+from vramcast.collocation.service.slurm import shards_text
+from vramcast.dataset_builder.devices import device_names, load_profile
+from vramcast.models.checkpoint import RELEASED
+from vramcast.virtual_gpu.sizes import MIB
 
 _PAGE = Path(__file__).with_name("page.html")
 jobs = APIRouter(prefix="/v1", route_class=StrictRoute, responses=PROBLEMS)
@@ -177,7 +183,7 @@ def make_app(settings: Settings, load: Callable[[str], Estimating] = Checkpoint)
 
     app = FastAPI(
         title="vramcast",
-        version=dataset_builder.__version__,
+        version=__version__,
         description="Says, before a training job starts, how much GPU memory it will take.",
         lifespan=lifespan,
         docs_url=None,  # its page would load scripts from elsewhere

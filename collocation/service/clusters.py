@@ -7,17 +7,17 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request, Response
 
-from collocation.adapters import admission, kubernetes, volcano
-from collocation.adapters.kubernetes import JOB, NEED, RISK, Known
-from collocation.placement import Gpu, Need
-from collocation.service.engine import Engine
-from collocation.service.estimating import Estimated, Seen
-from collocation.service.http import PROBLEMS, StrictRoute, engine_of, reply
-from collocation.service.logs import event
-from collocation.service.nodes import NodeBook
-from collocation.service.slurm import job_from_text
-from dataset_builder.devices import device_names, device_of_card
-from dataset_builder.errors import UserError
+from vramcast.collocation.adapters import admission, kubernetes, volcano
+from vramcast.collocation.adapters.kubernetes import JOB, NEED, RISK, Known
+from vramcast.collocation.placement import Gpu, Need
+from vramcast.collocation.service.engine import Engine
+from vramcast.collocation.service.estimating import Estimated, Seen
+from vramcast.collocation.service.http import PROBLEMS, StrictRoute, engine_of, reply
+from vramcast.collocation.service.logs import event
+from vramcast.collocation.service.nodes import NodeBook
+from vramcast.collocation.service.slurm import job_from_text
+from vramcast.dataset_builder.devices import device_names, device_of_card
+from vramcast.errors import UserError
 
 Anything = Annotated[dict[str, Any], Body()]
 POLICY = "best-fit"

@@ -10,27 +10,36 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from collocation.service.batching import Batcher
-from collocation.service.cache import ByteCache, content_key
-from collocation.service.estimating import Asked, Checkpoint, Estimated, Estimating, Seen, observed_json
-from collocation.service.known import read_known, spec_of_name
-from collocation.service.ledger import NotStoredError
-from collocation.service.logs import event
-from collocation.service.metrics import Metrics
-from collocation.service.pool import LostError, OverloadedError, PoolError, TracePool
-from collocation.service.remembering import History
-from collocation.service.requests import AnyJob, FeaturesJob, Forgetting, NamedJob, Observation, SpecJob, TableJob
-from collocation.service.settings import Settings
-from collocation.service.tables import id_of_table, question_of_features, question_of_table_body, training_of
-from collocation.service.tracing import TraceQuestion, check_layers
-from dataset_builder.devices import load_profile
-from dataset_builder.errors import UserError
-from dataset_builder.families import FAMILIES, make_spec
-from dataset_builder.measure.virtual.profile import DeviceProfile
-from dataset_builder.schema import MIB, Spec
-from models.answer import Answer
-from models.batch_search import largest_batch
-from models.questions import Question, question_of
+from vramcast.collocation.service.batching import Batcher
+from vramcast.collocation.service.cache import ByteCache, content_key
+from vramcast.collocation.service.estimating import Asked, Checkpoint, Estimated, Estimating, Seen, observed_json
+from vramcast.collocation.service.known import read_known, spec_of_name
+from vramcast.collocation.service.ledger import NotStoredError
+from vramcast.collocation.service.logs import event
+from vramcast.collocation.service.metrics import Metrics
+from vramcast.collocation.service.pool import LostError, OverloadedError, PoolError, TracePool
+from vramcast.collocation.service.remembering import History
+from vramcast.collocation.service.requests import (
+    AnyJob,
+    FeaturesJob,
+    Forgetting,
+    NamedJob,
+    Observation,
+    SpecJob,
+    TableJob,
+)
+from vramcast.collocation.service.settings import Settings
+from vramcast.collocation.service.tables import id_of_table, question_of_features, question_of_table_body, training_of
+from vramcast.collocation.service.tracing import TraceQuestion, check_layers
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.families import FAMILIES, make_spec
+from vramcast.dataset_builder.schema import Spec
+from vramcast.errors import UserError
+from vramcast.models.answer import Answer
+from vramcast.models.batch_search import largest_batch
+from vramcast.models.questions import Question, question_of
+from vramcast.virtual_gpu.profile import DeviceProfile
+from vramcast.virtual_gpu.sizes import MIB
 
 _FOUND, _REFUSED = b"F", b"R"
 """How a trace ended: refusals are kept too, since the same network will be refused again."""

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from collocation.history import Observed, repeated_bytes
-from dataset_builder.errors import UserError
-from dataset_builder.schema import MIB
-from models.answer import TIGHT, Answer
-from models.checkpoint import checkpoint_directory, load_checkpoint, load_metrics
-from models.classify import Classifier
-from models.questions import Question
-from models.storage import ESTIMATOR
+from vramcast.collocation.history import Observed, repeated_bytes
+from vramcast.errors import UserError
+from vramcast.models.answer import TIGHT, Answer
+from vramcast.models.checkpoint import checkpoint_directory, load_checkpoint, load_metrics
+from vramcast.models.classify import Classifier
+from vramcast.models.questions import Question
+from vramcast.models.storage import ESTIMATOR
+from vramcast.virtual_gpu.sizes import MIB
 
 _LEAST_SHARE = 0.0005
 """Buckets below are left out of a distribution: there may be two hundred of them."""

@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Collection
 
-from collocation.service.answers import problem_bytes
-from collocation.service.engine import Engine
-from collocation.service.keeping import Application, Keeping, Message, Receive, Scope, Send
-from collocation.service.logs import LOGGER, event
+from vramcast.collocation.service.answers import problem_bytes
+from vramcast.collocation.service.engine import Engine
+from vramcast.collocation.service.keeping import Application, Keeping, Message, Receive, Scope, Send
+from vramcast.collocation.service.logs import LOGGER, event
 
 ALWAYS = ("/healthz", "/readyz", "/metrics")
 """Answered under overload too: they tell of it."""

@@ -9,12 +9,12 @@ from fastapi.routing import APIRoute
 from pydantic_core import from_json, to_json
 from starlette.exceptions import HTTPException
 
-from collocation.service.answers import Problem, problem_bytes
-from collocation.service.engine import Engine
-from collocation.service.guard import RETRY_SECONDS
-from collocation.service.ledger import NotStoredError
-from collocation.service.pool import OverloadedError, PoolError
-from dataset_builder.errors import UserError
+from vramcast.collocation.service.answers import Problem, problem_bytes
+from vramcast.collocation.service.engine import Engine
+from vramcast.collocation.service.guard import RETRY_SECONDS
+from vramcast.collocation.service.ledger import NotStoredError
+from vramcast.collocation.service.pool import OverloadedError, PoolError
+from vramcast.errors import UserError
 
 JSON = "application/json"
 _LONGEST = 500

@@ -4,10 +4,10 @@ import struct
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from typing import Any
 
-from collocation.history import Observed
-from collocation.service.cache import content_key
-from collocation.service.engine import Engine
-from collocation.service.remembering import LOOKED_UP
+from vramcast.collocation.history import Observed
+from vramcast.collocation.service.cache import content_key
+from vramcast.collocation.service.engine import Engine
+from vramcast.collocation.service.remembering import LOOKED_UP
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -4,11 +4,11 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from dataset_builder.errors import UserError
-from dataset_builder.families import FAMILIES, make_spec
-from dataset_builder.families.gpumemnet import spec_of_filename
-from dataset_builder.inspection.targets import GPUMEMNET
-from dataset_builder.schema import Spec
+from vramcast.dataset_builder.families import FAMILIES, make_spec
+from vramcast.dataset_builder.families.gpumemnet import spec_of_filename
+from vramcast.dataset_builder.jobs.targets import GPUMEMNET
+from vramcast.dataset_builder.schema import Spec
+from vramcast.errors import UserError
 
 
 def read_known(path: Path | None) -> dict[str, Spec]:

@@ -11,11 +11,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from collocation.history import Observed
-from collocation.service.logs import event
-from dataset_builder.errors import UserError
-from dataset_builder.store.durable import held, replacing, sync, write_all
-from dataset_builder.store.lines import decode_line, encode_line
+from vramcast.collocation.history import Observed
+from vramcast.collocation.service.logs import event
+from vramcast.dataset_builder.store.durable import held, replacing, sync, write_all
+from vramcast.dataset_builder.store.lines import decode_line, encode_line
+from vramcast.errors import UserError
 
 Change = tuple[bytes, Observed | None]
 """A job's key and what is known of it from now on; None where it is forgotten."""

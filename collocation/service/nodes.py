@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from collocation.placement import Gpu
+from vramcast.collocation.placement import Gpu
 
 
 class NodeBook:

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from collocation.placement import Gpu, rank, refusals
-from collocation.service.engine import Engine
-from collocation.service.estimating import Estimated, Seen
-from collocation.service.pool import OverloadedError, PoolError
-from collocation.service.requests import PlacementBody
-from dataset_builder.devices import load_profile
-from dataset_builder.errors import UserError
+from vramcast.collocation.placement import Gpu, rank, refusals
+from vramcast.collocation.service.engine import Engine
+from vramcast.collocation.service.estimating import Estimated, Seen
+from vramcast.collocation.service.pool import OverloadedError, PoolError
+from vramcast.collocation.service.requests import PlacementBody
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.errors import UserError
 
 
 async def placements(engine: Engine, body: PlacementBody) -> dict[str, Any]:

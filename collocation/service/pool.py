@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from collocation.service import worker
-from collocation.service.logs import event
-from collocation.service.settings import Limits
-from dataset_builder.errors import UserError
+from vramcast.collocation.service import worker
+from vramcast.collocation.service.logs import event
+from vramcast.collocation.service.settings import Limits
+from vramcast.errors import UserError
 
 _START_SECONDS = 120.0
 """Importing torch on a busy machine."""

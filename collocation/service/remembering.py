@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collocation.history import Observed
-from collocation.service.ledger import Change, Ledger, NotStoredError
-from collocation.service.logs import event
-from collocation.service.settings import Limits
+from vramcast.collocation.history import Observed
+from vramcast.collocation.service.ledger import Change, Ledger, NotStoredError
+from vramcast.collocation.service.logs import event
+from vramcast.collocation.service.settings import Limits
 
 _LARGEST_BATCH = 1024
 """Observations that one sync takes to the disk."""

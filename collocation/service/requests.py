@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from collocation.placement import POLICIES
-from dataset_builder.defaults import BUCKET_MIB
-from dataset_builder.schema import DTYPE_BYTES, IMPLEMENTATIONS, LOSSES
+from vramcast.collocation.placement import POLICIES
+from vramcast.dataset_builder.defaults import BUCKET_MIB
+from vramcast.virtual_gpu.training_setup import DTYPE_BYTES, IMPLEMENTATIONS, LOSSES
 
 _LARGEST = 2**40
 """Above any count or size in a network, and low enough that products of a few stay quick to compute."""

@@ -10,11 +10,11 @@ from contextlib import contextmanager, suppress
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from collocation.service import logs
-from collocation.service.app import make_app
-from collocation.service.guard import Guard
-from collocation.service.settings import Settings
-from dataset_builder.errors import UserError
+from vramcast.collocation.service import logs
+from vramcast.collocation.service.app import make_app
+from vramcast.collocation.service.guard import Guard
+from vramcast.collocation.service.settings import Settings
+from vramcast.errors import UserError
 
 
 def serve(settings: Settings) -> None:

@@ -4,11 +4,11 @@ import math
 
 from pydantic import TypeAdapter, ValidationError
 
-from collocation.adapters.text import job_of_text
-from collocation.service.engine import Engine
-from collocation.service.estimating import Estimated
-from collocation.service.requests import AnyJob, Job
-from dataset_builder.errors import UserError
+from vramcast.collocation.adapters.text import job_of_text
+from vramcast.collocation.service.engine import Engine
+from vramcast.collocation.service.estimating import Estimated
+from vramcast.collocation.service.requests import AnyJob, Job
+from vramcast.errors import UserError
 
 SHARD_MIB = 1024
 """A shard stands for a GiB: Gres=gpu:2,shard:64 in gres.conf makes 32 of each card."""

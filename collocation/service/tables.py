@@ -2,13 +2,15 @@
 
 from dataclasses import replace
 
-from collocation.service.requests import FeaturesJob, Table, TableJob, Training
-from dataset_builder.analysis.optimizers import OPTIMIZERS
-from dataset_builder.errors import UserError
-from dataset_builder.measure.virtual.profile import DeviceProfile
-from dataset_builder.schema import LayerRecord, LayerTable, TrainingSetup, content_hash, parse_call, without_defaults
-from models.example import Simulated
-from models.questions import Question, question_of_table
+from vramcast.collocation.service.requests import FeaturesJob, Table, TableJob, Training
+from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS
+from vramcast.dataset_builder.schema import LayerRecord, LayerTable
+from vramcast.errors import UserError
+from vramcast.models.example import Simulated
+from vramcast.models.questions import Question, question_of_table
+from vramcast.virtual_gpu.profile import DeviceProfile
+from vramcast.virtual_gpu.records import content_hash, without_defaults
+from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
 
 
 def training_of(body: Training) -> TrainingSetup:

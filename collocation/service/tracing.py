@@ -3,12 +3,12 @@
 import pickle
 from dataclasses import dataclass
 
-from dataset_builder.devices import load_profile
-from dataset_builder.errors import UserError
-from dataset_builder.families.libraries import cope_with_torchvision
-from dataset_builder.inspection.inspector import Inspector
-from dataset_builder.inspection.jobs import SpecJob, table_of
-from dataset_builder.schema import Spec
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.families.libraries import cope_with_torchvision
+from vramcast.dataset_builder.jobs.job import SpecJob, table_of
+from vramcast.dataset_builder.schema import Spec
+from vramcast.dataset_builder.simulation.inspector import Inspector
+from vramcast.errors import UserError
 
 cope_with_torchvision()
 

@@ -18,7 +18,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     questions, answers = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # what a library prints is not to be taken for an answer
-    from collocation.service.tracing import trace  # noqa: PLC0415 - torch, under the limit
+    from vramcast.collocation.service.tracing import trace  # noqa: PLC0415 - torch, under the limit
 
     _write(answers, b"ready")
     while True:
@@ -35,7 +35,7 @@ def main() -> None:
 
 def _sentence(error: Exception) -> str:
     """Errors of ours are sentences already; torch's say what of the network cannot run."""
-    from dataset_builder.errors import UserError  # noqa: PLC0415
+    from vramcast.errors import UserError  # noqa: PLC0415
 
     if isinstance(error, UserError):
         return str(error)

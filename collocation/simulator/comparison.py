@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from collocation.simulator.engine import Run, simulate
-from collocation.simulator.needs import NONE, ORACLE
-from collocation.simulator.report import Report, report
-from collocation.simulator.rules import OBSERVED, Rules
-from collocation.simulator.workload import Submission
-from dataset_builder.progress import bar
+from vramcast.collocation.simulator.engine import Run, simulate
+from vramcast.collocation.simulator.needs import NONE, ORACLE
+from vramcast.collocation.simulator.report import Report, report
+from vramcast.collocation.simulator.rules import OBSERVED, Rules
+from vramcast.collocation.simulator.workload import Submission
+from vramcast.dataset_builder.progress import bar
 
 _OWN_RULES: Mapping[str, Mapping[str, Any]] = {NONE: {"ledger": OBSERVED}, ORACLE: {"remember": False}}
 _MANY_JOBS = 20_000

@@ -9,9 +9,9 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.patches import Patch
 
-from collocation.simulator.gantt import Bar
-from dataset_builder.errors import UserError
-from models.drawing import picture, quiet
+from vramcast.collocation.simulator.gantt import Bar
+from vramcast.errors import UserError
+from vramcast.models.drawing import picture, quiet
 
 MOST_GPUS = 32
 """More would be lines too thin to see."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import count, islice
 
-from collocation.history import repeated_bytes
-from collocation.simulator.free import CLOSED, free_memory
-from collocation.simulator.rules import EXCLUSIVE, HEAD_OF_LINE, OBSERVED, Rules
-from collocation.simulator.workload import Job, Submission
-from dataset_builder.errors import UserError
+from vramcast.collocation.history import repeated_bytes
+from vramcast.collocation.simulator.free import CLOSED, free_memory
+from vramcast.collocation.simulator.rules import EXCLUSIVE, HEAD_OF_LINE, OBSERVED, Rules
+from vramcast.collocation.simulator.workload import Job, Submission
+from vramcast.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ The policies are those of `collocation.placement`, which looks through a list of
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 
-from collocation.simulator.rules import BEST_FIT, MOST_FREE
+from vramcast.collocation.simulator.rules import BEST_FIT, MOST_FREE
 
 CLOSED = -1
 """Free bytes of a GPU that takes no job at all."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from collocation.simulator.engine import Run
+from vramcast.collocation.simulator.engine import Run
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from collocation.simulator.workload import ESTIMATE_COLUMNS, Job
-from dataset_builder.errors import UserError, check_count
-from dataset_builder.schema import MIB
+from vramcast.collocation.simulator.workload import ESTIMATE_COLUMNS, Job
+from vramcast.errors import UserError, check_count
+from vramcast.virtual_gpu.sizes import MIB
 
 ORACLE, OURS, NONE = "oracle", "ours", "none"
 ESTIMATORS = (ORACLE, OURS, *ESTIMATE_COLUMNS, NONE)

@@ -9,16 +9,17 @@ from typing import Any
 
 import yaml
 
-from collocation.simulator.workload import Job
-from dataset_builder.defaults import CHECKPOINT, RISK
-from dataset_builder.devices import load_profile
-from dataset_builder.errors import UserError, check_count
-from dataset_builder.recipes import spec_of_recipe
-from dataset_builder.schema import MIB, Spec
-from models import load
-from models.examples import example_of_table
-from models.questions import Question
-from models.simulation import SimulationCache
+from vramcast.collocation.simulator.workload import Job
+from vramcast.dataset_builder.defaults import CHECKPOINT, RISK
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.recipes import spec_of_recipe
+from vramcast.dataset_builder.schema import Spec
+from vramcast.errors import UserError, check_count
+from vramcast.models import load
+from vramcast.models.examples import example_of_table
+from vramcast.models.questions import Question
+from vramcast.models.simulation import SimulationCache
+from vramcast.virtual_gpu.sizes import MIB
 
 DEFINITIONS = Path(__file__).with_name("definitions.yaml")
 

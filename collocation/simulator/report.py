@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collocation.simulator.engine import Run
-from collocation.simulator.rules import Rules
+from vramcast.collocation.simulator.engine import Run
+from vramcast.collocation.simulator.rules import Rules
 
 
 @dataclass(frozen=True, kw_only=True)

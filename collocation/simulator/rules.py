@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from collocation.placement import POLICIES
-from dataset_builder.errors import check_amount, check_choice, check_count
-from dataset_builder.schema import MIB
+from vramcast.collocation.placement import POLICIES
+from vramcast.errors import check_amount, check_choice, check_count
+from vramcast.virtual_gpu.sizes import MIB
 
 EXCLUSIVE, BEST_FIT, MOST_FREE = "exclusive", "best-fit", "most-free"
 """Of the policies, those that are asked for by name."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dataset_builder.errors import UserError
-from dataset_builder.schema import MIB
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.sizes import MIB
 
 ESTIMATE_COLUMNS: Mapping[str, str] = {
     "gpumemnet": "gpumemnet_mib",

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dataset_builder.schema import LayerRecord, LayerTable
+from vramcast.dataset_builder.schema import LayerRecord, LayerTable
+from vramcast.virtual_gpu.owners import is_layer
 
-# Modules that are one layer to a reader although they are made of others.
-_UNITS = (nn.MultiheadAttention, nn.RNNBase)
 # Functions that move or name what is there already; whether they copy depends on the device's layouts.
 _LAYOUT = frozenset({"reshape", "contiguous", "clone", "to", "float", "half", "bfloat16", "expand", "repeat", "pad"})
 
@@ -35,11 +34,6 @@ def layer_table(module: nn.Module, inputs: Sequence[Any], batch_size: int | None
     watch.add_unseen(module)
     trainable = tuple(tuple(item.shape) for item in module.parameters() if item.requires_grad)
     return LayerTable(tuple(watch.records), trainable, watch.input_elements)
-
-
-def is_layer(module: nn.Module) -> bool:
-    """A module without children, or a known unit."""
-    return isinstance(module, _UNITS) or next(module.children(), None) is None
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from dataset_builder.schema import TrainingSetup, parse_call
+from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
 
 Shape = Sequence[int]
 _SHARED = frozenset({"lr", "weight_decay", "maximize"})

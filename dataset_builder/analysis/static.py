@@ -2,8 +2,9 @@
 
 from math import prod
 
-from dataset_builder.analysis.optimizers import state_elements
-from dataset_builder.schema import DTYPE_BYTES, LayerTable, StaticEstimate, TrainingSetup
+from vramcast.dataset_builder.analysis.optimizers import state_elements
+from vramcast.dataset_builder.schema import LayerTable, StaticEstimate
+from vramcast.virtual_gpu.training_setup import DTYPE_BYTES, TrainingSetup
 
 
 def static_estimate(training: TrainingSetup, table: LayerTable) -> StaticEstimate:

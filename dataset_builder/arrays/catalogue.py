@@ -12,18 +12,18 @@ from functools import cache
 
 import numpy as np
 
-from dataset_builder.arrays import seeds
-from dataset_builder.arrays.constructions import developed, hadamard_array, hadamard_with_four
-from dataset_builder.arrays.differences import Scheme, best_scheme
-from dataset_builder.arrays.fields import IntArray, divisors, prime_power
-from dataset_builder.arrays.geometry import (
+from vramcast.dataset_builder.arrays import seeds
+from vramcast.dataset_builder.arrays.constructions import developed, hadamard_array, hadamard_with_four
+from vramcast.dataset_builder.arrays.differences import Scheme, best_scheme
+from vramcast.dataset_builder.arrays.fields import IntArray, divisors, prime_power
+from vramcast.dataset_builder.arrays.geometry import (
     digits_for,
     greedy_subspaces,
     subfield_classes,
     subfield_subspaces,
     subspace_array,
 )
-from dataset_builder.arrays.hadamard import hadamard_source
+from vramcast.dataset_builder.arrays.hadamard import hadamard_source
 
 LARGEST_GREEDY = 1024
 """Runs up to which subspaces are searched: beyond it the addition table takes too much memory."""

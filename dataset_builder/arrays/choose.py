@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dataset_builder.arrays import catalogue, strength_three
-from dataset_builder.arrays.catalogue import Host, demand, greedy_hosts, notation
-from dataset_builder.arrays.fields import IntArray, prime_power
-from dataset_builder.arrays.packing import Inner, Packing, build, describe, pack
-from dataset_builder.arrays.verify import Balance, verify
+from vramcast.dataset_builder.arrays import catalogue, strength_three
+from vramcast.dataset_builder.arrays.catalogue import Host, demand, greedy_hosts, notation
+from vramcast.dataset_builder.arrays.fields import IntArray, prime_power
+from vramcast.dataset_builder.arrays.packing import Inner, Packing, build, describe, pack
+from vramcast.dataset_builder.arrays.verify import Balance, verify
 
 
 @dataclass(frozen=True, eq=False)

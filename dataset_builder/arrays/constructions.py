@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dataset_builder.arrays.fields import IntArray, addition
-from dataset_builder.arrays.hadamard import hadamard
+from vramcast.dataset_builder.arrays.fields import IntArray, addition
+from vramcast.dataset_builder.arrays.hadamard import hadamard
 
 
 def full_factorial(levels: Sequence[int]) -> IntArray:

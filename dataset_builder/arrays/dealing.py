@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dataset_builder.arrays.fields import IntArray
+from vramcast.dataset_builder.arrays.fields import IntArray
 
 _PASSES = 4
 _MOST_STEPS = 10_000

@@ -11,8 +11,8 @@ from functools import cache
 
 import numpy as np
 
-from dataset_builder.arrays import seeds
-from dataset_builder.arrays.fields import (
+from vramcast.dataset_builder.arrays import seeds
+from vramcast.dataset_builder.arrays.fields import (
     IntArray,
     addition,
     divisors,
@@ -23,7 +23,7 @@ from dataset_builder.arrays.fields import (
     squares,
     subtraction,
 )
-from dataset_builder.arrays.hadamard import hadamard, hadamard_source
+from vramcast.dataset_builder.arrays.hadamard import hadamard, hadamard_source
 
 LARGEST_FIELD = 1024
 MOST_STACKED = 256

@@ -11,7 +11,7 @@ from math import lcm
 
 import numpy as np
 
-from dataset_builder.arrays.fields import IntArray, addition, field_powers, multiplication, words
+from vramcast.dataset_builder.arrays.fields import IntArray, addition, field_powers, multiplication, words
 
 
 def linear_array(field: int, vectors: IntArray) -> IntArray:

@@ -7,8 +7,8 @@ from functools import cache
 
 import numpy as np
 
-from dataset_builder.arrays import seeds
-from dataset_builder.arrays.fields import IntArray, divisors, frozen, prime_power, squares, subtraction
+from vramcast.dataset_builder.arrays import seeds
+from vramcast.dataset_builder.arrays.fields import IntArray, divisors, frozen, prime_power, squares, subtraction
 
 
 def _jacobsthal(order: int) -> IntArray:

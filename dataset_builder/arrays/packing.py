@@ -12,9 +12,9 @@ from math import prod
 
 import numpy as np
 
-from dataset_builder.arrays.catalogue import Host
-from dataset_builder.arrays.dealing import deal, surplus_share
-from dataset_builder.arrays.fields import IntArray
+from vramcast.dataset_builder.arrays.catalogue import Host
+from vramcast.dataset_builder.arrays.dealing import deal, surplus_share
+from vramcast.dataset_builder.arrays.fields import IntArray
 
 LARGEST_OPENED = 128
 """Columns of more levels are not replaced here: the catalogue lists the hosts that have them replaced."""

@@ -5,7 +5,7 @@ All were found by computer search. The sources say who first showed that such a 
 
 import numpy as np
 
-from dataset_builder.arrays.fields import IntArray
+from vramcast.dataset_builder.arrays.fields import IntArray
 
 # D(12, 12, 3): Seiden, "On the problem of construction of orthogonal arrays", Ann. Math. Stat. 25 (1954).
 _TWELVE_OVER_THREE = """

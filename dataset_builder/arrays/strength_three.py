@@ -8,11 +8,11 @@ from math import prod
 
 import numpy as np
 
-from dataset_builder.arrays.catalogue import Demand, Host, demand, notation, offers, single
-from dataset_builder.arrays.constructions import fold_over, full_factorial, hadamard_array
-from dataset_builder.arrays.fields import IntArray, divisors, prime_power
-from dataset_builder.arrays.geometry import cap, cap_size, linear_array
-from dataset_builder.arrays.hadamard import hadamard_source
+from vramcast.dataset_builder.arrays.catalogue import Demand, Host, demand, notation, offers, single
+from vramcast.dataset_builder.arrays.constructions import fold_over, full_factorial, hadamard_array
+from vramcast.dataset_builder.arrays.fields import IntArray, divisors, prime_power
+from vramcast.dataset_builder.arrays.geometry import cap, cap_size, linear_array
+from vramcast.dataset_builder.arrays.hadamard import hadamard_source
 
 
 def cap_host(levels: int, k: int) -> Host:

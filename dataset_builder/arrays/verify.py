@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dataset_builder.arrays.fields import IntArray
+from vramcast.dataset_builder.arrays.fields import IntArray
 
 _CELLS_AT_ONCE = 2_000_000
 

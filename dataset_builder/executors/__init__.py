@@ -1,7 +1,7 @@
 """Executors: where specs are measured, in this process or in workers beside it."""
 
-from dataset_builder.executors._base import Executor
-from dataset_builder.executors.local import LocalExecutor
-from dataset_builder.executors.serial import SerialExecutor
+from vramcast.dataset_builder.executors._base import Executor
+from vramcast.dataset_builder.executors.local import LocalExecutor
+from vramcast.dataset_builder.executors.serial import SerialExecutor
 
 __all__ = ["Executor", "SerialExecutor", "LocalExecutor"]

@@ -3,9 +3,10 @@
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable
 
-from dataset_builder.errors import UntraceableError, UserError
-from dataset_builder.measure._base import Backend, Outcome
-from dataset_builder.schema import EVIDENCE_LENGTH, Measurement, Spec, Status
+from vramcast.dataset_builder.measure._base import Backend, Outcome
+from vramcast.dataset_builder.schema import Spec
+from vramcast.errors import UntraceableError, UserError
+from vramcast.virtual_gpu.measurement import EVIDENCE_LENGTH, Measurement, Status
 
 
 class Executor(ABC):

@@ -16,13 +16,13 @@ from importlib.metadata import version
 from multiprocessing.connection import wait
 from types import ModuleType
 
-from dataset_builder import __version__
-from dataset_builder.children import KILL_SECONDS
-from dataset_builder.errors import WorkerError
-from dataset_builder.executors._base import timed_out
-from dataset_builder.executors._process import TICK_SECONDS, WorkerProcess, patience_seconds
-from dataset_builder.measure._base import Outcome
-from dataset_builder.schema import Spec
+from vramcast import __version__
+from vramcast.dataset_builder.child_process import KILL_SECONDS
+from vramcast.dataset_builder.executors._base import timed_out
+from vramcast.dataset_builder.executors._process import TICK_SECONDS, WorkerProcess, patience_seconds
+from vramcast.dataset_builder.measure._base import Outcome
+from vramcast.dataset_builder.schema import Spec
+from vramcast.errors import WorkerError
 
 IDLE_SECONDS = 10.0
 """How long a worker is kept for another task."""

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
 
-from dataset_builder.children import KILL_SECONDS, last_lines, signal_name
-from dataset_builder.errors import UserError, WorkerError
-from dataset_builder.executors import _worker
-from dataset_builder.measure._base import Outcome
-from dataset_builder.schema import EVIDENCE_LENGTH, Spec
+from vramcast.dataset_builder.child_process import KILL_SECONDS, last_lines, signal_name
+from vramcast.dataset_builder.executors import _worker
+from vramcast.dataset_builder.measure._base import Outcome
+from vramcast.dataset_builder.schema import Spec
+from vramcast.errors import UserError, WorkerError
+from vramcast.virtual_gpu.measurement import EVIDENCE_LENGTH
 
 CHUNK_SECONDS = 0.05
 """Chunks grow until they take this long: far more than it takes to send one, and not long to wait for."""

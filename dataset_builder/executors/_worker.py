@@ -16,11 +16,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
 
-from dataset_builder.children import PR_SET_PDEATHSIG
-from dataset_builder.errors import UserError
-from dataset_builder.executors._base import attempt, crashed, describe
-from dataset_builder.measure._base import Backend, Outcome
-from dataset_builder.schema import Spec
+from vramcast.dataset_builder.child_process import PR_SET_PDEATHSIG
+from vramcast.dataset_builder.executors._base import attempt, crashed, describe
+from vramcast.dataset_builder.measure._base import Backend, Outcome
+from vramcast.dataset_builder.schema import Spec
+from vramcast.errors import UserError
 
 FAREWELL_SECONDS = 0.5
 """What a worker is left with to end by itself after its parent has gone: less than `alarm` gives it below."""

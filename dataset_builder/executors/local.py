@@ -10,12 +10,12 @@ from itertools import islice
 from multiprocessing.connection import wait
 from typing import Any
 
-from dataset_builder.children import KILL_SECONDS
-from dataset_builder.errors import UserError, WorkerError
-from dataset_builder.executors._base import Executor, crashed, timed_out
-from dataset_builder.executors._process import TICK_SECONDS, WorkerProcess, interrupts_held, patience_seconds
-from dataset_builder.measure._base import Backend, Outcome
-from dataset_builder.schema import Spec
+from vramcast.dataset_builder.child_process import KILL_SECONDS
+from vramcast.dataset_builder.executors._base import Executor, crashed, timed_out
+from vramcast.dataset_builder.executors._process import TICK_SECONDS, WorkerProcess, interrupts_held, patience_seconds
+from vramcast.dataset_builder.measure._base import Backend, Outcome
+from vramcast.dataset_builder.schema import Spec
+from vramcast.errors import UserError, WorkerError
 
 CHECK_SECONDS = 0.05
 """How often workers are looked after while outcomes keep coming."""

@@ -14,11 +14,12 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dataset_builder.errors import UserError, WorkerError, check_count
-from dataset_builder.executors._base import Executor, crashed, describe
-from dataset_builder.executors._hosted import Died, Job, measure, versions
-from dataset_builder.measure._base import Backend, Outcome
-from dataset_builder.schema import EVIDENCE_LENGTH, Spec
+from vramcast.dataset_builder.executors._base import Executor, crashed, describe
+from vramcast.dataset_builder.executors._hosted import Died, Job, measure, versions
+from vramcast.dataset_builder.measure._base import Backend, Outcome
+from vramcast.dataset_builder.schema import Spec
+from vramcast.errors import UserError, WorkerError, check_count
+from vramcast.virtual_gpu.measurement import EVIDENCE_LENGTH
 
 try:
     import ray

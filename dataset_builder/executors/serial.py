@@ -2,9 +2,9 @@
 
 from collections.abc import Generator, Iterable
 
-from dataset_builder.executors._base import Executor, attempt
-from dataset_builder.measure._base import Backend, Outcome
-from dataset_builder.schema import Spec
+from vramcast.dataset_builder.executors._base import Executor, attempt
+from vramcast.dataset_builder.measure._base import Backend, Outcome
+from vramcast.dataset_builder.schema import Spec
 
 
 class SerialExecutor(Executor):

@@ -4,10 +4,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from dataset_builder.errors import UserError
-from dataset_builder.families import cnn, mlp, template, transformer
-from dataset_builder.plan import Plan
-from dataset_builder.schema import Spec, TrainingSetup, from_mapping, without_defaults
+from vramcast.dataset_builder.families import cnn, mlp, template, transformer
+from vramcast.dataset_builder.plan import Plan
+from vramcast.dataset_builder.schema import Spec
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.records import from_mapping, without_defaults
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, log2
 
-from dataset_builder.errors import check_choice, check_count, check_probability
-from dataset_builder.families.pieces import ACTIVATIONS, HEADS, IMAGE_NORMS, activation, dropout, head, image_norm
-from dataset_builder.plan import InputTensor, Node, Plan, chain, layer
+from vramcast.dataset_builder.families.pieces import (
+    ACTIVATIONS,
+    HEADS,
+    IMAGE_NORMS,
+    activation,
+    dropout,
+    head,
+    image_norm,
+)
+from vramcast.dataset_builder.plan import InputTensor, Node, Plan, chain, layer
+from vramcast.errors import check_choice, check_count, check_probability
 
 POOLINGS = ("none", "max", "avg")
 _DENSE_GROWTH = 32

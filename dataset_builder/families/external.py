@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dataset_builder.errors import UserError
-from dataset_builder.families.libraries import import_library
-from dataset_builder.families.scripts import build_script
-from dataset_builder.families.weightless import built_on_meta
-from dataset_builder.plan import InputTensor
+from vramcast.dataset_builder.families.libraries import import_library
+from vramcast.dataset_builder.families.scripts import build_script
+from vramcast.dataset_builder.families.weightless import built_on_meta
+from vramcast.dataset_builder.plan import InputTensor
+from vramcast.errors import UserError
 
 Network = Mapping[str, Any]
 Built = tuple[nn.Module, tuple[InputTensor, ...]]

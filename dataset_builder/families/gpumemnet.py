@@ -9,9 +9,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dataset_builder.errors import UserError, check_count
-from dataset_builder.families import make_spec
-from dataset_builder.schema import Spec, TrainingSetup
+from vramcast.dataset_builder.families import make_spec
+from vramcast.dataset_builder.schema import Spec
+from vramcast.errors import UserError, check_count
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 _SAMPLES = 4096
 _SUMMARY_BATCH = 2

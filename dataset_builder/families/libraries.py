@@ -8,7 +8,7 @@ from types import ModuleType
 
 import torch
 
-from dataset_builder.errors import UserError
+from vramcast.errors import UserError
 
 _MISSING_OPERATOR = re.compile(r"operator torchvision::(\w+) does not exist")
 _MOST_OPERATORS = 20

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from dataset_builder.errors import check_choice, check_count, check_probability
-from dataset_builder.families.pieces import ACTIVATIONS, HEADS, activation, dropout, head
-from dataset_builder.plan import InputTensor, Node, Plan, chain, layer
+from vramcast.dataset_builder.families.pieces import ACTIVATIONS, HEADS, activation, dropout, head
+from vramcast.dataset_builder.plan import InputTensor, Node, Plan, chain, layer
+from vramcast.errors import check_choice, check_count, check_probability
 
 NORMS = ("none", "batch", "layer")
 

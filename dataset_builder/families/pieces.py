@@ -2,7 +2,7 @@
 
 from math import gcd
 
-from dataset_builder.plan import Node, layer
+from vramcast.dataset_builder.plan import Node, layer
 
 ACTIVATIONS = {
     "relu": "ReLU",

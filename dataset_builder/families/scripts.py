@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name that every PyTorch reader knows
 
-from dataset_builder.errors import UserError
-from dataset_builder.families.libraries import import_library
+from vramcast.dataset_builder.families.libraries import import_library
+from vramcast.errors import UserError
 
 
 class Mnist(nn.Module):

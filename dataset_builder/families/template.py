@@ -3,9 +3,17 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dataset_builder.errors import UserError, check_choice, check_count, check_probability
-from dataset_builder.families.pieces import ACTIVATIONS, HEADS, IMAGE_NORMS, activation, dropout, head, image_norm
-from dataset_builder.plan import InputTensor, Node, Plan, chain, layer
+from vramcast.dataset_builder.families.pieces import (
+    ACTIVATIONS,
+    HEADS,
+    IMAGE_NORMS,
+    activation,
+    dropout,
+    head,
+    image_norm,
+)
+from vramcast.dataset_builder.plan import InputTensor, Node, Plan, chain, layer
+from vramcast.errors import UserError, check_choice, check_count, check_probability
 
 # Stages as (filters, convolutions or blocks), as published: VGG-16 (Simonyan and Zisserman 2014, configuration D),
 # ResNet-18 (He et al. 2015, table 1), MobileNet (Howard et al. 2017, table 1).

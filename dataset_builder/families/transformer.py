@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from dataset_builder.errors import check_choice, check_count, check_probability
-from dataset_builder.families.pieces import ACTIVATIONS, activation, dropout
-from dataset_builder.plan import InputTensor, Node, Plan, chain, layer
+from vramcast.dataset_builder.families.pieces import ACTIVATIONS, activation, dropout
+from vramcast.dataset_builder.plan import InputTensor, Node, Plan, chain, layer
+from vramcast.errors import check_choice, check_count, check_probability
 
 KINDS = ("encoder", "decoder", "encoder_decoder")
 NORMS = ("post", "pre")

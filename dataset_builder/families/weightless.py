@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from dataset_builder.errors import UserError
+from vramcast.errors import UserError
 
 
 def built_on_meta(make: Callable[[], nn.Module]) -> nn.Module:

@@ -1,5 +1,5 @@
 """Backends: what measures a spec."""
 
-from dataset_builder.measure._base import Backend, Outcome
+from vramcast.dataset_builder.measure._base import Backend, Outcome
 
 __all__ = ["Backend", "Outcome"]

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
-from dataset_builder.schema import Measurement, Spec, StaticEstimate
+from vramcast.dataset_builder.schema import Spec, StaticEstimate
+from vramcast.virtual_gpu.measurement import Measurement
 
 
 @dataclass(frozen=True)

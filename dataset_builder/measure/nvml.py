@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from dataset_builder.errors import UserError
+from vramcast.errors import UserError
 
 T = TypeVar("T")
 

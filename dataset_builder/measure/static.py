@@ -2,11 +2,12 @@
 
 from dataclasses import asdict
 
-from dataset_builder.analysis.static import static_estimate
-from dataset_builder.families import FAMILIES
-from dataset_builder.filters import Rejected, check
-from dataset_builder.measure._base import Backend, Outcome
-from dataset_builder.schema import Measurement, Spec, StaticEstimate, Status
+from vramcast.dataset_builder.analysis.static import static_estimate
+from vramcast.dataset_builder.families import FAMILIES
+from vramcast.dataset_builder.filters import Rejected, check
+from vramcast.dataset_builder.measure._base import Backend, Outcome
+from vramcast.dataset_builder.schema import Spec, StaticEstimate
+from vramcast.virtual_gpu.measurement import Measurement, Status
 
 
 def static_of(spec: Spec) -> StaticEstimate | None:

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dataset_builder.errors import UserError, check_choice
-from dataset_builder.samplers._base import Sampler
-from dataset_builder.samplers.combined import CombinedSampler
-from dataset_builder.samplers.orthogonal import OrthogonalSampler, TbemSampler
-from dataset_builder.samplers.uniform import UniformSampler
+from vramcast.dataset_builder.samplers._base import Sampler
+from vramcast.dataset_builder.samplers.combined import CombinedSampler
+from vramcast.dataset_builder.samplers.orthogonal import OrthogonalSampler, TbemSampler
+from vramcast.dataset_builder.samplers.uniform import UniformSampler
+from vramcast.errors import UserError, check_choice
 
 SAMPLERS: Mapping[str, Callable[..., Sampler]] = {
     "uniform": UniformSampler,

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
-from dataset_builder.space import Assignment, Space
+from vramcast.dataset_builder.space import Assignment, Space
 
 
 class Sampler(ABC):

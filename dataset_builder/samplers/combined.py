@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from itertools import chain
 
-from dataset_builder.samplers._base import Sampler
-from dataset_builder.samplers.uniform import UniformSampler
-from dataset_builder.space import Assignment, Space
+from vramcast.dataset_builder.samplers._base import Sampler
+from vramcast.dataset_builder.samplers.uniform import UniformSampler
+from vramcast.dataset_builder.space import Assignment, Space
 
 
 class CombinedSampler(Sampler):

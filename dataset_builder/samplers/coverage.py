@@ -7,8 +7,8 @@ from math import log, prod
 
 import numpy as np
 
-from dataset_builder.arrays.fields import IntArray
-from dataset_builder.space import Assignment, Space
+from vramcast.dataset_builder.arrays.fields import IntArray
+from vramcast.dataset_builder.space import Assignment, Space
 
 
 @dataclass(frozen=True)

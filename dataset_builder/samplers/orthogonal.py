@@ -5,10 +5,10 @@ from functools import cache
 
 import numpy as np
 
-from dataset_builder.arrays import OrthogonalArray, orthogonal_array
-from dataset_builder.errors import UserError, check_choice, check_count
-from dataset_builder.samplers._base import Sampler
-from dataset_builder.space import Assignment, Space
+from vramcast.dataset_builder.arrays import OrthogonalArray, orthogonal_array
+from vramcast.dataset_builder.samplers._base import Sampler
+from vramcast.dataset_builder.space import Assignment, Space
+from vramcast.errors import UserError, check_choice, check_count
 
 
 class OrthogonalSampler(Sampler):

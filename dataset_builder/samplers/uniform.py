@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dataset_builder.samplers._base import Sampler
-from dataset_builder.space import Assignment, Space
+from vramcast.dataset_builder.samplers._base import Sampler
+from vramcast.dataset_builder.space import Assignment, Space
 
 
 class UniformSampler(Sampler):

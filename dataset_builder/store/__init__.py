@@ -3,8 +3,8 @@
 The journal is exported here; `views` and `splits` are imported by name, for views need pandas.
 """
 
-from dataset_builder.store.journal import JournalWriter
-from dataset_builder.store.reader import (
+from vramcast.dataset_builder.store.journal import JournalWriter
+from vramcast.dataset_builder.store.reader import (
     JOURNAL_NAME,
     Header,
     Journal,
@@ -13,7 +13,7 @@ from dataset_builder.store.reader import (
     read_header,
     read_journal,
 )
-from dataset_builder.store.repair import RepairReport, repair
+from vramcast.dataset_builder.store.repair import RepairReport, repair
 
 __all__ = [
     "JOURNAL_NAME",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from dataset_builder.errors import UserError
+from vramcast.errors import UserError
 
 
 def sync(path: Path) -> None:

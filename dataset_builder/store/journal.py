@@ -13,11 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from dataset_builder.errors import UserError
-from dataset_builder.schema import SCHEMA_VERSION, Rejection, Row, canonical_json
-from dataset_builder.store.durable import BackgroundSync, locked, sync, write_all
-from dataset_builder.store.lines import HEADER, REJECTION, ROW, encode_line, sound_records
-from dataset_builder.store.reader import JOURNAL_NAME
+from vramcast.dataset_builder.schema import SCHEMA_VERSION, Rejection, Row
+from vramcast.dataset_builder.store.durable import BackgroundSync, locked, sync, write_all
+from vramcast.dataset_builder.store.lines import HEADER, REJECTION, ROW, encode_line, sound_records
+from vramcast.dataset_builder.store.reader import JOURNAL_NAME
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.records import canonical_json
 
 EXTENSIBLE = "n"
 """The one setting that may change between runs: more rows of the same build. The header keeps the first."""

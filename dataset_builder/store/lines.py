@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dataset_builder.errors import UserError
-from dataset_builder.schema import SCHEMA_VERSION
+from vramcast.dataset_builder.schema import SCHEMA_VERSION
+from vramcast.errors import UserError
 
 HEADER, ROW, REJECTION = "header", "row", "rejection"
 

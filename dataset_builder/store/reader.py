@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dataset_builder.errors import UserError
-from dataset_builder.schema import Rejection, Row
-from dataset_builder.store.lines import ROW, corrupt, sound_records
+from vramcast.dataset_builder.schema import Rejection, Row
+from vramcast.dataset_builder.store.lines import ROW, corrupt, sound_records
+from vramcast.errors import UserError
 
 JOURNAL_NAME = "journal.jsonl"
 

@@ -10,9 +10,9 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Self
 
-from dataset_builder.errors import UserError
-from dataset_builder.schema import Spec
-from dataset_builder.store.durable import replacing
+from vramcast.dataset_builder.schema import Spec
+from vramcast.dataset_builder.store.durable import replacing
+from vramcast.errors import UserError
 
 SPLIT_VERSION = 1
 _TOLERANCE = 1e-6

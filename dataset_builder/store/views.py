@@ -10,17 +10,13 @@ from typing import Any, get_args
 
 import pandas as pd
 
-from dataset_builder.errors import UserError
-from dataset_builder.schema import (
-    Measurement,
-    Provenance,
-    Row,
-    StaticEstimate,
-    TrainingSetup,
-    canonical_json,
-)
-from dataset_builder.store.durable import replacing
-from dataset_builder.store.reader import collector_paused
+from vramcast.dataset_builder.schema import Provenance, Row, StaticEstimate
+from vramcast.dataset_builder.store.durable import replacing
+from vramcast.dataset_builder.store.reader import collector_paused
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.measurement import Measurement
+from vramcast.virtual_gpu.records import canonical_json
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 # The pandas types that know an absent value.
 _DTYPES: Mapping[type, str] = {bool: "boolean", int: "Int64", float: "Float64", str: "string"}

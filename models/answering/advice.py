@@ -5,11 +5,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from dataset_builder.errors import UserError
-from dataset_builder.inspection.client import TheirError
-from dataset_builder.schema import TrainingSetup, parse_call
-from models.answer import FITS, TIGHT, Answer
-from models.answering.conversation import Conversation
+from vramcast.dataset_builder.simulation.client import TheirError
+from vramcast.errors import UserError
+from vramcast.models.answer import FITS, TIGHT, Answer
+from vramcast.models.answering.conversation import Conversation
+from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
 
 _LEAN = ("SGD", "Adafactor", "Adam8bit", "AdamW8bit")
 """Optimizers that keep little; to their users no leaner one is suggested."""

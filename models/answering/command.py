@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dataset_builder.defaults import BUCKET_MIB, CHECKPOINT, RISK
-from dataset_builder.devices import DEFAULT_DEVICE
-from dataset_builder.errors import UserError, check_count
-from dataset_builder.exits import exit_code
-from dataset_builder.inspection.client import MEMORY_MIB, TIMEOUT_SECONDS, TheirError
-from dataset_builder.inspection.targets import FORMS, parse_argument
-from dataset_builder.schema import LayerTable
-from models.answering.requests import Request
-from models.answering.sessions import Sessions
+from vramcast.dataset_builder.defaults import BUCKET_MIB, CHECKPOINT, RISK
+from vramcast.dataset_builder.devices import DEFAULT_DEVICE
+from vramcast.dataset_builder.exit_codes import exit_code
+from vramcast.dataset_builder.jobs.targets import FORMS, parse_argument
+from vramcast.dataset_builder.schema import LayerTable
+from vramcast.dataset_builder.simulation.client import MEMORY_MIB, TIMEOUT_SECONDS, TheirError
+from vramcast.errors import UserError, check_count
+from vramcast.models.answering.requests import Request
+from vramcast.models.answering.sessions import Sessions
 
 _THEIR_ERROR = 3
 _JOB_WORDS = ("target", "batch_size", "optimizer", "dtype", "autocast", "checkpointing", "accumulate", "device", "risk",
@@ -94,15 +94,15 @@ def _one(arguments: argparse.Namespace, sessions: Sessions) -> None:
         _check_plot(arguments.plot)
     subject = sessions.start(request)
     # a child builds the network while torch is imported here
-    from models.answering.judging import answered, looked_at
-    from models.classify import Classifier
+    from vramcast.models.answering.judging import answered, looked_at
+    from vramcast.models.classify import Classifier
 
     classifier = Classifier(arguments.checkpoint)
     if arguments.json:
         answer = answered(request, subject, classifier, start)
         print(json.dumps(answer.to_json(), allow_nan=False))
     else:
-        from models.answering.screen import rendered
+        from vramcast.models.answering.screen import rendered
 
         page = looked_at(request, subject, classifier, start)
         print(rendered(page, shutil.get_terminal_size((100, 40)).columns, sys.stdout.isatty()), end="")
@@ -111,14 +111,14 @@ def _one(arguments: argparse.Namespace, sessions: Sessions) -> None:
 
 
 def _check_plot(path: Path) -> None:
-    from models.timeline import check_picture
+    from vramcast.models.timeline import check_picture
 
     check_picture(path)
 
 
 def _plot(path: Path, request: Request, subject: Any) -> None:
-    from dataset_builder.devices import load_profile
-    from models.timeline import draw_timeline, timeline_table
+    from vramcast.dataset_builder.devices import load_profile
+    from vramcast.models.timeline import draw_timeline, timeline_table
 
     if isinstance(subject, LayerTable):
         raise UserError(f"expected a network to draw {path} of, found a layer table: nothing of it is simulated")
@@ -132,8 +132,8 @@ def _many(arguments: argparse.Namespace, sessions: Sessions) -> None:
     if not arguments.json or arguments.target is not None or arguments.plot:
         raise UserError("expected --jobs FILE with --json, and neither a target nor --plot, found others: change them")
     lines = list(_lines(arguments.jobs))
-    from models.answering.judging import answered
-    from models.classify import Classifier
+    from vramcast.models.answering.judging import answered
+    from vramcast.models.classify import Classifier
 
     classifier, defaults = Classifier(arguments.checkpoint), _named(arguments)
     for line in lines:

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dataset_builder.defaults import RISK
-from dataset_builder.devices import load_profile
-from dataset_builder.inspection.findings import Findings
-from dataset_builder.inspection.inspector import Inspection
-from models.answer import Answer
-from models.batch_search import largest_batch
-from models.classify import Classifier
-from models.questions import question_of
+from vramcast.dataset_builder.defaults import RISK
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.simulation.findings import Findings
+from vramcast.dataset_builder.simulation.inspector import Inspection
+from vramcast.models.answer import Answer
+from vramcast.models.batch_search import largest_batch
+from vramcast.models.classify import Classifier
+from vramcast.models.questions import question_of
 
 
 class Conversation:

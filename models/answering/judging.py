@@ -5,17 +5,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dataset_builder.devices import known_cards, load_profile
-from dataset_builder.inspection.inspector import Inspection
-from dataset_builder.inspection.optimizers import DEFAULT, optimizer_named
-from dataset_builder.schema import LayerTable, TrainingSetup
-from models.answer import FITS, Answer
-from models.answering.advice import advice
-from models.answering.conversation import Conversation
-from models.answering.requests import Request
-from models.answering.screen import Page
-from models.classify import Classifier
-from models.questions import question_of_table
+from vramcast.dataset_builder.devices import known_cards, load_profile
+from vramcast.dataset_builder.jobs.optimizers import DEFAULT, optimizer_named
+from vramcast.dataset_builder.schema import LayerTable
+from vramcast.dataset_builder.simulation.inspector import Inspection
+from vramcast.models.answer import FITS, Answer
+from vramcast.models.answering.advice import advice
+from vramcast.models.answering.conversation import Conversation
+from vramcast.models.answering.requests import Request
+from vramcast.models.answering.screen import Page
+from vramcast.models.classify import Classifier
+from vramcast.models.questions import question_of_table
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 
 def answered(request: Request, subject: LayerTable | Inspection, classifier: Classifier, start: float) -> Answer:

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dataset_builder.defaults import RISK
-from dataset_builder.devices import DEFAULT_DEVICE
-from dataset_builder.errors import UserError, check_count
-from dataset_builder.inspection.targets import Wanted, parse_target
-from dataset_builder.schema import DTYPE_BYTES
+from vramcast.dataset_builder.defaults import RISK
+from vramcast.dataset_builder.devices import DEFAULT_DEVICE
+from vramcast.dataset_builder.jobs.targets import Wanted, parse_target
+from vramcast.errors import UserError, check_count
+from vramcast.virtual_gpu.training_setup import DTYPE_BYTES
 
 _WISHES = ("batch_size", "optimizer", "dtype", "autocast", "checkpointing", "accumulate")
 _FLAGS = ("checkpointing", "max_batch")

@@ -4,10 +4,11 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dataset_builder.inspection.findings import LayerCost
-from dataset_builder.schema import MIB, TrainingSetup
-from models.answer import FITS, TIGHT, TOO_LARGE, Answer
-from models.answering.advice import Suggestion
+from vramcast.dataset_builder.simulation.findings import LayerCost
+from vramcast.models.answer import FITS, TIGHT, TOO_LARGE, Answer
+from vramcast.models.answering.advice import Suggestion
+from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 _PARTS: Mapping[str, tuple[str, str, str]] = {
     "parameters": ("parameters", "#", "34"),

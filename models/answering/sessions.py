@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING, Self
 
-from dataset_builder.errors import UserError
-from dataset_builder.inspection.client import ChildInspection
-from dataset_builder.inspection.targets import GPUMEMNET, LIBRARIES, Wanted, is_document, read_document
-from dataset_builder.schema import LayerTable, Spec
-from models.answering.requests import Request
+from vramcast.dataset_builder.jobs.targets import GPUMEMNET, LIBRARIES, Wanted, is_document, read_document
+from vramcast.dataset_builder.schema import LayerTable, Spec
+from vramcast.dataset_builder.simulation.client import ChildInspection
+from vramcast.errors import UserError
+from vramcast.models.answering.requests import Request
 
 if TYPE_CHECKING:  # a child is started before this process imports torch
-    from dataset_builder.inspection.inspector import Inspection
+    from vramcast.dataset_builder.simulation.inspector import Inspection
 
 _LIFE = 40
 """Networks of libraries that one child looks at: libraries keep some memory of each."""
@@ -18,7 +18,7 @@ _LIFE = 40
 def described(target: str) -> Spec | LayerTable | None:
     """The spec or the layer table that a target stands for; None for one that must be built by running code."""
     if target.startswith(GPUMEMNET):
-        from dataset_builder.families.gpumemnet import spec_of_filename  # noqa: PLC0415
+        from vramcast.dataset_builder.families.gpumemnet import spec_of_filename  # noqa: PLC0415
 
         return spec_of_filename(target.removeprefix(GPUMEMNET))
     if not is_document(target):
@@ -26,7 +26,7 @@ def described(target: str) -> Spec | LayerTable | None:
     value = read_document(target)
     if isinstance(value, dict) and {"family", "network", "training"} <= value.keys():
         return Spec.from_json(value)
-    from dataset_builder.inspection.layer_tables import read_table  # noqa: PLC0415
+    from vramcast.dataset_builder.jobs.layer_tables import read_table  # noqa: PLC0415
 
     return read_table(value)
 
@@ -80,7 +80,7 @@ class Sessions:
 
 
 def _local(spec: Spec) -> "Inspection":
-    from dataset_builder.inspection.inspector import LocalInspection  # noqa: PLC0415
-    from dataset_builder.inspection.jobs import SpecJob  # noqa: PLC0415
+    from vramcast.dataset_builder.jobs.job import SpecJob  # noqa: PLC0415
+    from vramcast.dataset_builder.simulation.inspector import LocalInspection  # noqa: PLC0415
 
     return LocalInspection(SpecJob(spec))

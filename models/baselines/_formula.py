@@ -7,11 +7,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from models.baselines._kept import Baseline
-from models.baselines._learned import capacity_bytes
-from models.example import Example
-from models.labels import Buckets
-from models.storage import State
+from vramcast.models.baselines._kept import Baseline
+from vramcast.models.baselines._learned import capacity_bytes
+from vramcast.models.example import Example
+from vramcast.models.labels import Buckets
+from vramcast.models.storage import State
 
 
 def one_hot(classes: NDArray[np.int64], buckets: Buckets) -> NDArray[np.float64]:

@@ -4,8 +4,8 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Self
 
-from models._base import Estimator
-from models.storage import State, read_state, write_state
+from vramcast.models._base import Estimator
+from vramcast.models.storage import State, read_state, write_state
 
 
 class Baseline(Estimator):

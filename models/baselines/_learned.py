@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset_builder.errors import UserError
-from models.example import Example
+from vramcast.errors import UserError
+from vramcast.models.example import Example
 
 
 def measured_bytes(examples: Sequence[Example]) -> NDArray[np.float64]:

@@ -3,19 +3,19 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dataset_builder.errors import check_choice
-from models.baselines._formula import Formula
-from models.baselines._kept import Baseline
-from models.baselines.extra_trees import ExtraTrees
-from models.baselines.fake_tensor import FakeTensor
-from models.baselines.gap import DirectPolynomial, Gap
-from models.baselines.horus import Horus
-from models.baselines.majority import Majority
-from models.baselines.shape_inference import ShapeInference
-from models.baselines.virtual import Virtual
-from models.baselines.weights import Weights
-from models.example import Example
-from models.storage import joined, read_state, write_state
+from vramcast.errors import check_choice
+from vramcast.models.baselines._formula import Formula
+from vramcast.models.baselines._kept import Baseline
+from vramcast.models.baselines.extra_trees import ExtraTrees
+from vramcast.models.baselines.fake_tensor import FakeTensor
+from vramcast.models.baselines.gap import DirectPolynomial, Gap
+from vramcast.models.baselines.horus import Horus
+from vramcast.models.baselines.majority import Majority
+from vramcast.models.baselines.shape_inference import ShapeInference
+from vramcast.models.baselines.virtual import Virtual
+from vramcast.models.baselines.weights import Weights
+from vramcast.models.example import Example
+from vramcast.models.storage import joined, read_state, write_state
 
 BASELINES: Mapping[str, type[Baseline]] = {
     kind.name: kind

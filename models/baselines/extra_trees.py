@@ -7,14 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesRegressor
 
-from dataset_builder.errors import UserError
-from models.baselines._formula import beyond_the_card_is_infinity
-from models.baselines._kept import Baseline
-from models.baselines._learned import capacity_bytes, measured_bytes
-from models.example import Example
-from models.features import feature_set
-from models.labels import Buckets
-from models.storage import State
+from vramcast.errors import UserError
+from vramcast.models.baselines._formula import beyond_the_card_is_infinity
+from vramcast.models.baselines._kept import Baseline
+from vramcast.models.baselines._learned import capacity_bytes, measured_bytes
+from vramcast.models.example import Example
+from vramcast.models.features import feature_set
+from vramcast.models.labels import Buckets
+from vramcast.models.storage import State
 
 TREES = 40
 LEAVES = 1000

@@ -4,11 +4,11 @@ import csv
 from collections.abc import Mapping
 from pathlib import Path
 
-from dataset_builder.errors import UserError
-from dataset_builder.schema import MIB
-from dataset_builder.store.importers import read_rows
-from models.baselines._formula import Formula
-from models.example import Example
+from vramcast.dataset_builder.store.importers import read_rows
+from vramcast.errors import UserError
+from vramcast.models.baselines._formula import Formula
+from vramcast.models.example import Example
+from vramcast.virtual_gpu.sizes import MIB
 
 _COLUMN = "faketensor_peak_mib"
 

@@ -13,14 +13,14 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset_builder.errors import UserError
-from models.baselines._formula import beyond_the_card_is_infinity
-from models.baselines._kept import Baseline
-from models.baselines._learned import capacity_bytes, completed, measured_bytes
-from models.baselines.polynomial import Polynomial
-from models.example import Example
-from models.labels import Buckets
-from models.storage import State
+from vramcast.errors import UserError
+from vramcast.models.baselines._formula import beyond_the_card_is_infinity
+from vramcast.models.baselines._kept import Baseline
+from vramcast.models.baselines._learned import capacity_bytes, completed, measured_bytes
+from vramcast.models.baselines.polynomial import Polynomial
+from vramcast.models.example import Example
+from vramcast.models.labels import Buckets
+from vramcast.models.storage import State
 
 DEGREES = (1, 2, 3, 4)
 ALPHAS = (1e-2, 1e-1, 1.0, 10.0, 100.0)

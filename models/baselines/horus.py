@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from math import prod
 
-from dataset_builder.schema import MIB, LayerRecord
-from models.baselines._formula import Formula
-from models.example import Example
+from vramcast.dataset_builder.schema import LayerRecord
+from vramcast.models.baselines._formula import Formula
+from vramcast.models.example import Example
+from vramcast.virtual_gpu.sizes import MIB
 
 _ELEMENT_BYTES = 4
 _CONSTANT_BYTES = 800 * MIB

@@ -6,11 +6,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from models.baselines._kept import Baseline
-from models.baselines._learned import measured_bytes
-from models.example import Example
-from models.labels import Buckets
-from models.storage import State
+from vramcast.models.baselines._kept import Baseline
+from vramcast.models.baselines._learned import measured_bytes
+from vramcast.models.example import Example
+from vramcast.models.labels import Buckets
+from vramcast.models.storage import State
 
 
 class Majority(Baseline):

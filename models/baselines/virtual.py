@@ -2,8 +2,8 @@
 
 from math import inf
 
-from models.baselines._formula import Formula
-from models.example import Example
+from vramcast.models.baselines._formula import Formula
+from vramcast.models.example import Example
 
 
 class Virtual(Formula):

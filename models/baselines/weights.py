@@ -1,7 +1,7 @@
 """The rule of thumb that `accelerate estimate-memory` prints for training: four times the weights."""
 
-from models.baselines._formula import Formula
-from models.example import Example
+from vramcast.models.baselines._formula import Formula
+from vramcast.models.example import Example
 
 _COPIES = 4
 """Weights, gradients and Adam's two states (accelerate, commands/estimate.py); no activations, no context."""

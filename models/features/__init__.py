@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from dataset_builder.errors import check_choice
-from models.example import Example
-from models.features.full import full_numbers, simulated_need_bytes, table_numbers
-from models.features.published import published_numbers
-from models.features.tokens import TOKEN_NUMBERS, Token, tokens_of
+from vramcast.errors import check_choice
+from vramcast.models.example import Example
+from vramcast.models.features.full import full_numbers, simulated_need_bytes, table_numbers
+from vramcast.models.features.published import published_numbers
+from vramcast.models.features.tokens import TOKEN_NUMBERS, Token, tokens_of
 
 
 @dataclass(frozen=True)

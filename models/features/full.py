@@ -3,10 +3,10 @@
 import math
 from collections import Counter
 
-from dataset_builder.analysis.optimizers import OPTIMIZERS
-from dataset_builder.schema import DTYPE_BYTES, parse_call
-from models.example import Example, Simulated
-from models.features.layers import ACTIVATIONS, NO_CONVOLUTION, convolutions_of, log_amount, main_activation
+from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS
+from vramcast.models.example import Example, Simulated
+from vramcast.models.features.layers import ACTIVATIONS, NO_CONVOLUTION, convolutions_of, log_amount, main_activation
+from vramcast.virtual_gpu.training_setup import DTYPE_BYTES, parse_call
 
 _COUNTED = (
     "Linear", "Conv2d", "BatchNorm1d", "BatchNorm2d", "LayerNorm", "GroupNorm", "Dropout", "MultiheadAttention",

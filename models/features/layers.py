@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dataset_builder.schema import LayerRecord
-from models.example import Example, is_convolution
+from vramcast.dataset_builder.schema import LayerRecord
+from vramcast.models.example import Example, is_convolution
 
 ACTIVATIONS = (
     "ELU", "GELU", "Identity", "LeakyReLU", "Mish", "PReLU", "ReLU", "SELU", "SiLU", "Softplus", "Tanh",

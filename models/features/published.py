@@ -3,8 +3,8 @@
 import math
 from collections import Counter
 
-from models.example import Example
-from models.features.layers import ACTIVATIONS, log_amount, main_activation
+from vramcast.models.example import Example
+from vramcast.models.features.layers import ACTIVATIONS, log_amount, main_activation
 
 _COUNTED = ("Linear", "Conv2d", "BatchNorm1d", "BatchNorm2d", "Dropout", "MultiheadAttention", "LayerNorm")
 """An attention counts where GPUMemNet counts its output projection, 'NonDynamicallyQuantizableLinear'."""

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dataset_builder.schema import LayerRecord
-from models.example import Example
-from models.features.layers import Convolution, convolutions_of, log_amount
+from vramcast.dataset_builder.schema import LayerRecord
+from vramcast.models.example import Example
+from vramcast.models.features.layers import Convolution, convolutions_of, log_amount
 
 TOKEN_NUMBERS = (
     "output",

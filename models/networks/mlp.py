@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from models.batch import Inputs
+from vramcast.models.batch import Inputs
 
 
 class ResidualMlp(nn.Module):

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from models.batch import Inputs
-from models.networks.mlp import ResidualMlp
+from vramcast.models.batch import Inputs
+from vramcast.models.networks.mlp import ResidualMlp
 
 
 class TransformerNetwork(nn.Module):

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from dataset_builder.measure.virtual.allocator import AllocatorOptions, CachingAllocator
-from dataset_builder.measure.virtual.inspection import BlockState
-from dataset_builder.schema import MIB
+from vramcast.virtual_gpu.allocator import AllocatorOptions, CachingAllocator
+from vramcast.virtual_gpu.allocator_state import BlockState
+from vramcast.virtual_gpu.sizes import MIB
 
 GIB = 1 << 30
 

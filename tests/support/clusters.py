@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from collocation.simulator.workload import Job, Submission
+from vramcast.collocation.simulator.workload import Job, Submission
 
 GB = 10**9
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from synthetic_examples import mlp_examples, without_targets
 
-from dataset_builder.errors import UserError
-from dataset_builder.schema import MIB
-from models import Estimator
-from models.labels import Buckets
+from vramcast.errors import UserError
+from vramcast.models import Estimator
+from vramcast.models.labels import Buckets
+from vramcast.virtual_gpu.sizes import MIB
 
 WIDE = Buckets(width_bytes=250 * MIB, capacity_bytes=1000 * MIB)
 NARROW = Buckets(width_bytes=50 * MIB, capacity_bytes=1000 * MIB)

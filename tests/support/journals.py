@@ -2,17 +2,10 @@
 
 from pathlib import Path
 
-from dataset_builder.schema import (
-    Measurement,
-    Provenance,
-    Rejection,
-    Row,
-    Spec,
-    StaticEstimate,
-    Status,
-    TrainingSetup,
-)
-from dataset_builder.store import JournalWriter
+from vramcast.dataset_builder.schema import Provenance, Rejection, Row, Spec, StaticEstimate
+from vramcast.dataset_builder.store import JournalWriter
+from vramcast.virtual_gpu.measurement import Measurement, Status
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 BUILD = {"seed": 1, "n": 10, "family": {"name": "mlp"}}
 

@@ -2,9 +2,10 @@
 
 from itertools import pairwise
 
-from dataset_builder.analysis.static import static_estimate
-from dataset_builder.schema import LayerRecord, LayerTable, TrainingSetup
-from models.example import Example, Simulated, Target
+from vramcast.dataset_builder.analysis.static import static_estimate
+from vramcast.dataset_builder.schema import LayerRecord, LayerTable
+from vramcast.models.example import Example, Simulated, Target
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 MIB = 2**20
 CARD_BYTES = 40_000 * MIB

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dataset_builder.measure.virtual.composites import cuda_paths
-from dataset_builder.measure.virtual.kernels import cuda_kernels
-from dataset_builder.measure.virtual.replay import FREE
-from dataset_builder.measure.virtual.trace import LibraryCall, Trace, Tracer, Use, call_of
+from vramcast.virtual_gpu.cuda_paths import cuda_paths
+from vramcast.virtual_gpu.kernels import cuda_kernels
+from vramcast.virtual_gpu.replay import FREE
+from vramcast.virtual_gpu.trace import LibraryCall, Trace, Tracer, Use, call_of
 
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
 

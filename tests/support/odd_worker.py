@@ -5,7 +5,7 @@ import pickle
 import sys
 import time
 
-from collocation.service.worker import HEADER, REFUSED, TRACED
+from vramcast.collocation.service.worker import HEADER, REFUSED, TRACED
 
 
 def answer(data: bytes) -> None:

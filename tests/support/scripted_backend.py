@@ -10,9 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dataset_builder.errors import UserError
-from dataset_builder.measure._base import Backend, Outcome
-from dataset_builder.schema import Measurement, Spec, StaticEstimate, Status, TrainingSetup
+from vramcast.dataset_builder.measure._base import Backend, Outcome
+from vramcast.dataset_builder.schema import Spec, StaticEstimate
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.measurement import Measurement, Status
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 
 class Scripted(Backend):

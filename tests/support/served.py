@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from collocation.service.app import make_app
-from collocation.service.estimating import Asked, Estimated, Estimating
-from collocation.service.guard import Guard
-from collocation.service.server import Server
-from collocation.service.settings import Settings
-from collocation.service.tracing import TraceQuestion, trace
-from dataset_builder.schema import MIB
-from models.answer import Answer, Bucket
+from vramcast.collocation.service.app import make_app
+from vramcast.collocation.service.estimating import Asked, Estimated, Estimating
+from vramcast.collocation.service.guard import Guard
+from vramcast.collocation.service.server import Server
+from vramcast.collocation.service.settings import Settings
+from vramcast.collocation.service.tracing import TraceQuestion, trace
+from vramcast.models.answer import Answer, Bucket
+from vramcast.virtual_gpu.sizes import MIB
 
 MLP = {
     "family": "mlp",

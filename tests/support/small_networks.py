@@ -3,9 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from dataset_builder import filters
-from dataset_builder.families import make_spec
-from dataset_builder.schema import LayerTable, TrainingSetup
+from vramcast.dataset_builder import filters
+from vramcast.dataset_builder.families import make_spec
+from vramcast.dataset_builder.schema import LayerTable
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 SETUP = TrainingSetup(batch_size=4)
 NETWORKS: dict[str, dict[str, Any]] = {

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from nvml_stub import Driver
 
-from dataset_builder.errors import UserError
-from dataset_builder.measure import Backend, Outcome
-from dataset_builder.measure.cuda.backend import CudaBackend, CudaSettings
-from dataset_builder.schema import Measurement, Status
+from vramcast.dataset_builder.measure import Backend, Outcome
+from vramcast.dataset_builder.measure.cuda.backend import CudaBackend, CudaSettings
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.measurement import Measurement, Status
 
 FAKE_CHILD = Path(__file__).with_name("fake_child.py")
 

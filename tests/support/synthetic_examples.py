@@ -5,12 +5,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dataset_builder.families import make_spec
-from dataset_builder.inspection.jobs import table_of
-from dataset_builder.measure.virtual.profile import DeviceProfile
-from dataset_builder.schema import MIB, LayerTable, Measurement, Spec, Status, TrainingSetup
-from models.example import Example, Target
-from models.examples import example_of_table
+from vramcast.dataset_builder.families import make_spec
+from vramcast.dataset_builder.jobs.job import table_of
+from vramcast.dataset_builder.schema import LayerTable, Spec
+from vramcast.models.example import Example, Target
+from vramcast.models.examples import example_of_table
+from vramcast.virtual_gpu.measurement import Measurement, Status
+from vramcast.virtual_gpu.profile import DeviceProfile
+from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 PROFILE = DeviceProfile(
     name="plain", title="Plain", total_mib=1096, driver_mib=96, compute_capability=8.0, context_mib=200, cudnn_mib=50

@@ -1,9 +1,9 @@
 """Pictures of a run. Each is two functions: one computes a table, one draws it."""
 
-from train.figures.confusion import confusion_table, draw_confusion
-from train.figures.curves import curves_table, draw_curves
-from train.figures.projections import draw_projections, projections_table
-from train.figures.reliability import draw_reliability, reliability_table
+from vramcast.train.figures.confusion import confusion_table, draw_confusion
+from vramcast.train.figures.curves import curves_table, draw_curves
+from vramcast.train.figures.projections import draw_projections, projections_table
+from vramcast.train.figures.reliability import draw_reliability, reliability_table
 
 __all__ = [
     "confusion_table",

@@ -7,9 +7,9 @@ import pandas as pd
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from models.drawing import picture
-from models.labels import Buckets
-from train.figures.drawing import bucket_names, unit_of
+from vramcast.models.drawing import picture
+from vramcast.models.labels import Buckets
+from vramcast.train.figures.drawing import bucket_names, unit_of
 
 _MOST_WITH_NUMBERS = 24
 """Classes up to which each cell shows its count."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from models.drawing import picture, quiet
+from vramcast.models.drawing import picture, quiet
 
 COLUMNS = ["member", "epoch", "train_loss", "validation_loss"]
 _COLOURS = {"train_loss": "#4c78a8", "validation_loss": "#e45756"}

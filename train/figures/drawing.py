@@ -2,8 +2,8 @@
 
 from itertools import pairwise
 
-from dataset_builder.schema import MIB
-from models.labels import Buckets
+from vramcast.models.labels import Buckets
+from vramcast.virtual_gpu.sizes import MIB
 
 GIB = 2**30
 DOES_NOT_FIT = "does not fit"

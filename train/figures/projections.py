@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 
-from models.drawing import picture
-from models.labels import Buckets
-from train.figures.drawing import DOES_NOT_FIT, bucket_names, unit_of
+from vramcast.models.drawing import picture
+from vramcast.models.labels import Buckets
+from vramcast.train.figures.drawing import DOES_NOT_FIT, bucket_names, unit_of
 
 MOST_POINTS = 600
 """t-SNE takes seconds for that many; more make no clearer picture."""

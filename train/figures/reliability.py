@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from models.drawing import picture, quiet
+from vramcast.models.drawing import picture, quiet
 
 
 def reliability_table(probabilities: NDArray[np.float64], truth: NDArray[np.int64], bins: int = 10) -> pd.DataFrame:

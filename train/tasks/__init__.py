@@ -4,8 +4,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from train.configuration import Configuration
-from train.run import Run, begin, take_up
+from vramcast.train.configuration import Configuration
+from vramcast.train.run import Run, begin, take_up
 
 
 def carry_out(configuration: Configuration, overrides: list[str]) -> None:
@@ -14,11 +14,11 @@ def carry_out(configuration: Configuration, overrides: list[str]) -> None:
         run = take_up(Path(configuration.run.resume), overrides)
         _in_directory(run.configuration, lambda: run)
     elif configuration.task["name"] == "search":
-        from train.tasks.search import search  # noqa: PLC0415
+        from vramcast.train.tasks.search import search  # noqa: PLC0415
 
         search(configuration)
     elif configuration.task["name"] == "release":
-        from train.tasks.release import release  # noqa: PLC0415
+        from vramcast.train.tasks.release import release  # noqa: PLC0415
 
         release(configuration, overrides)
     else:
@@ -27,10 +27,10 @@ def carry_out(configuration: Configuration, overrides: list[str]) -> None:
 
 def _in_directory(configuration: Configuration, open_run: Callable[[], Run]) -> None:
     """The tasks that leave a run directory, and that go on where they were stopped."""
-    from train.experiment import examples_for  # noqa: PLC0415
-    from train.loggers import make_loggers  # noqa: PLC0415
-    from train.tasks.fit import fit  # noqa: PLC0415
-    from train.tasks.kfold import kfold  # noqa: PLC0415
+    from vramcast.train.experiment import examples_for  # noqa: PLC0415
+    from vramcast.train.loggers import make_loggers  # noqa: PLC0415
+    from vramcast.train.tasks.fit import fit  # noqa: PLC0415
+    from vramcast.train.tasks.kfold import kfold  # noqa: PLC0415
 
     make_loggers(configuration.logger)  # a library that is missing is told before rows are built
     examples = examples_for(configuration)

@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 
-from dataset_builder.store.splits import Split
-from models.checkpoint import save_checkpoint
-from models.comparison import Report, text_table
-from models.example import Example
-from train.card import card_of, figures_of
-from train.data import buckets_of
-from train.experiment import Parts, evaluate, fit_estimator, parts_of, split_of
-from train.fitting import LightningFitter
-from train.loggers import make_loggers
-from train.pictures import draw_all
-from train.run import METRICS, Run
+from vramcast.dataset_builder.store.splits import Split
+from vramcast.models.checkpoint import save_checkpoint
+from vramcast.models.comparison import Report, text_table
+from vramcast.models.example import Example
+from vramcast.train.card import card_of, figures_of
+from vramcast.train.data import buckets_of
+from vramcast.train.experiment import Parts, evaluate, fit_estimator, parts_of, split_of
+from vramcast.train.fitting import LightningFitter
+from vramcast.train.loggers import make_loggers
+from vramcast.train.pictures import draw_all
+from vramcast.train.run import METRICS, Run
 
 CHECKPOINT, FIGURES, MEMBERS, SPLIT = "checkpoint", "figures", "members", "split.json"
 

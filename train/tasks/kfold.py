@@ -5,11 +5,11 @@ from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
-from dataset_builder.store.splits import Split, make_folds, make_split
-from models.comparison import COLUMNS
-from models.example import Example
-from train.run import METRICS, Run
-from train.tasks.fit import SPLIT, fit_on
+from vramcast.dataset_builder.store.splits import Split, make_folds, make_split
+from vramcast.models.comparison import COLUMNS
+from vramcast.models.example import Example
+from vramcast.train.run import METRICS, Run
+from vramcast.train.tasks.fit import SPLIT, fit_on
 
 
 def kfold(run: Run, examples: Sequence[Example]) -> None:

@@ -11,13 +11,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from dataset_builder.devices import CONF
-from dataset_builder.errors import UserError, check_choice
-from models.comparison import Report, text_table
-from train.configuration import Configuration, configure
-from train.experiment import ESTIMATOR, examples_for
-from train.run import begin
-from train.tasks.fit import CHECKPOINT, fit_on, stored_split
+from vramcast.dataset_builder.devices import CONF
+from vramcast.errors import UserError, check_choice
+from vramcast.models.comparison import Report, text_table
+from vramcast.train.configuration import Configuration, configure
+from vramcast.train.experiment import ESTIMATOR, examples_for
+from vramcast.train.run import begin
+from vramcast.train.tasks.fit import CHECKPOINT, fit_on, stored_split
 
 RELEASES = CONF / "release"
 

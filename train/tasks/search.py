@@ -11,13 +11,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from omegaconf import OmegaConf
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from dataset_builder.errors import UserError
-from dataset_builder.schema import content_hash
-from dataset_builder.store.durable import replacing
-from models.classifiers import NetworkClassifier, Prepared, prepare
-from train.configuration import Configuration, check_configuration
-from train.experiment import load_parts
-from train.fitting import LightningFitter
+from vramcast.dataset_builder.store.durable import replacing
+from vramcast.errors import UserError
+from vramcast.models.classifiers import NetworkClassifier, Prepared, prepare
+from vramcast.train.configuration import Configuration, check_configuration
+from vramcast.train.experiment import load_parts
+from vramcast.train.fitting import LightningFitter
+from vramcast.virtual_gpu.records import content_hash
 
 _DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 _DECIDED_BY = "configuration"

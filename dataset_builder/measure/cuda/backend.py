@@ -5,25 +5,25 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Self
 
-from dataset_builder.errors import UserError, check_choice, check_count
-from dataset_builder.measure._base import Backend, Outcome
-from dataset_builder.measure.cuda.choice import AUTO, Others, candidates, claimed, free_gpus, visible_gpus
-from dataset_builder.measure.cuda.protocol import REFUSED, Request, Result, is_out_of_memory
-from dataset_builder.measure.cuda.sampling import Sampler, Share
-from dataset_builder.measure.cuda.supervision import Ending, supervise
-from dataset_builder.measure.nvml import Gpu, Nvml, open_nvml
-from dataset_builder.measure.static import static_of
-from dataset_builder.measure.virtual.allocator_options import AllocatorOptions
-from dataset_builder.schema import EVIDENCE_LENGTH, Measurement, Spec, Status
+from vramcast import start
+from vramcast.dataset_builder.measure._base import Backend, Outcome
+from vramcast.dataset_builder.measure.cuda.choice import AUTO, Others, candidates, claimed, free_gpus, visible_gpus
+from vramcast.dataset_builder.measure.cuda.protocol import REFUSED, Request, Result, is_out_of_memory
+from vramcast.dataset_builder.measure.cuda.sampling import Sampler, Share
+from vramcast.dataset_builder.measure.cuda.supervision import Ending, supervise
+from vramcast.dataset_builder.measure.nvml import Gpu, Nvml, open_nvml
+from vramcast.dataset_builder.measure.static import static_of
+from vramcast.dataset_builder.schema import Spec
+from vramcast.errors import UserError, check_choice, check_count
+from vramcast.virtual_gpu.allocator_options import AllocatorOptions
+from vramcast.virtual_gpu.measurement import EVIDENCE_LENGTH, Measurement, Status
 
 SLOWEST_INTERVAL_MS = 20
 GONE_SECONDS = 5.0
 """What the driver is given to take back the memory of a process that has ended."""
-ROOT = Path(__file__).resolve().parents[3]
-CHILD = (sys.executable, "-P", "-m", "dataset_builder.measure.cuda.child")
+CHILD = (sys.executable, "-P", start.__file__, "vramcast.dataset_builder.measure.cuda.child")
 _CHANGES_FIGURES = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
@@ -171,11 +171,10 @@ def _estimate(estimator: Backend | None, spec: Spec) -> int | None:
 
 
 def child_environment(environment: Mapping[str, str], gpu: Gpu, allocator: str) -> dict[str, str]:
-    """The environment of a child: one GPU, this package, and nothing that changes figures unseen."""
+    """The environment of a child: one GPU, and nothing that changes figures unseen."""
     kept = {name: value for name, value in environment.items() if name not in _CHANGES_FIGURES}
-    path = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
     options = {"PYTORCH_CUDA_ALLOC_CONF": allocator} if allocator else {}
-    return {**kept, **options, "CUDA_VISIBLE_DEVICES": gpu.uuid, "PYTHONPATH": path}
+    return {**kept, **options, "CUDA_VISIBLE_DEVICES": gpu.uuid}
 
 
 def _check_identity(gpu: Gpu, found: str | None) -> None:

@@ -12,10 +12,18 @@ import threading
 import traceback
 from typing import Any
 
-from dataset_builder.children import end_with_parent, write_line
-from dataset_builder.errors import UserError
-from dataset_builder.measure.cuda.protocol import CONTEXT, GO, PEAKS, REFUSED, Request, Result, is_out_of_memory
-from dataset_builder.schema import EVIDENCE_LENGTH, Status
+from vramcast.dataset_builder.child_process import end_with_parent, write_line
+from vramcast.dataset_builder.measure.cuda.protocol import (
+    CONTEXT,
+    GO,
+    PEAKS,
+    REFUSED,
+    Request,
+    Result,
+    is_out_of_memory,
+)
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.measurement import EVIDENCE_LENGTH, Status
 
 
 def main(report_fd: int) -> int:
@@ -87,7 +95,7 @@ def _meet_parent(torch: Any, report_fd: int) -> int:
 
 
 def _train(torch: Any, request: Request) -> None:
-    from dataset_builder.measure.cuda.job import run_job  # noqa: PLC0415 - imports torch
+    from vramcast.dataset_builder.measure.cuda.job import run_job  # noqa: PLC0415 - imports torch
 
     for _ in run_job(request.spec, request.epochs, "cuda"):
         torch.cuda.synchronize()  # an error belongs to the step that made it

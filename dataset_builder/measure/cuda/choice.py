@@ -10,9 +10,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from dataset_builder.errors import UserError
-from dataset_builder.measure.nvml import NO_GPU_NEEDED, Gpu, GpuProcess, NoDriverError, Nvml
-from dataset_builder.schema import MIB
+from vramcast.dataset_builder.measure.nvml import NO_GPU_NEEDED, Gpu, GpuProcess, NoDriverError, Nvml
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.sizes import MIB
 
 AUTO = "auto"
 IDLE_BYTES = 128 * 2**20

@@ -5,9 +5,10 @@ from contextlib import nullcontext
 
 import torch
 
-from dataset_builder.schema import Spec, TrainingSetup, parse_call
-from dataset_builder.subject import subject_of
-from dataset_builder.training import DTYPES, make_optimizer, random_inputs, training_steps
+from vramcast.dataset_builder.schema import Spec
+from vramcast.dataset_builder.subject import subject_of
+from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
+from vramcast.virtual_gpu.training_step import DTYPES, make_optimizer, random_inputs, training_steps
 
 
 def step_sizes(setup: TrainingSetup, epochs: int) -> list[int]:

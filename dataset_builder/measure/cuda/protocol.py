@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from dataset_builder.schema import Spec, Status
+from vramcast.dataset_builder.schema import Spec
+from vramcast.virtual_gpu.measurement import Status
 
 CONTEXT, RESULT, REFUSED = "context", "result", "refused"
 GO = b"go\n"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
-from dataset_builder.measure.cuda.choice import Others
-from dataset_builder.measure.nvml import Gpu, GpuLostError, GpuProcess, Nvml, NvmlError
+from vramcast.dataset_builder.measure.cuda.choice import Others
+from vramcast.dataset_builder.measure.nvml import Gpu, GpuLostError, GpuProcess, Nvml, NvmlError
 
 T = TypeVar("T")
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dataset_builder.children import TICK_SECONDS, ChildProcess, ending_in_words
-from dataset_builder.measure.cuda.protocol import CONTEXT, GO
-from dataset_builder.schema import EVIDENCE_LENGTH
+from vramcast.dataset_builder.child_process import TICK_SECONDS, ChildProcess, ending_in_words
+from vramcast.dataset_builder.measure.cuda.protocol import CONTEXT, GO
+from vramcast.virtual_gpu.measurement import EVIDENCE_LENGTH
 
 LEAVE_SECONDS = 10.0
 """What a child is given to end by itself after its result: CUDA takes its context down."""

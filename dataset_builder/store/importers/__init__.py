@@ -5,13 +5,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from dataset_builder.analysis.static import static_estimate
-from dataset_builder.errors import UserError
-from dataset_builder.schema import Provenance, Row, Status
-from dataset_builder.store.importers import gpumemnet, real_networks, timm
-from dataset_builder.store.importers.gpumemnet import table_of
-from dataset_builder.store.importers.layout import Label, Layout, Record
-from dataset_builder.store.journal import JournalWriter
+from vramcast.dataset_builder.analysis.static import static_estimate
+from vramcast.dataset_builder.schema import Provenance, Row
+from vramcast.dataset_builder.store.importers import gpumemnet, real_networks, timm
+from vramcast.dataset_builder.store.importers.gpumemnet import table_of
+from vramcast.dataset_builder.store.importers.layout import Label, Layout, Record
+from vramcast.dataset_builder.store.journal import JournalWriter
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.measurement import Status
 
 BACKEND = "nvidia-smi"
 """What all public tables were measured with."""

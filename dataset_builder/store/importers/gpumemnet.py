@@ -7,11 +7,12 @@ never by how well a figure fits.
 import ast
 from dataclasses import replace
 
-from dataset_builder.families import FAMILIES
-from dataset_builder.families.gpumemnet import spec_of_filename
-from dataset_builder.filters import Rejected, check
-from dataset_builder.schema import LayerTable, Measurement, Spec, Status
-from dataset_builder.store.importers.layout import Label, Layout, Record, measured
+from vramcast.dataset_builder.families import FAMILIES
+from vramcast.dataset_builder.families.gpumemnet import spec_of_filename
+from vramcast.dataset_builder.filters import Rejected, check
+from vramcast.dataset_builder.schema import LayerTable, Spec
+from vramcast.dataset_builder.store.importers.layout import Label, Layout, Record, measured
+from vramcast.virtual_gpu.measurement import Measurement, Status
 
 CITATION = "GPUMemNet, E. Yousefzadeh-Asl-Miandoab et al., IT University of Copenhagen, CC BY 4.0"
 

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dataset_builder.schema import MIB, Measurement, Spec, Status
+from vramcast.dataset_builder.schema import Spec
+from vramcast.virtual_gpu.measurement import Measurement, Status
+from vramcast.virtual_gpu.sizes import MIB
 
 Record = Mapping[str, str]
 

@@ -5,9 +5,10 @@ For validation alone: nothing may be fitted to these rows.
 
 from collections.abc import Callable
 
-from dataset_builder.recipes import spec_of_recipe
-from dataset_builder.schema import Measurement, Spec, Status
-from dataset_builder.store.importers.layout import Label, Layout, Record, measured
+from vramcast.dataset_builder.recipes import spec_of_recipe
+from vramcast.dataset_builder.schema import Spec
+from vramcast.dataset_builder.store.importers.layout import Label, Layout, Record, measured
+from vramcast.virtual_gpu.measurement import Measurement, Status
 
 _CITATION = "GPUMemNet, CARMA and AEGIS, E. Yousefzadeh-Asl-Miandoab et al., IT University of Copenhagen, CC BY 4.0"
 _TWO_GPUS = frozenset({"gpt2_large"})

@@ -5,9 +5,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dataset_builder.schema import MIB, TRIAL, Measurement, Spec, Status, TrainingSetup
-from dataset_builder.store.importers.gpumemnet import CITATION
-from dataset_builder.store.importers.layout import Label, Layout, Record, measured
+from vramcast.dataset_builder.schema import Spec
+from vramcast.dataset_builder.store.importers.gpumemnet import CITATION
+from vramcast.dataset_builder.store.importers.layout import Label, Layout, Record, measured
+from vramcast.virtual_gpu.measurement import TRIAL, Measurement, Status
+from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 _TIMM_CLASSES = {
     "usable": (Status.OK, None),

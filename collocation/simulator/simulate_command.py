@@ -1,0 +1,115 @@
+"""`python -m collocation.simulator`, which is `vramcast simulate`: a trace of jobs on GPUs that they share."""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from vramcast.collocation.placement import POLICIES
+from vramcast.collocation.simulator.comparison import Outcome, compare, text_table
+from vramcast.collocation.simulator.gantt import gantt_table
+from vramcast.collocation.simulator.needs import ESTIMATORS, FLOOR_MIB, OURS, Asking, estimators_of
+from vramcast.collocation.simulator.rules import LEDGERS, QUEUES, Rules
+from vramcast.collocation.simulator.workload import Job, read_jobs, read_trace
+from vramcast.dataset_builder.defaults import CHECKPOINT, RISK, SIMULATIONS
+from vramcast.dataset_builder.devices import DEFAULT_DEVICE, load_profile
+from vramcast.dataset_builder.exit_codes import exit_code
+from vramcast.errors import check_amount, check_count
+from vramcast.models.timeline import check_picture
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the return value is the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    return exit_code("vramcast simulate", lambda: _simulate(_parser().parse_args(words)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    rules = {item.name: item.default for item in fields(Rules)}
+    parser = argparse.ArgumentParser(prog="vramcast simulate", description=__doc__)
+    add = parser.add_argument
+    add("--jobs", required=True, metavar="FILE", help="a table of jobs: peak, GPUs, solo seconds, published estimates")
+    add("--trace", required=True, metavar="FILE", help="arrivals: arrival_s, job")
+    add("--estimator", default="all", metavar="NAMES", help=f"of {', '.join(ESTIMATORS)}, with commas, or all")
+    add("--gpus", type=int, default=rules["gpus"])
+    add("--card", default=DEFAULT_DEVICE, help="a device profile")
+    add("--policy", default=rules["policy"], choices=POLICIES)
+    add("--queue", default=rules["queue"], choices=QUEUES, help="whether jobs may overtake one that finds no place")
+    add("--ledger", default=rules["ledger"], choices=LEDGERS, help="what counts as taken of a GPU")
+    add("--remember", action="store_true", help="a job that ran before asks for what it took then")
+    add("--slowdown", type=float, default=rules["slowdown"], help="of a job for each other one on its GPU")
+    add("--peak-after-s", type=float, default=rules["peak_after_s"], help="from a job's start to its peak")
+    add("--retry-after-s", type=float, default=rules["retry_after_s"], help="from a crash to being queued again")
+    add("--margin-mib", type=int, default=0, help="added to point estimates (CARMA: 2048), not to bounds")
+    add("--floor-mib", type=int, default=FLOOR_MIB, help="what must be free where there is no estimator")
+    add("--repeats", type=int, default=1, help="means over the trace and copies of it with shifted arrivals")
+    add("--jitter-s", type=float, default=60.0, help="by how much copies are shifted at most")
+    add("--checkpoint", default=CHECKPOINT, metavar="NAME", help="of ours: a released estimator, or its directory")
+    add("--risk", type=float, default=RISK, help="of ours: how often a job may take more than is set aside")
+    add("--bucket-mib", type=int, default=1, help="of ours: rounded up to the edge of such a bucket")
+    add("--definitions", metavar="FILE", help="of ours: which recipe defines which job")
+    add("--cache", default=SIMULATIONS, metavar="DIR", help="of ours: where simulated networks are kept")
+    add("--workers", type=int, default=2, help="of ours: processes that simulate networks")
+    add("--gantt", metavar="FILE", help="draw who was on which GPU when (PNG or SVG)")
+    add("--json", action="store_true")
+    return parser
+
+
+def _simulate(arguments: argparse.Namespace) -> None:
+    estimators = estimators_of(arguments.estimator)
+    check_count("--repeats", arguments.repeats)
+    check_amount("--jitter-s", arguments.jitter_s)
+    if arguments.gantt:
+        check_picture(Path(arguments.gantt))
+    trace = read_trace(Path(arguments.trace), read_jobs(Path(arguments.jobs)))
+    jobs = list({item.job.name: item.job for item in trace}.values())
+    rules = _rules(arguments)
+    asking = Asking(rules.capacity_bytes, arguments.margin_mib, arguments.floor_mib)
+    bounds = _bounds(arguments, jobs) if OURS in estimators else None
+    needs = {name: asking.needs_bytes(name, jobs, bounds) for name in estimators}
+    outcomes = compare(trace, needs, rules, arguments.repeats, arguments.jitter_s)
+    if arguments.gantt:
+        _draw(arguments, outcomes, rules)
+    _tell(arguments, outcomes)
+
+
+def _rules(arguments: argparse.Namespace) -> Rules:
+    profile = load_profile(arguments.card)
+    named = {item.name: getattr(arguments, item.name) for item in fields(Rules) if hasattr(arguments, item.name)}
+    return Rules(**named, capacity_bytes=profile.available_bytes)
+
+
+def _bounds(arguments: argparse.Namespace, jobs: Sequence[Job]) -> dict[str, int]:
+    from vramcast.collocation.simulator.ours import DEFINITIONS, Asked, bounds_bytes
+    from vramcast.models.simulation import SimulationCache
+
+    check_count("--workers", arguments.workers)
+    asked = Asked(arguments.checkpoint, arguments.risk, arguments.bucket_mib)
+    definitions = Path(arguments.definitions) if arguments.definitions else DEFINITIONS
+    cache = SimulationCache(arguments.cache, arguments.workers)
+    return bounds_bytes(jobs, arguments.card, asked, cache, definitions)
+
+
+def _draw(arguments: argparse.Namespace, outcomes: Mapping[str, Outcome], rules: Rules) -> None:
+    from vramcast.collocation.simulator.drawing import draw_gantt
+
+    title = f"{Path(arguments.trace).stem} on {rules.gpus} x {arguments.card}, {rules.policy}, simulated"
+    charts = {name: gantt_table(outcome.runs) for name, outcome in outcomes.items()}
+    draw_gantt(charts, rules.capacity_bytes, title, Path(arguments.gantt))
+
+
+def _tell(arguments: argparse.Namespace, outcomes: Mapping[str, Outcome]) -> None:
+    names = ("gpus", "card", "policy", "queue", "ledger", "remember", "slowdown", "margin_mib", "risk", "repeats")
+    settings = {name: getattr(arguments, name) for name in names}
+    if not arguments.json:
+        print(text_table(outcomes))
+        return
+    found: dict[str, Any] = {name: outcome.to_json() for name, outcome in outcomes.items()}
+    if len(found) == 1:
+        ((name, figures),) = found.items()
+        print(json.dumps({"estimator": name, **figures, **settings}, allow_nan=False))
+    else:
+        print(json.dumps({"estimators": found, **settings}, allow_nan=False))

@@ -1,0 +1,200 @@
+"""Attention as CUDA runs it: which kernel takes a call, and what each allocates.
+
+The choice is that of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, without cuDNN's kernel: some releases prefer
+that one for compute capability 9.0 and 10.0, and it keeps what flash attention keeps.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vramcast.virtual_gpu.trace import Kernel, Tracer
+
+aten = torch.ops.aten
+_HALF = (torch.float16, torch.bfloat16)
+_MASK_ALIGNMENT = 16  # native/transformers/attention.cpp, preprocess_mask
+
+
+def attention(
+    compute_capability: float, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    """scaled_dot_product_attention for CUDA (native/transformers/attention.cpp)."""
+    wants_gradient = torch.is_grad_enabled() and any(item.requires_grad for item in (q, k, v))
+    if _flash_takes(compute_capability, q, k, v, attn_mask, is_causal, wants_gradient):
+        return _flash(q, k, v, dropout_p, is_causal, scale)
+    if not enable_gqa and _efficient_takes(compute_capability, q, k, v):
+        bias = _prepared_mask(attn_mask, q, k)
+        operator = aten._scaled_dot_product_efficient_attention
+        return operator(q, k, v, bias, wants_gradient, dropout_p, is_causal, scale=scale)[0]
+    operator = aten._scaled_dot_product_attention_math
+    return operator(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
+
+
+def _fit(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """What both fused kernels ask: batches of heads, of at least one place, whose numbers lie side by side."""
+    four = q.dim() == k.dim() == v.dim() == 4
+    return four and q.shape[0] == k.shape[0] == v.shape[0] and 0 not in (q.shape[2], k.shape[2]) and all(
+        item.stride(-1) == 1 or item.shape[-1] == 1 for item in (q, k, v)
+    )  # fmt: skip
+
+
+def _flash_takes(
+    capability: float, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, wants_gradient: bool
+) -> bool:
+    """Half precision on Ampere and later, heads of up to 256, no mask but a square causal one."""
+    size = q.shape[-1]
+    sizes = size == k.shape[-1] == v.shape[-1] and size <= 256
+    # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120: their shared memory is too small
+    small = (8.6 <= capability < 9.0 or capability >= 12.0) and size > 192 and wants_gradient
+    causal = not is_causal or q.shape[-2] == k.shape[-2]
+    fits = mask is None and sizes and causal and not small
+    return capability >= 8.0 and q.dtype in _HALF and fits and _fit(q, k, v)
+
+
+def _efficient_takes(capability: float, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Heads aligned to what a tensor core loads; no bfloat16 before Ampere (can_use_mem_efficient_attention)."""
+    half = q.dtype in _HALF
+    known = q.dtype in (torch.float32, torch.float16) or (q.dtype == torch.bfloat16 and capability >= 8.0)
+    alignment = _alignment(capability, half)
+    sizes = q.shape[-1] == k.shape[-1] and q.shape[-1] % alignment == 0 and v.shape[-1] % alignment == 0
+    return known and sizes and q.shape[-1] > 0 and q.shape[1] == k.shape[1] == v.shape[1] and _fit(q, k, v)
+
+
+def _alignment(capability: float, half: bool) -> int:
+    """sdp_utils.cpp, minimum_gemm_alignment: 128 bits on tensor cores."""
+    if half and capability >= 7.0:
+        return 8
+    return 4 if capability >= 8.0 else 1
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool, scale: float | None) -> Tensor:
+    """Heads are padded to a multiple of 8, which copies queries, keys and values (pad_last_dim)."""
+    size = q.shape[-1]
+    if size % 8:
+        scale = scale or size**-0.5
+        q, k, v = (torch.constant_pad_nd(item, [0, 8 - size % 8]) for item in (q, k, v))
+    out: Tensor = aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
+    return out[..., :size] if size % 8 else out
+
+
+def _prepared_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    """A bool mask becomes a bias; rows are padded to 16 places; it is spread over batch and heads (attention.cpp)."""
+    if mask is None:
+        return None
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+    length = mask.shape[-1]
+    if any(step % _MASK_ALIGNMENT for step in mask.stride()[:-1]) or mask.stride(-1) != 1:
+        mask = torch.constant_pad_nd(mask, [0, _MASK_ALIGNMENT - length % _MASK_ALIGNMENT])[..., :length]
+    return mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+
+
+def _new(tracer: Tracer, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return tracer.see(torch.empty(shape, dtype=dtype, device="meta"))
+
+
+def _gradients(tracer: Tracer, *inputs: Tensor) -> list[Tensor]:
+    """For each input a block in the order batch, place, head, number."""
+    shapes = ((item.shape[0], item.shape[2], item.shape[1], item.shape[3]) for item in inputs)
+    return [_new(tracer, shape, inputs[0].dtype).transpose(1, 2) for shape in shapes]
+
+
+def _flash_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Row sums and the queries' gradients in single precision (flash_attn/flash_api.cpp, mha_bwd)."""
+    _, q, k, v = args[:4]
+    if not q.is_meta:
+        return NotImplemented
+    batch, heads, length, size = q.shape
+    rows, columns = _up(length, 128), _up(size, 32 if size <= 128 else 64)
+    made = _gradients(tracer, q, k, v)
+    softmax_d = _new(tracer, (batch, heads, rows), torch.float32)
+    added_up = _new(tracer, (batch, rows, heads, columns), torch.float32)
+    if k.shape[1] != heads:  # heads that share keys get gradients of their own first, which are then summed
+        expanded = [_new(tracer, (batch, k.shape[2], heads, size), q.dtype) for _ in range(2)]
+        del expanded
+    del added_up, softmax_d
+    return tuple(made)
+
+
+def _efficient_forward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Output and row sums; dropout's seed and offset stay on the host (cuda/attention.cu, outside of a graph)."""
+    if not args[0].is_meta:
+        return NotImplemented
+    out, row_sums, *_ = aten._scaled_dot_product_efficient_attention.default(*args, **kwargs)
+    seed, offset = (torch.empty((), dtype=torch.int64, device="cpu") for _ in range(2))
+    return tracer.see(out), tracer.see(row_sums), seed, offset
+
+
+def _efficient_backward(capability: float) -> Kernel:
+    def backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Gradients, row sums of grad * out, then the kernel's workspace (cuda/attention_backward.cu)."""
+        _, q, k, v, bias = args[:5]
+        if not q.is_meta:
+            return NotImplemented
+        made: list[Tensor | None] = [*_gradients(tracer, q, k, v), None]
+        if bias is not None and args[10][3]:
+            padded = _new(tracer, (*bias.shape[:-1], _up(bias.shape[-1], _MASK_ALIGNMENT)), bias.dtype)
+            made[3] = padded[..., : bias.shape[-1]]
+        delta = _row_sums(tracer, q, v.shape[-1])
+        tracer.temporary(efficient_workspace_bytes(q, k, v, capability))
+        del delta
+        return tuple(made)
+
+    return backward
+
+
+def _row_sums(tracer: Tracer, q: Tensor, size: int) -> Tensor:
+    """Half precision sums in the kernel (kKernelComputesDelta); single by a product, a sum and a copy before it."""
+    batch, heads, length, _ = q.shape
+    if q.dtype in _HALF:
+        return _new(tracer, (batch, heads, length), torch.float32)
+    product = _new(tracer, (batch, length, heads, size), torch.float32)
+    total = _new(tracer, (batch, length, heads), torch.float32)
+    delta = _new(tracer, (batch, heads, length), torch.float32)
+    del total, product
+    return delta
+
+
+def efficient_workspace_bytes(q: Tensor, k: Tensor, v: Tensor, capability: float) -> int:
+    """Gradients of queries, and of keys and values for large heads (kernel_backward.h, workspace_size)."""
+    batch, heads, length, size = q.shape
+    half, largest = q.dtype in _HALF, max(size, v.shape[-1])
+    block_i, block_j = _blocks(half, largest, capability)
+    if capability < 7.0 and not half:
+        return 0  # kNeedsAccumGradQ
+    tiles = -(-length // block_i) * -(-size // block_j)
+    elements = tiles * (block_i * block_j * 4 + 16) // 4  # GradQTempStorage: a tile, a lock and a counter
+    if half and largest > block_i:  # kOutputInRF is false
+        splits = _key_splits(batch * heads, -(-k.shape[2] // block_j))
+        elements += splits * block_j * (_up(size, block_i) + _up(v.shape[-1], block_i))
+    return batch * heads * _up(elements, 4) * 4
+
+
+def _blocks(half: bool, size: int, capability: float) -> tuple[int, int]:
+    """The first kernel of mem_eff_attention/kernels/cutlassB.h that fits the head and the shared memory."""
+    roomy = capability in (7.0, 8.0) or 9.0 <= capability < 12.0
+    if size <= 64 or not roomy or (not half and capability < 8.0):
+        return 64, 64
+    return (128, 128) if half and size <= 128 and capability >= 8.0 else (128, 64)
+
+
+def _key_splits(parallel: int, key_blocks: int) -> int:
+    """attention_backward.cu: fewer splits where each needs room of its own for the gradients of keys and values."""
+    splits = 1 if parallel >= 256 and key_blocks <= 2 else key_blocks
+    return max(1, min(splits, 200 // parallel))
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def attention_kernels(compute_capability: float) -> dict[Any, Kernel]:
+    """The fused kernels, where they take other memory than torch's meta functions show."""
+    return {
+        aten._scaled_dot_product_efficient_attention.default: _efficient_forward,
+        aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+        aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward(compute_capability),
+    }

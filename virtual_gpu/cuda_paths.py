@@ -1,0 +1,70 @@
+"""Composite operators take other paths on CUDA than on meta; while a trace runs, meta tensors take the CUDA path."""
+
+import importlib
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vramcast.virtual_gpu.attention import attention
+from vramcast.virtual_gpu.autocast import autocast_rules, replaced
+from vramcast.virtual_gpu.recurrent import recurrent_paths
+
+aten = torch.ops.aten
+
+
+def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
+    """CUDA has a fused dropout that keeps a mask of one byte an element (native/Dropout.cpp)."""
+    if not train or p == 0 or x.numel() == 0:
+        return x
+    return torch.native_dropout(x, p, True)[0] if p < 1 else x * 0
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    """The bias of an input that is not contiguous is added in place, but not under a mode (native/Linear.cpp)."""
+    if bias is None or x.dim() <= 2 or x.is_contiguous():
+        return aten.linear.default.decompose(x, weight, bias)
+    return torch.matmul(x, weight.t()).add_(bias)
+
+
+def _mish_backward(grad: Tensor, x: Tensor) -> Tensor:
+    """One kernel on CUDA; the composite form has temporaries (native_functions.yaml)."""
+    return torch.empty_like(x)
+
+
+def _rules(compute_capability: float) -> dict[str, Callable[..., Any]]:
+    return {
+        "dropout": _dropout,
+        "linear": _linear,
+        "scaled_dot_product_attention": partial(attention, compute_capability),
+        "mish_backward": _mish_backward,
+        **recurrent_paths(),
+    }
+
+
+@contextmanager
+def cuda_paths(compute_capability: float = 8.0) -> Iterator[None]:
+    """Composite operators on meta tensors run as they would on CUDA; one inside another overrides it and gives way."""
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
+            for name, rule in _rules(compute_capability).items():
+                library.impl(name, rule, "AutogradMeta")  # type: ignore[no-untyped-call]
+        with autocast_rules(), _fused_optimizers():
+            yield
+    finally:
+        library._destroy()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _fused_optimizers() -> Iterator[None]:
+    """Let fused optimizers take meta tensors as they take CUDA's (torch/optim/optimizer.py)."""
+    module, name = importlib.import_module("torch.optim.optimizer"), "_get_fused_kernels_supported_devices"
+    original = getattr(module, name)
+    with replaced(module, name, lambda: [*original(), "meta"]):
+        yield

@@ -1,0 +1,109 @@
+"""Expandable segments: one growing segment a pool, whose pages get memory as they are needed.
+
+Lines are those of c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.11. A pool's segments start at a multiple of its page
+size, so that pages can be told from addresses.
+"""
+
+from vramcast.virtual_gpu.blocks import Block, Device, Pool
+from vramcast.virtual_gpu.sizes import round_up
+
+UNLIMITED_ADDRESS_BYTES = 1 << 46
+"""Address space of a segment on a card without a limit."""
+
+
+def address_space_bytes(total_bytes: int | None, page_bytes: int) -> int:
+    """Room of one segment: the card and an eighth, for pages that move to the end (385)."""
+    if total_bytes is None:
+        return round_up(UNLIMITED_ADDRESS_BYTES, page_bytes)
+    return max(round_up(total_bytes + total_bytes // 8, page_bytes), page_bytes)
+
+
+def past_growing(pool: Pool, index: int) -> int:
+    """Index of the best fit from `index` on, where a block that can grow counts with all it can grow to."""
+    while index + 1 < len(pool.free) and _reach(pool.free[index + 1][2]) < _reach(pool.free[index][2]):
+        index += 1
+    return index
+
+
+def _reach(block: Block) -> int:
+    following = block.next
+    if following is None or following.mapped:
+        return block.size_bytes
+    return block.size_bytes + following.size_bytes
+
+
+def grow(pool: Pool, size_bytes: int, device: Device, total_bytes: int | None) -> Block | None:
+    """Map pages until a block of that size is free, take it out of the pool; None if the card is full.
+
+    Pages that were mapped before the card turned out full stay mapped, as in PyTorch (try_allocate_expandable_block).
+    """
+    found: Block | None = _candidate(pool, size_bytes) or _new_segment(pool, device, total_bytes)
+    if found is not None and not found.mapped:
+        found = _map(pool, found, min(found.size_bytes, size_bytes), device)
+    while found is not None and found.size_bytes < size_bytes:
+        following = found.next
+        if following is None:  # more than the address space, which is more than the card
+            return None
+        found = _map(pool, following, min(size_bytes - found.size_bytes, following.size_bytes), device)
+    if found is not None:
+        pool.remove(found)
+    return found
+
+
+def _candidate(pool: Pool, size_bytes: int) -> Block | None:
+    """The lowest unmapped block with enough room from it, or from the free block before it (2799-2845)."""
+    for _, block in pool.unmapped:
+        before = block.previous
+        first = before if before is not None and not before.allocated else block
+        if _has_room(first, size_bytes):
+            return first
+    return None
+
+
+def _has_room(first: Block, size_bytes: int) -> bool:
+    block: Block | None = first
+    while size_bytes > 0 and block is not None and not block.allocated:
+        size_bytes -= block.size_bytes
+        block = block.next
+    return size_bytes <= 0
+
+
+def _new_segment(pool: Pool, device: Device, total_bytes: int | None) -> Block:
+    space_bytes = address_space_bytes(total_bytes, pool.page_bytes)
+    block = Block(device.address_space(space_bytes, pool.page_bytes), space_bytes, pool, mapped=False)
+    pool.segments[block.address] = block
+    pool.insert(block)
+    return block
+
+
+def _map(pool: Pool, block: Block, size_bytes: int, device: Device) -> Block | None:
+    """Put whole pages behind the start of an unmapped block; what became of it, or None if the card is full (399-)."""
+    mapped_bytes = round_up(size_bytes, pool.page_bytes)
+    if not device.take(mapped_bytes):
+        return None
+    pool.remove(block)
+    if mapped_bytes < block.size_bytes:
+        pool.insert(block.split(mapped_bytes))
+    block.mapped = True
+    return pool.merge_and_insert(block)
+
+
+def unmap(pool: Pool, block: Block, device: Device) -> None:
+    """Take the memory from the whole pages of a free block, drop the segment if none is left (unmap_block, 3536)."""
+    first = round_up(block.address, pool.page_bytes)
+    last = block.end // pool.page_bytes * pool.page_bytes
+    if first >= last:
+        return
+    pool.remove(block)
+    if last < block.end:
+        pool.insert(block.split(last - block.address))
+    if first > block.address:
+        rest = block.split(first - block.address)
+        pool.insert(block)
+        block = rest
+    block.mapped = False
+    device.give_back(block.size_bytes)
+    block = pool.merge_and_insert(block)
+    if not block.is_split:
+        pool.remove(block)
+        del pool.segments[block.address]

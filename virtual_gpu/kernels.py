@@ -1,0 +1,195 @@
+"""CUDA kernels that allocate more, or in another order, than the outputs that torch's meta functions show."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vramcast.virtual_gpu.attention import attention_kernels
+from vramcast.virtual_gpu.embedding import embedding_backward
+from vramcast.virtual_gpu.recurrent import recurrent_kernels
+from vramcast.virtual_gpu.reductions import reduction_kernels
+from vramcast.virtual_gpu.shapes import SHAPES, convolution_shape, multiply
+from vramcast.virtual_gpu.trace import ConvolutionCall, Kernel, LibraryCall, Tracer, Use, in_backward
+
+aten = torch.ops.aten
+
+_ONE_OWNER, _ONE_STORAGE = 4, 2  # tests/test_virtual_rules.py holds the rule to what torch does without a mode
+
+_FUSED = ("adagrad_", "adam_", "adamw_", "sgd_")
+_LISTS = ("aten::_foreach_", "aten::_amp_foreach_", *(f"aten::_fused_{name}" for name in _FUSED))
+_REDUCTIONS = ("aten::_foreach_norm", "aten::_foreach_max", "aten::_foreach_powsum")
+
+
+def _convolution(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Output first, then cuDNN's workspace for the time of the call (native/cudnn/ConvShared.cpp)."""
+    x, weight, _, stride, padding, dilation, transposed, _, groups = args
+    if not x.is_meta or weight.shape[0 if transposed else 1] * (1 if transposed else groups) != x.shape[1]:
+        return NotImplemented
+    if transposed:
+        return _transposed_convolution(tracer, args)
+    channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    shape = convolution_shape(x, weight, _spread(stride, x), _spread(padding, x), _spread(dilation, x))
+    y = tracer.see(torch.empty(shape, dtype=x.dtype, device="meta", memory_format=layout))
+    tracer.workspace(_call("forward", x, weight, y, stride, groups))
+    return y
+
+
+def _transposed_convolution(tracer: Tracer, args: tuple[Any, ...]) -> Any:
+    """The way that a convolution takes its input's gradient (native/cudnn/ConvShared.cpp)."""
+    x, weight, _, stride, *_, groups = args
+    y = tracer.see(aten.convolution.default(*args))
+    tracer.workspace(_call("data", y, weight, x, stride, groups))
+    return y
+
+
+def _convolution_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The input's gradient, then the weight's, each with its workspace; then the bias's by a sum (ConvShared.cpp)."""
+    grad, x, weight, bias_sizes, stride, _, _, transposed, _, groups, mask = args
+    if not x.is_meta:
+        return NotImplemented
+    directions = ("forward" if transposed else "data", "weight")
+    sides = (grad, x) if transposed else (x, grad)
+    made: list[Tensor | None] = [None, None, None]
+    for index, like in enumerate((x, weight)):
+        if mask[index]:
+            made[index] = tracer.see(torch.empty_like(like))
+            tracer.workspace(_call(directions[index], sides[0], weight, sides[1], stride, groups))
+    if mask[2]:
+        made[2] = tracer.see(torch.empty(bias_sizes, dtype=x.dtype, device="meta"))
+    return tuple(made)
+
+
+def _spread(values: Sequence[int], x: Tensor) -> Sequence[int]:
+    """One value stands for all spatial dimensions."""
+    return values if len(values) == x.dim() - 2 else list(values) * (x.dim() - 2)
+
+
+def _call(direction: str, x: Tensor, weight: Tensor, y: Tensor, stride: Sequence[int], groups: int) -> ConvolutionCall:
+    shapes = (tuple(x.shape), tuple(weight.shape), tuple(y.shape))
+    return ConvolutionCall(direction, *shapes, tuple(stride), groups, x.element_size())
+
+
+def _matmul(operator: Any) -> Kernel:
+    shape = SHAPES[operator]
+
+    def product(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """cuBLAS takes a workspace for each handle and stream; forward and backward run in threads of their own.
+
+        The output is there before a handle is asked for (cuda/Blas.cpp).
+        """
+        out = shape(*args, **kwargs)
+        if out is not NotImplemented:
+            tracer.see(out)
+        if args[0].is_meta:
+            tracer.hold("cublas")
+        return out
+
+    return product
+
+
+def _linear(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """addmm with a bias vector goes to cublasLt, which takes a workspace for the time of the call (cuda/Blas.cpp)."""
+    bias, a, b = args[:3]
+    if not multiply(a, b) or bias.dtype != a.dtype:
+        return NotImplemented
+    out = tracer.see(torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device="meta"))
+    tracer.hold("cublas")
+    if bias.dim() == 1:
+        tracer.workspace(LibraryCall("cublaslt"))
+    return out
+
+
+def _batch_norm(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Over images it is cuDNN's, whose kernels are loaded at first use (native/Normalization.cpp, use_cudnn)."""
+    x = args[0]
+    if x.is_meta and x.dim() > 2:
+        tracer.trace.has_batch_norm = True
+    return NotImplemented
+
+
+def _dropout(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The mask comes before the output (native/cuda/Dropout.cu, dropout_cuda); the order decides what fits where."""
+    x = args[0]
+    if not x.is_meta:
+        return NotImplemented
+    mask = tracer.see(torch.empty_like(x, dtype=torch.bool))
+    return tracer.see(torch.empty_like(x)), mask
+
+
+def _softmax_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Beside its own output the product of gradient and output (native/cuda/SoftMax.cu, softmax_backward_cuda_out)."""
+    operator = aten._softmax_backward_data.default
+    made = SHAPES[operator](*args, **kwargs)
+    if made is not NotImplemented:
+        tracer.see(made)
+        tracer.temporary(args[1].numel() * args[0].element_size())
+    return made
+
+
+def _foreach(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Lists of tensors in few kernels: new tensors for all, nothing for those in place (native/cuda/Foreach*.cu)."""
+    items = _first_list(args)
+    return [tracer.see(torch.empty_like(item)) for item in items] if items else NotImplemented
+
+
+def _in_place_lists(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return None if _first_list(args) else NotImplemented
+
+
+def _first_list(args: tuple[Any, ...]) -> list[Tensor]:
+    """The tensors that an operator goes through, where they are on meta; a scalar may stand before them."""
+    lists = (item for item in args if isinstance(item, (list, tuple)) and item and isinstance(item[0], Tensor))
+    found = list(next(lists, ()))
+    return found if found and found[0].is_meta else []
+
+
+def _accumulate(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Autograd adds a gradient that arrives later to the first in place, if no one else holds that one.
+
+    torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace; under a dispatch mode autograd would not, so the rule
+    does it here. Counts are those of a tensor that has but one owner, seen from inside the mode.
+    """
+    a, b = args[:2]
+    if not in_backward() or not isinstance(b, Tensor) or a.shape != b.shape or not a.is_meta or a.dtype != b.dtype:
+        return NotImplemented
+    alone = a._use_count() == _ONE_OWNER and torch._C._storage_Use_Count(a.untyped_storage()._cdata) == _ONE_STORAGE
+    return a if alone and a.numel() and torch.empty_like(a).stride() == a.stride() else NotImplemented
+
+
+def _read_number(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Adafactor and ASGD read numbers of their state, on which no shape depends; elsewhere a number would be data."""
+    return 1.0 if args[0].is_meta and tracer.phase is Use.OPTIMIZER_STATE else NotImplemented
+
+
+def _list_operators() -> Iterator[Any]:
+    """All operators over lists of tensors, those of optimizers among them."""
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith(_LISTS) and not name.startswith(_REDUCTIONS):
+            packet, _, overload = name.removeprefix("aten::").partition(".")
+            yield getattr(getattr(aten, packet), overload or "default")
+
+
+def cuda_kernels(compute_capability: float = 8.0) -> dict[Any, Kernel]:
+    """All of them, by operator."""
+    kernels: dict[Any, Kernel] = {
+        aten.convolution.default: _convolution,
+        aten.convolution_backward.default: _convolution_backward,
+        aten.addmm.default: _linear,
+        aten.native_batch_norm.default: _batch_norm,
+        aten.native_dropout.default: _dropout,
+        aten._softmax_backward_data.default: _softmax_backward,
+        **attention_kernels(compute_capability),
+        **recurrent_kernels(),
+        aten.embedding_dense_backward.default: embedding_backward,
+        aten._local_scalar_dense.default: _read_number,
+        aten.add.Tensor: _accumulate,
+        **{operator: _matmul(operator) for operator in (aten.mm.default, aten.bmm.default, aten.baddbmm.default)},
+        **reduction_kernels(),
+    }
+    for operator in _list_operators():
+        in_place = operator._schema.name.endswith("_")
+        kernels[operator] = _in_place_lists if in_place else _foreach
+    return kernels

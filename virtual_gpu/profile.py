@@ -1,0 +1,183 @@
+"""Device profiles: what a card and its software hold beside the allocator, and how cuDNN spends workspace on it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.records import from_mapping, without_defaults
+from vramcast.virtual_gpu.reductions import split_bytes
+from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.trace import Call, ConvolutionCall, ReductionCall
+
+_TILE = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvolutionWorkspace:
+    """cuDNN's workspace for one kind of call, in copies of its tensors.
+
+    With TF32 allowed, cuDNN's tensor-core kernels want NHWC: input, output and weight are copied, channels filled up to
+    `align_channels`. A rule is chosen by direction, channels and image size; the first that fits counts. Sizes matter
+    to the byte: a call that takes a little more than the last one finds no cached block that is large enough.
+    """
+
+    copies: float
+    direction: str | None = None
+    """'forward', 'data' or 'weight'; None for all."""
+    max_channels: int | None = None
+    min_channels: int | None = None
+    min_input_channels: int | None = None
+    max_input_channels: int | None = None
+    max_output_channels: int | None = None
+    max_size: int | None = None
+    max_tiles: int | None = None
+    """Tiles of the weight's gradient: with few, cuDNN cuts the sum over places into parts that need room."""
+    kernel: int | None = None
+    """Places of the kernel along each side."""
+    places: int | None = None
+    """The output's places, those of all samples, are a multiple of it."""
+    aligned: bool | None = None
+    """True where all channels are multiples of the profile's `align_channels`."""
+    pointwise: bool | None = None
+    """True for kernels of one place only, which are plain matrix products."""
+    grouped: bool | None = None
+    """True for convolutions in groups only."""
+    depthwise: bool | None = None
+    """True for those whose groups are single channels, which run in torch's own kernel, without cuDNN."""
+    output_copies: float | None = None
+    weight_copies: float | None = None
+    """Of the output and of the weight, where they differ from those of the input."""
+    extra_mib: int = 0
+    """Beside the copies."""
+
+    @property
+    def label(self) -> str:
+        """The rule in a few words, without its figures."""
+        figures = ("copies", "output_copies", "weight_copies", "extra_mib")
+        conditions = {key: value for key, value in without_defaults(self).items() if key not in figures}
+        return ", ".join(f"{key} {value}" for key, value in conditions.items()) or "all others"
+
+    def fits(self, call: ConvolutionCall, align: int = 1) -> bool:
+        """Whether the rule speaks of this call."""
+        outputs, inputs = call.weight[:2]
+        channels = max(outputs, inputs)
+        return (
+            self.direction in (None, call.direction)
+            and _at_most(channels, self.max_channels)
+            and _at_least(channels, self.min_channels)
+            and _at_least(inputs, self.min_input_channels)
+            and _at_most(inputs, self.max_input_channels)
+            and _at_most(outputs, self.max_output_channels)
+            and _at_most(call.x[-1], self.max_size)
+            and _at_most(_tiles(call.weight), self.max_tiles)
+            and (self.kernel is None or set(call.weight[2:]) == {self.kernel})
+            and (self.places is None or _places(call.y) % self.places == 0)
+            and (self.aligned is None or (outputs % align == inputs % align == 0) == self.aligned)
+            and (self.pointwise is None or (max(call.weight[2:]) == 1) == self.pointwise)
+            and (self.grouped is None or (call.groups > 1) == self.grouped)
+            and self.depthwise in (None, call.is_depthwise)
+        )
+
+
+def _at_most(value: int, limit: int | None) -> bool:
+    return limit is None or value <= limit
+
+
+def _at_least(value: int, limit: int | None) -> bool:
+    return limit is None or value >= limit
+
+
+def _places(shape: tuple[int, ...]) -> int:
+    """Of all samples."""
+    return shape[0] * prod(shape[2:])
+
+
+def _tiles(weight: tuple[int, ...]) -> int:
+    """Of the product of matrices that makes a weight's gradient; 128 x 128 is the usual tile on an A100."""
+    rows, columns = weight[0], prod(weight[1:])
+    return -(-rows // _TILE) * -(-columns // _TILE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceProfile:
+    """One card with its driver and libraries. All but the workspace rules is in MiB, as nvidia-smi tells it."""
+
+    name: str
+    title: str
+    total_mib: int
+    compute_capability: float
+    multiprocessors: int = 108
+    """Which torch fills when it splits a sum among blocks."""
+    context_mib: int
+    """The CUDA context with the kernels that any training loads."""
+    driver_mib: int = 0
+    """What the driver keeps for itself: never free, and not counted as used."""
+    other_mib: int = 0
+    """Memory of other processes."""
+    cudnn_mib: int = 0
+    """What loading cuDNN adds, for networks with convolutions."""
+    batch_norm_mib: int = 0
+    """What its batch norm adds to that."""
+    cublas_workspace_bytes: int = 8_519_680  # :4096:2:16:8, aten/src/ATen/cuda/CublasHandlePool.cpp
+    cublaslt_workspace_bytes: int = MIB
+    align_channels: int = 4
+    """TF32 tensors are read 16 bytes at a time: four channels."""
+    convolution: tuple[ConvolutionWorkspace, ...] = field(default=())
+    calibrated_on: str | None = None
+    """The measurements that the constants were fitted to, None where they come from data sheets and other cards."""
+
+    @property
+    def available_bytes(self) -> int:
+        """What all jobs, their contexts and other processes may have together."""
+        return (self.total_mib - self.driver_mib) * MIB
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What every answer with this profile has to say."""
+        if self.calibrated_on is not None:
+            return ()
+        return (f"the device profile {self.name} is not calibrated on measurements",)
+
+    def overhead_bytes(self, convolutions: bool, batch_norm: bool = False) -> int:
+        """What is used before the allocator takes anything."""
+        cudnn = (self.cudnn_mib if convolutions else 0) + (self.batch_norm_mib if convolutions and batch_norm else 0)
+        return (self.context_mib + self.other_mib + cudnn) * MIB
+
+    def capacity_bytes(self, convolutions: bool, batch_norm: bool = False) -> int:
+        """What the allocator can reserve at most."""
+        return self.available_bytes - self.overhead_bytes(convolutions, batch_norm)
+
+    def workspace_bytes(self, call: Call) -> int:
+        """The workspace of a library call on this device."""
+        if isinstance(call, ConvolutionCall):
+            rule = next((item for item in self.convolution if item.fits(call, self.align_channels)), None)
+            return _convolution_bytes(call, rule, self.align_channels) if rule else 0
+        if isinstance(call, ReductionCall):
+            return split_bytes(call, self.multiprocessors, self.compute_capability)
+        return {"cublas": self.cublas_workspace_bytes, "cublaslt": self.cublaslt_workspace_bytes}[call.library]
+
+
+def _convolution_bytes(call: ConvolutionCall, rule: ConvolutionWorkspace, align: int) -> int:
+    amounts = (_padded(call.x, align, (1,)), _padded(call.y, align, (1,)), _padded(call.weight, align, (0, 1)))
+    wanted = (rule.copies, rule.output_copies, rule.weight_copies)
+    copies = (rule.copies if item is None else item for item in wanted)
+    elements = sum(count * amount for count, amount in zip(copies, amounts, strict=True))
+    return int(elements * call.element_bytes) + rule.extra_mib * MIB
+
+
+def _padded(shape: tuple[int, ...], align: int, dimensions: tuple[int, ...]) -> int:
+    elements = 1
+    for index, size in enumerate(shape):
+        elements *= -(-size // align) * align if index in dimensions else size
+    return elements
+
+
+def parse_profile(settings: Mapping[str, Any]) -> DeviceProfile:
+    """A profile from its configuration."""
+    rules = settings.get("convolution") or ()
+    if not isinstance(rules, list | tuple):
+        raise UserError(f"expected the profile's convolution rules as a list, found {rules!r}: change the profile")
+    parsed = tuple(from_mapping(ConvolutionWorkspace, rule, "a convolution rule") for rule in rules)
+    return from_mapping(DeviceProfile, {**settings, "convolution": parsed}, "the device profile")

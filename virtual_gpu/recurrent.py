@@ -1,0 +1,86 @@
+"""Recurrent layers: on CUDA one call of cuDNN, which keeps what its backward pass needs in a reserve of its own.
+
+The reserve's size is cuDNN's secret (cudnnGetRNNTempSpaceSizes); the one here counts gates, cell and output of every
+step, and a trace that uses it says so.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vramcast.virtual_gpu.trace import Kernel, Tracer
+
+aten = torch.ops.aten
+_MODES = {"rnn_relu.input": 0, "rnn_tanh.input": 1, "lstm.input": 2, "gru.input": 3}  # cudnnRNNMode_t
+_KEPT_A_STEP = {0: 2, 1: 2, 2: 6, 3: 5}
+"""By mode, in units of the hidden state: the gates, the output, and a cell's state; GRU's reset state once more."""
+
+
+def _run(
+    mode: int, x: Tensor, states: Any, weights: Sequence[Tensor], has_biases: bool, layers: int, dropout: float,
+    train: bool, bidirectional: bool, batch_first: bool,
+) -> Any:  # fmt: skip
+    """Layers over a whole sequence (native/cudnn/RNN.cpp, _cudnn_impl)."""
+    hx, cx = states if mode == 2 else (states, None)
+    if torch.is_autocast_enabled("cpu"):  # while a trace runs meta tensors follow this switch, see autocast.py
+        x, hx, cx, *weights = _lowered(x, hx, cx, *weights)
+    hidden = hx.shape[2] if cx is None else cx.shape[2]
+    projected = hx.shape[2] if hx.shape[2] != hidden else 0
+    a_layer = (4 if has_biases else 2) + bool(projected)
+    out = aten._cudnn_rnn(
+        x, list(weights), a_layer, None, hx, cx, mode, hidden, projected, layers, batch_first, dropout, train,
+        bidirectional, [], None,
+    )  # fmt: skip
+    return out[:3] if mode == 2 else out[:2]
+
+
+def _lowered(*tensors: Tensor | None) -> list[Any]:
+    """Autocast runs the whole layer in lower precision (native/cudnn/AutocastRNN.cpp)."""
+    dtype = torch.get_autocast_dtype("cpu")
+    return [None if item is None else item.to(dtype) for item in tensors]
+
+
+def _forward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Output, last states, reserve; the weights already lie in one buffer (flatten_parameters)."""
+    x, _, _, _, hx, cx, mode, hidden, projected, layers, batch_first, _, train, bidirectional = args[:14]
+    if not x.is_meta:
+        return NotImplemented
+    tracer.trace.approximations.add("the reserve of cuDNN's recurrent layers is estimated")
+    directions = 2 if bidirectional else 1
+    batch, steps = (x.shape[0], x.shape[1]) if batch_first else (x.shape[1], x.shape[0])
+    size = (projected or hidden) * directions
+    shape = (batch, steps, size) if batch_first else (steps, batch, size)
+    output = tracer.see(x.new_empty(shape))
+    hy = tracer.see(torch.empty_like(hx))
+    cy = tracer.see(torch.empty_like(cx)) if cx is not None else x.new_empty(0)
+    kept = layers * directions * steps * batch * hidden * _KEPT_A_STEP[mode] if train else 0
+    reserve = x.new_empty(kept * x.element_size(), dtype=torch.uint8)
+    return output, hy, cy, tracer.see(reserve) if kept else reserve, x.new_empty(0)
+
+
+def _backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Gradients of input and states, then those of all weights in one buffer (RNN.cpp, _cudnn_rnn_backward)."""
+    x, weights, _, _, hx, cx = args[:6]
+    mask = args[-1]
+    if not x.is_meta:
+        return NotImplemented
+    dx, dhx = (tracer.see(torch.empty_like(item)) for item in (x, hx))
+    dcx = tracer.see(torch.empty_like(cx)) if cx is not None else None
+    if not mask[3]:
+        return dx, dhx, dcx, []
+    buffer = tracer.see(x.new_empty(sum(item.numel() for item in weights)))
+    parts = torch.split(buffer, [item.numel() for item in weights])
+    return dx, dhx, dcx, [part.view(item.shape) for part, item in zip(parts, weights, strict=True)]
+
+
+def recurrent_paths() -> dict[str, Callable[..., Any]]:
+    """The composite operators that become one call."""
+    return {name: partial(_run, mode) for name, mode in _MODES.items()}
+
+
+def recurrent_kernels() -> dict[Any, Kernel]:
+    """cuDNN's forward and backward pass."""
+    return {aten._cudnn_rnn.default: _forward, aten._cudnn_rnn_backward.default: _backward}

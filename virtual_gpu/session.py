@@ -1,0 +1,245 @@
+"""A whole training run as a trace: parameters, a dry run, the first steps, then the steady ones as often as wanted."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vramcast.virtual_gpu.autocast import MetaScaler, autocast
+from vramcast.virtual_gpu.cuda_paths import cuda_paths
+from vramcast.virtual_gpu.kernels import cuda_kernels
+from vramcast.virtual_gpu.owners import is_layer
+from vramcast.virtual_gpu.replay import EMPTY_CACHE, FREE
+from vramcast.virtual_gpu.trace import Trace, Tracer, Use
+from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
+from vramcast.virtual_gpu.training_step import make_optimizer, training_steps
+
+MakeInputs = Callable[[int], tuple[Any, ...]]
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class Step:
+    """The events of one step, and the blocks that it leaves for the next one to free, in order of birth."""
+
+    events: list[tuple[int, int]]
+    left: list[int]
+
+
+def trace_training(
+    subject: nn.Module,
+    make_inputs: MakeInputs,
+    setup: TrainingSetup,
+    epochs: int = 2,
+    compute_capability: float = 8.0,
+    make_optimizer: MakeOptimizer | None = None,
+    owners: bool = False,
+) -> Trace:
+    """Trace a subject on the meta device through `epochs` epochs, each of some full batches and the odd last one.
+
+    An optimizer that is made by a function of its own takes the place of the one that the setup names. With `owners`
+    the trace says of each block which layer it was made for.
+    """
+    run = _Run(subject, make_inputs, setup, compute_capability, make_optimizer)
+    with cuda_paths(compute_capability), _watched(subject, run.tracer) if owners else nullcontext():
+        return run.trace(epochs)
+
+
+class _Run:
+    """Traces each kind of step once and strings copies of them together."""
+
+    def __init__(
+        self,
+        subject: nn.Module,
+        make_inputs: MakeInputs,
+        setup: TrainingSetup,
+        compute_capability: float,
+        make_optimizer: MakeOptimizer | None = None,
+    ) -> None:
+        self.subject = subject
+        self.make_inputs = make_inputs
+        self.setup = setup
+        self.autocast = autocast(setup.autocast) if setup.autocast else nullcontext
+        self.scaler: MetaScaler | None = None
+        self.tracer = Tracer(cuda_kernels(compute_capability), cudnn_benchmark=setup.cudnn_benchmark)
+        self.inputs: tuple[Any, ...] = ()
+        self.kept: tuple[Any, ...] = ()
+        self.make_optimizer = make_optimizer
+        self.names = {id(module): name for name, module in subject.named_modules()}
+
+    def trace(self, epochs: int) -> Trace:
+        """Run what must be run, then compose."""
+        setup, tracer = self.setup, self.tracer
+        self._place_parameters()
+        sizes = [setup.batch_size, setup.batch_size]
+        sizes += [setup.last_batch_size] if setup.last_batch_size else []
+        with tracer:
+            # what another stream holds cannot serve the main one: as good as kept
+            ahead = [self._batch(setup.batch_size) for _ in range(setup.prefetched_batches)]
+            self._dry_run()
+            optimizer = self._optimizer()
+            self.scaler = MetaScaler() if setup.autocast == "fp16" else None
+            start = list(tracer.trace.events)
+            steps = list(self._steps(optimizer, sizes, len(start)))
+            del ahead
+        return self._compose(start, steps, epochs)
+
+    def _place_parameters(self) -> None:
+        """As `module.to(device)` does: children first, then a module's own parameters and buffers."""
+        self.tracer.phase = Use.PARAMETERS
+        for module in _in_order_of_moving(self.subject):
+            self.tracer.owner = self.names[id(module)]
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                self.tracer.see(tensor.detach())
+        self.tracer.phase, self.tracer.owner = Use.ACTIVATIONS, ""
+
+    def _dry_run(self) -> None:
+        if self.setup.dry_run_batch_size:
+            batch = self._batch(self.setup.dry_run_batch_size)
+            for _ in range(self.setup.dry_run_passes):
+                self.subject(*batch)
+            self.inputs = ()
+            # one pass is a summary's, with a batch of its own; for more a script makes it, under a name that stays
+            self.kept = batch if self.setup.dry_run_passes > 1 else ()
+
+    def _batch(self, size: int) -> tuple[Any, ...]:
+        self.tracer.phase = Use.INPUTS
+        self.inputs = self.make_inputs(size)
+        self.tracer.phase = Use.ACTIVATIONS
+        return self.inputs
+
+    def _next_batch(self, size: int) -> tuple[Tensor, ...]:
+        self.inputs = ()
+        return self._batch(size)
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        name, arguments = parse_call(self.setup.optimizer)
+        # on CUDA torch picks the foreach form wherever there is one, but for Adafactor; on meta it would not
+        # (torch/optim/optimizer.py, _default_to_fused_or_foreach; torch/optim/_adafactor.py)
+        default = "single" if name == "Adafactor" else "foreach"
+        implementation = default if self.setup.implementation == "default" else self.setup.implementation
+        parameters = [item for item in self.subject.parameters() if item.requires_grad]
+        make = self.make_optimizer or partial(make_optimizer, name, dict(arguments), implementation)
+        optimizer = make(parameters)
+        optimizer.register_step_pre_hook(lambda *_: self._enter(Use.OPTIMIZER_STATE))
+        optimizer.register_step_post_hook(lambda *_: self._enter(Use.ACTIVATIONS))
+        return optimizer
+
+    def _enter(self, phase: Use) -> None:
+        self.tracer.phase = phase
+
+    def _steps(self, optimizer: torch.optim.Optimizer, sizes: Sequence[int], start: int) -> Iterator[Step]:
+        batches = ((self._next_batch(size) for _ in range(self.setup.accumulate)) for size in sizes)
+        events = self.tracer.trace.events
+        for _ in training_steps(self.subject, optimizer, batches, self.setup.loss, self.autocast, self.scaler):
+            self._tell_uses(optimizer)
+            own = events[start:]
+            start = len(events)
+            yield Step(own, self._left(own))
+
+    def _tell_uses(self, optimizer: torch.optim.Optimizer) -> None:
+        """Now that a step is over, gradients and optimizer state can be told from what else was born beside them."""
+        for module in self.subject.modules():
+            for parameter in module.parameters(recurse=False):
+                state = [value for value in optimizer.state.get(parameter, {}).values() if isinstance(value, Tensor)]
+                self._tell_use(Use.OPTIMIZER_STATE, state, self.names[id(module)])
+                if parameter.grad is not None:
+                    self._tell_use(Use.GRADIENTS, [parameter.grad], self.names[id(module)])
+
+    def _tell_use(self, use: Use, tensors: Sequence[Tensor], owner: str) -> None:
+        for tensor in tensors:
+            block = self.tracer.block_of(tensor)
+            if block is not None:
+                self.tracer.trace.uses[block], self.tracer.trace.owners[block] = use, owner
+
+    def _left(self, events: list[tuple[int, int]]) -> list[int]:
+        """Blocks that a step leaves alive and that are not there for good."""
+        for_good = (Use.OPTIMIZER_STATE, Use.WORKSPACE)
+        dead = {block for block, size in events if size == FREE}
+        uses = self.tracer.trace.uses
+        return [block for block, size in events if size != FREE and block not in dead and uses[block] not in for_good]
+
+    def _compose(self, start: list[tuple[int, int]], steps: list[Step], epochs: int) -> Trace:
+        """The first step and a steady one; then an epoch is two steady ones and the last batch; one to end on."""
+        trace = self.tracer.trace
+        first, steady, *odd = steps
+        trace.events = [*start, *first.events, *steady.events]
+        if any(len(step.left) != len(steady.left) for step in steps):
+            trace.events += [event for step in odd for event in step.events]
+            return trace  # steps that differ from each other cannot be copied
+        left = steady.left
+        for epoch in range(epochs):
+            for step in (steady, steady, *odd):
+                left = _append_copy(trace, step, first if step is steady else steady, left, again=epoch > 0)
+        _append_copy(trace, steady, first, left, again=True)
+        return trace
+
+
+def _append_copy(trace: Trace, step: Step, before: Step, left: list[int], *, again: bool) -> list[int]:
+    """Add a copy of a step, with blocks of its own, that frees what the last step left; returns what the copy leaves.
+
+    `before` is the step that ran before this one when it was traced. What is done but once, at the first call of a
+    kind, is left out of a step that runs `again`.
+    """
+    freed = dict(zip(before.left, left, strict=True))
+    new: dict[int, int] = {}
+    for block, size in step.events:
+        if (block, size) == EMPTY_CACHE:
+            trace.events += [] if again else [EMPTY_CACHE]
+        elif size == FREE:
+            trace.events.append((new.get(block, freed.get(block, block)), FREE))
+        else:
+            new[block] = len(trace.uses)
+            trace.uses.append(trace.uses[block])
+            trace.owners.append(trace.owners[block])
+            trace.events.append((new[block], size))
+    return [new[block] for block in step.left]
+
+
+class _Layers:
+    """Tells a tracer which layer is running; what runs between layers belongs to the module around them."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
+        self.inside = 0  # how many layers are running, one within the other
+        self.outer: list[str] = []
+
+    @contextmanager
+    def on(self, name: str, module: nn.Module) -> Iterator[None]:
+        """Watch one module."""
+        layer = is_layer(module)
+
+        def enter(*_: Any) -> None:
+            self.outer.append(self.tracer.owner)
+            self.tracer.owner = self.tracer.owner if self.inside else name
+            self.inside += layer
+
+        def leave(*_: Any) -> None:
+            self.tracer.owner = self.outer.pop()
+            self.inside -= layer
+
+        handles = (module.register_forward_pre_hook(enter), module.register_forward_hook(leave))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+@contextmanager
+def _watched(subject: nn.Module, tracer: Tracer) -> Iterator[None]:
+    layers = _Layers(tracer)
+    with ExitStack() as stack:
+        for name, module in subject.named_modules():
+            stack.enter_context(layers.on(name, module))
+        yield
+
+
+def _in_order_of_moving(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        yield from _in_order_of_moving(child)
+    yield module

@@ -1,0 +1,77 @@
+"""Simulate a trace on a device: lower it onto the device's libraries and replay it through the allocator."""
+
+from dataclasses import dataclass
+
+from vramcast.virtual_gpu.allocator import AllocatorOptions, CachingAllocator
+from vramcast.virtual_gpu.measurement import Measurement, Status
+from vramcast.virtual_gpu.profile import DeviceProfile
+from vramcast.virtual_gpu.replay import FREE, Event, Replay, replay
+from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.trace import ConvolutionCall, Trace, Use, call_of
+
+
+def simulate(trace: Trace, profile: DeviceProfile, options: AllocatorOptions) -> Measurement:
+    """What a trace takes on a device."""
+    return measurement_of(trace, profile, *replay_on(trace, profile, options))
+
+
+def measurement_of(trace: Trace, profile: DeviceProfile, lowered: "Lowered", found: Replay) -> Measurement:
+    """What a replay on a device came to."""
+    overhead_bytes = profile.overhead_bytes(trace.has_convolutions, trace.has_batch_norm)
+    return Measurement(
+        status=Status.OK if found.oom_event is None else Status.OOM,
+        requested_bytes=found.peak_requested_bytes,
+        allocated_bytes=found.peak_allocated_bytes,
+        reserved_bytes=found.peak_reserved_bytes,
+        device_used_bytes=found.peak_reserved_bytes + overhead_bytes,
+        breakdown={**breakdown(trace, lowered, found), "context": overhead_bytes},
+        evidence=found.oom_message,
+        notes=(*sorted(trace.approximations), *profile.notes),
+    )
+
+
+def replay_on(
+    trace: Trace, profile: DeviceProfile, options: AllocatorOptions, timeline: bool = False
+) -> tuple["Lowered", Replay]:
+    """A trace lowered onto a device, and replayed through an allocator that has what the device leaves it."""
+    capacity_bytes = profile.capacity_bytes(trace.has_convolutions, trace.has_batch_norm)
+    allocator = CachingAllocator(capacity_bytes, options, total_bytes=profile.total_mib * MIB)
+    lowered = lower(trace, profile)
+    return lowered, replay(lowered.events, allocator, optional=lowered.workspaces, timeline=timeline)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A trace with the sizes that only a device knows."""
+
+    events: list[Event]
+    workspaces: frozenset[int]
+    """Blocks for the time of a convolution: cuDNN can do with less where there is no room."""
+
+
+def lower(trace: Trace, profile: DeviceProfile) -> Lowered:
+    """Give each library call its workspace on this device."""
+    sizes = [profile.workspace_bytes(call) for call in trace.calls]
+    events, absent, workspaces = [], set(), []
+    for block, size in trace.events:
+        index = call_of(size)
+        if index is None:
+            if size != FREE or block not in absent:
+                events.append((block, size))
+        elif sizes[index]:
+            events.append((block, sizes[index]))
+            if isinstance(trace.calls[index], ConvolutionCall):
+                workspaces.append(block)
+        else:
+            absent.add(block)
+    return Lowered(events, frozenset(workspaces))
+
+
+def breakdown(trace: Trace, lowered: Lowered, found: Replay) -> dict[str, int]:
+    """Bytes by what they hold when the requested bytes peaked; the rest of the reserved peak is cache."""
+    live = set(found.live_at_peak)
+    totals = dict.fromkeys((use.name.lower() for use in Use), 0)
+    for block, size in lowered.events:
+        if size != FREE and block in live:
+            totals[Use(trace.uses[block]).name.lower()] += size
+    return {**totals, "allocator_cache": found.peak_reserved_bytes - sum(totals.values())}

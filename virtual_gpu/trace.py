@@ -1,0 +1,245 @@
+"""Recording a training step: every storage that is born on the device and every one that dies, in order."""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from vramcast.errors import UntraceableError
+from vramcast.virtual_gpu.replay import EMPTY_CACHE, FREE
+from vramcast.virtual_gpu.shapes import SHAPES
+
+_FIRST_CALL = -2
+
+
+class Use(IntEnum):
+    """What a block holds, for the breakdown of a peak."""
+
+    PARAMETERS = 0
+    GRADIENTS = 1
+    OPTIMIZER_STATE = 2
+    ACTIVATIONS = 3
+    TEMPORARIES = 4
+    WORKSPACE = 5
+    INPUTS = 6
+
+
+@dataclass(frozen=True)
+class ConvolutionCall:
+    """One call of cuDNN, whose workspace depends on the device and its libraries."""
+
+    direction: str
+    """'forward', 'data' (the input's gradient) or 'weight' (the weight's gradient)."""
+    x: tuple[int, ...]
+    weight: tuple[int, ...]
+    y: tuple[int, ...]
+    stride: tuple[int, ...]
+    groups: int
+    element_bytes: int
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each channel is convolved alone."""
+        return self.groups > 1 and self.weight[1] == 1
+
+
+@dataclass(frozen=True)
+class LibraryCall:
+    """A library's own memory, taken at first use and kept."""
+
+    library: str
+
+
+@dataclass(frozen=True)
+class ReductionCall:
+    """A sum whose inputs torch may split among blocks, if the device has room for more of them (see reductions.py)."""
+
+    blocks: int
+    """Without a split."""
+    threads: int
+    """Of a block."""
+    values: int
+    """That each thread adds up, without a split."""
+    bytes_a_split: int
+
+
+Call = ConvolutionCall | LibraryCall | ReductionCall
+
+
+@dataclass
+class Trace:
+    """Births and deaths of blocks. What only a device knows stands as the index of a call, see `call_of`."""
+
+    events: list[tuple[int, int]] = field(default_factory=list)
+    uses: list[int] = field(default_factory=list)
+    """What block i holds."""
+    owners: list[str] = field(default_factory=list)
+    """The layer that block i was made for, '' where none is known."""
+    calls: list[Call] = field(default_factory=list)
+    approximations: set[str] = field(default_factory=set)
+    """Where the trace had to assume something, a phrase each."""
+    has_batch_norm: bool = False
+    """Whether a batch norm over images ran, which on CUDA is cuDNN's."""
+
+    @property
+    def has_convolutions(self) -> bool:
+        """Whether cuDNN is loaded."""
+        return any(isinstance(call, ConvolutionCall) for call in self.calls)
+
+
+def call_of(size: int) -> int | None:
+    """The index of the call whose workspace an event allocates, None for an ordinary event."""
+    return _FIRST_CALL - size if size <= _FIRST_CALL else None
+
+
+def in_backward() -> bool:
+    """Whether autograd is running a node: on CUDA that is a thread of its own."""
+    return torch._C._current_autograd_node() is not None
+
+
+_LARGEST_STAND_IN_BYTES = 2**28
+"""What the arguments of an operator without a meta function may take on the host, to see what it makes of them."""
+
+
+def without_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], approximations: set[str]) -> Any:
+    """An operator on meta tensors: a guess where it reads a truth value, torch's meta function, or a run on zeros.
+
+    Code that asks whether a number is bad, or a mask all set, is mostly told no. A number has no such guess.
+    """
+    if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+        if args[0].dtype == torch.bool:
+            approximations.add("a truth value was read from a tensor and taken as False")
+            return False
+        raise UntraceableError(
+            f"expected a training step whose shapes do not depend on data, found a number read from a tensor ({func}): "
+            "measure this network on a GPU (backend=cuda), or keep to tensors (torch.where in the place of if)"
+        )
+    try:
+        return func(*args, **kwargs)
+    except NotImplementedError as error:
+        out = _on_zeros(func, args, kwargs)
+        if out is NotImplemented:
+            raise UntraceableError(
+                f"expected operators that torch can run without data, found {func}, which has no meta implementation: "
+                "measure this network on a GPU (backend=cuda), or take the operator out of its training step"
+            ) from error
+        approximations.add(f"{func} has no meta function: its outputs are those for zeros")
+        return out
+
+
+def _on_zeros(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an operator makes of zeros on the host, as meta tensors; none where that depends on the data."""
+    tensors = [item for item in tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
+    if torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags:
+        return NotImplemented
+    if sum(item.untyped_storage().nbytes() for item in tensors) > _LARGEST_STAND_IN_BYTES:
+        return NotImplemented
+    args, kwargs = tree_map_only(Tensor, lambda item: torch.zeros(item.shape, dtype=item.dtype), (args, kwargs))
+    try:
+        return tree_map_only(Tensor, lambda item: item.to("meta"), func(*args, **kwargs))
+    except (NotImplementedError, RuntimeError, IndexError):
+        return NotImplemented
+
+
+Kernel = Callable[["Tracer", tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Watches all operators on meta tensors; `kernels` are those whose CUDA form allocates more than its outputs."""
+
+    def __init__(self, kernels: dict[Any, Kernel], *, cudnn_benchmark: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.trace = Trace()
+        self._tried: set[Call] | None = set() if cudnn_benchmark else None
+        self.phase = Use.ACTIVATIONS
+        self.owner = ""
+        self._kernels = kernels
+        self._live: dict[int, Any] = {}
+        self._held: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        kernel = self._kernels.get(func)
+        if kernel is not None:
+            out = kernel(self, args, kwargs)
+            if out is not NotImplemented:
+                return out
+        rule = SHAPES.get(func)
+        out = rule(*args, **kwargs) if rule is not None else NotImplemented
+        if out is NotImplemented:
+            out = without_data(func, args, kwargs, self.trace.approximations)
+        if isinstance(out, Tensor):
+            self.see(out)
+        elif isinstance(out, (tuple, list)):
+            for item in out:
+                if isinstance(item, Tensor):
+                    self.see(item)
+        return out
+
+    def see(self, tensor: Tensor) -> Tensor:
+        """Note the birth of a tensor's storage, unless it is known or lives on the host."""
+        if not tensor.is_meta:
+            return tensor
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._live:
+            block = self._birth(storage.nbytes(), Use.TEMPORARIES if in_backward() else self.phase)
+            events, live = self.trace.events, self._live
+
+            def gone(_: Any) -> None:
+                events.append((block, FREE))
+                del live[key]
+
+            live[key] = (block, weakref.ref(storage, gone))
+        return tensor
+
+    def block_of(self, tensor: Tensor) -> int | None:
+        """The block that holds a tensor."""
+        found = self._live.get(tensor.untyped_storage()._cdata)
+        return found[0] if found else None
+
+    def _birth(self, size: int, use: Use) -> int:
+        block = len(self.trace.uses)
+        self.trace.uses.append(use)
+        self.trace.owners.append(self.owner)
+        self.trace.events.append((block, size))
+        return block
+
+    def temporary(self, size_bytes: int) -> None:
+        """A block that a kernel takes and gives back."""
+        block = self._birth(size_bytes, Use.TEMPORARIES)
+        self.trace.events.append((block, FREE))
+
+    def workspace(self, call: Call) -> None:
+        """A block for the time of one library call."""
+        self._try_algorithms(call)
+        block = self._call(call)
+        self.trace.events.append((block, FREE))
+
+    def _try_algorithms(self, call: Call) -> None:
+        """With cudnn.benchmark, the first call of a kind ends its trials by emptying the cache.
+
+        native/cudnn/Conv_v8.cpp, run_single_conv. Depthwise convolutions run in torch's own kernel. The workspaces of
+        the trials are gone within the call: whoever samples the device once a second mostly does not meet them.
+        """
+        if self._tried is None or not isinstance(call, ConvolutionCall) or call in self._tried or call.is_depthwise:
+            return
+        self._tried.add(call)
+        self.trace.events.append(EMPTY_CACHE)
+
+    def hold(self, library: str) -> None:
+        """A block that a library takes at its first use in a thread and keeps."""
+        key = f"{library} {'backward' if in_backward() else 'forward'}"
+        if key not in self._held:
+            self._held.add(key)
+            self._call(LibraryCall(library))
+
+    def _call(self, call: Call) -> int:
+        self.trace.calls.append(call)
+        return self._birth(_FIRST_CALL - (len(self.trace.calls) - 1), Use.WORKSPACE)

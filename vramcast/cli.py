@@ -1,0 +1,44 @@
+"""The `vramcast` command. Maps a command to its module; imports nothing heavy."""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from vramcast import __version__
+
+_COMMANDS = {
+    "classify": ("models.answering.command", "say how much memory a network takes, whether it fits, and what helps"),
+    "build": ("dataset_builder.build_command", "sample, filter, build and measure configurations"),
+    "train": ("train.train_command", "train estimators and evaluate them"),
+    "evaluate": ("models.evaluate_command", "compare estimates with measured rows"),
+    "serve": ("collocation.commands.serve", "answer schedulers and people over HTTP"),
+    "place": ("collocation.commands.place", "choose a GPU for a job"),
+    "observe": ("collocation.commands.observe", "tell a service what a job took"),
+    "simulate": ("collocation.simulator.simulate_command", "run a trace of jobs on shared GPUs under estimators"),
+}
+
+
+def _usage() -> str:
+    lines = [f"  {name:10} {text}" for name, (_, text) in _COMMANDS.items()]
+    return "usage: vramcast COMMAND ...\n\n" + "\n".join(lines) + "\n\nRun `vramcast COMMAND --help` for more.\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        print(_usage(), end="")
+        return 0
+    if words[0] == "--version":
+        print(f"vramcast {__version__}")
+        return 0
+    if words[0] not in _COMMANDS:
+        print(
+            f"vramcast: expected one of {sorted(_COMMANDS)}, found {words[0]!r}: see vramcast --help", file=sys.stderr
+        )
+        return 2
+    try:
+        code: int = import_module(f"vramcast.{_COMMANDS[words[0]][0]}").main(words[1:])
+    except KeyboardInterrupt:  # raised during the import; commands handle their own interrupts
+        return 130
+    return code
