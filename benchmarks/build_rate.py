@@ -16,7 +16,7 @@ def rates(family: str, rows: int) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as out:
         words = [f"family={family}", f"n={rows}", "backend=static", "executor=serial", f"out={out}"]
         start, used = time.perf_counter(), _cpu_seconds()
-        subprocess.run([sys.executable, "-m", "dataset_builder", *words], check=True, capture_output=True)
+        subprocess.run([sys.executable, "-m", "vramcast", "build", *words], check=True, capture_output=True)
         seconds, cpu_seconds = time.perf_counter() - start, _cpu_seconds() - used
         written = (Path(out) / "journal.jsonl").read_bytes().count(b'"type":"row"')
     if written != rows:

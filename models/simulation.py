@@ -20,8 +20,8 @@ from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.records import content_hash
 
-_DECISIVE = ("measure/virtual", "families", "plan.py", "subject.py", "training.py")
-"""Sources below dataset_builder that decide what the virtual GPU says of a spec."""
+_DECISIVE = ("virtual_gpu", "dataset_builder/families", "dataset_builder/plan.py", "dataset_builder/subject.py")
+"""Sources that decide what the virtual GPU says of a spec."""
 _TIMEOUT_SECONDS = 600.0
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from vramcast import dataset_builder
+import vramcast
 from vramcast.dataset_builder.families import FAMILIES
 from vramcast.dataset_builder.jobs.job import table_of
 from vramcast.dataset_builder.progress import bar
@@ -19,14 +19,14 @@ from vramcast.dataset_builder.schema import LayerTable, Spec
 from vramcast.dataset_builder.store.durable import replacing
 from vramcast.virtual_gpu.records import content_hash
 
-_DECISIVE = ("analysis", "families")
-"""Sources below dataset_builder that decide what layers a library's network is said to have."""
+_DECISIVE = ("dataset_builder/analysis", "dataset_builder/families")
+"""Sources that decide what layers a library's network is said to have."""
 _LIBRARIES = ("timm", "transformers", "torchvision")
 
 
 def hashes_of(parts: Sequence[str]) -> dict[str, str]:
-    """A hash of each source among some directories and files below dataset_builder."""
-    root = Path(dataset_builder.__file__).parent
+    """A hash of each source among some directories and files of vramcast."""
+    root = Path(vramcast.__file__).parent
     paths = [path for part in parts for path in sorted((root / part).rglob("*.py")) or [root / part]]
     return {str(path.relative_to(root)): sha256(path.read_bytes()).hexdigest() for path in paths}
 

@@ -66,7 +66,7 @@ def test_groups_of_composite_order(order):
 
 
 def test_sympy_is_left_alone_where_it_is_not_needed():
-    code = "import sys; from dataset_builder.arrays import orthogonal_array; orthogonal_array([5] * 6 + [2])"
+    code = "import sys; from vramcast.dataset_builder.arrays import orthogonal_array; orthogonal_array([5] * 6 + [2])"
     subprocess.run([sys.executable, "-c", f"{code}; assert 'sympy' not in sys.modules"], check=True)
 
 

@@ -121,7 +121,7 @@ def test_reading_needs_neither_lightning_nor_hydra_and_unpickles_nothing(written
             raise AssertionError("something was unpickled")
 
         pickle.load = pickle.loads = pickle.Unpickler = torch.load = refuse
-        from models.checkpoint import load_checkpoint
+        from vramcast.models.checkpoint import load_checkpoint
         estimator = load_checkpoint(Path(sys.argv[1]))
         assert len(estimator.members) == 2
         heavy = {name.partition(".")[0] for name in sys.modules} & {

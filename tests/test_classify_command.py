@@ -64,7 +64,7 @@ def test_a_users_packages_come_first_and_his_prints_do_no_harm(tmp_path):
     (tmp_path / "models" / "__init__.py").write_text("")
     (tmp_path / "models" / "net.py").write_text("WIDTH = 12\n")
     (tmp_path / "conf" / "__init__.py").write_text("CLASSES = 3\n")
-    (tmp_path / "vramcast.train.py").write_text(
+    (tmp_path / "train.py").write_text(
         "import sys\nfrom torch import nn\nfrom models.net import WIDTH\nfrom conf import CLASSES\n"
         "print('{\"event\": \"done\"}')\nsys.stderr.write('noise')\n"
         "def make():\n    print('more')\n    return nn.Linear(WIDTH, CLASSES)\n"

@@ -114,5 +114,6 @@ def test_other_urls_are_refused() -> None:
 
 
 def test_importing_it_imports_nothing_heavy() -> None:
-    code = "import sys, collocation.client; print(sorted({'torch', 'numpy', 'fastapi', 'models'} & set(sys.modules)))"
+    heavy = {"torch", "numpy", "fastapi", "vramcast.models"}
+    code = f"import sys, vramcast.collocation.client; print(sorted({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -28,7 +28,8 @@ def built(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("words", [["--help"], ["build", "--help"], ["build", "status", "--help"], ["--version"]])
 def test_help_imports_nothing_heavy(words):
-    code = f"import sys, vramcast; sys.argv = ['vramcast', *{words!r}]\ntry: vramcast.main()\nexcept SystemExit: pass\n"
+    code = f"import sys, vramcast.cli; sys.argv = ['vramcast', *{words!r}]\n"
+    code += "try: vramcast.cli.main()\nexcept SystemExit: pass\n"
     code += (
         "print('loaded', sorted({'torch', 'hydra', 'pandas', 'numpy', 'sympy'} & sys.modules.keys()), file=sys.stderr)"
     )
@@ -196,7 +197,7 @@ def test_a_full_disk_costs_no_row_and_the_build_goes_on_when_there_is_room(tmp_p
     limited = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY));"
-        "from dataset_builder.__main__ import main; sys.exit(main(sys.argv[1:]))"
+        "from vramcast.dataset_builder.build_command import main; sys.exit(main(sys.argv[1:]))"
     )
     words = ["family=mlp", "n=100", "backend=static", "executor=serial", f"out={tmp_path}"]
     result = subprocess.run([sys.executable, "-c", limited, *words], capture_output=True, text=True, check=False)
@@ -297,7 +298,7 @@ def test_every_sub_command_is_in_the_help(capsys):
 @pytest.mark.parametrize("words", [["specification"], ["--help"]])  # more than a buffer, and less
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_output_into_a_closed_pipe_is_no_error(words, unbuffered):
-    command = [sys.executable, "-m", "dataset_builder", *words]
+    command = [sys.executable, "-m", "vramcast", "build", *words]
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
         process.stdout.close()

@@ -198,4 +198,4 @@ def test_a_timeline_goes_on_past_an_emptied_cache() -> None:
     found = timeline_of(trace, DeviceProfile(**SETTINGS))
     lowered = lower(trace, DeviceProfile(**SETTINGS))
     assert len(found.reserved_bytes) == len(lowered.events)
-    assert min(int(values.min()) for values in found.requested_bytes.values()) == 0
+    assert min(min(values) for values in found.requested_bytes.values()) == 0

@@ -230,9 +230,9 @@ class TestSeveralCards:
     RUN = """
 import json
 from stubbed_cuda import fake
-from dataset_builder.executors import LocalExecutor
-from dataset_builder.families import make_spec
-from dataset_builder.schema import TrainingSetup
+from vramcast.dataset_builder.executors import LocalExecutor
+from vramcast.dataset_builder.families import make_spec
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 if __name__ == "__main__":
     specs = [make_spec("mlp", {network}, TrainingSetup(batch_size=size)) for size in range(1, 7)]
     outcomes = [outcome for _, outcome in LocalExecutor(8, 60).run(fake("meet"), specs)]
@@ -270,7 +270,7 @@ class TestBuild:
     """`vramcast build backend=cuda`, from the words to the rows."""
 
     def build(self, driver, *words, **environment):
-        code = "import sys; from dataset_builder.__main__ import main; sys.exit(main(sys.argv[1:]))"
+        code = "import sys; from vramcast.dataset_builder.build_command import main; sys.exit(main(sys.argv[1:]))"
         out = driver.folder / "rows"
         return driver.run(code, "backend=cuda", "family=mlp", "n=2", f"out={out}", *words, **environment), out
 

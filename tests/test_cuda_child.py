@@ -51,7 +51,7 @@ def test_the_child_imports_little():
         "pyarrow",
         "filelock",
     }
-    modules = "dataset_builder.measure.cuda.child, dataset_builder.measure.cuda.job"
+    modules = "vramcast.dataset_builder.measure.cuda.child, vramcast.dataset_builder.measure.cuda.job"
     code = f"import sys, {modules}; print({heavy!r} & {{*sys.modules}})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "set()\n"
@@ -185,7 +185,8 @@ class TestParentGone:
         driver.card.gpu().write()
         code = "from stubbed_cuda import fake\nfrom job_spec import SPEC\nfake('hang').measure(SPEC)"
         (driver.folder / "job_spec.py").write_text(
-            "from dataset_builder.families import make_spec\nfrom dataset_builder.schema import TrainingSetup\n"
+            "from vramcast.dataset_builder.families import make_spec\n"
+            "from vramcast.virtual_gpu.training_setup import TrainingSetup\n"
             f"SPEC = make_spec('mlp', {MLP!r}, TrainingSetup(batch_size=8))\n"
         )
         path = os.pathsep.join([str(FAKE_CHILD.parent), str(driver.folder)])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pages import DOCS, ROOT, blocks, prose
 
-import vramcast
+import vramcast.cli
 from vramcast.dataset_builder import families, specification
 from vramcast.dataset_builder.configuration import compose_build
 from vramcast.dataset_builder.devices import device_names, load_profile
@@ -91,11 +91,10 @@ def _parse(words: list[str], monkeypatch) -> None:
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
     monkeypatch.setattr(sys, "argv", ["vramcast", *words])
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     if {"--help", "--version", "--cfg"} & set(words):
         return
     with pytest.raises(Understood):
-        vramcast.main()
+        vramcast.cli.main()
 
 
 def test_there_are_commands_to_understand():

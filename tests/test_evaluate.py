@@ -4,8 +4,8 @@ import json
 
 import pytest
 from measured_tables import small_table
-from vramcast.models.__main__ import main
 
+from vramcast.models.evaluate_command import main
 from vramcast.models.metrics import Judged, judge
 from vramcast.models.simulation import SimulationCache
 
@@ -50,7 +50,7 @@ def table(tmp_path, monkeypatch):
 
 
 def test_what_was_simulated_is_not_simulated_again(table, monkeypatch, capsys):
-    words = ["evaluate", "--data", str(table), "--cache", "kept", "--json"]
+    words = ["--data", str(table), "--cache", "kept", "--json"]
     assert main(words) == 0
     first = capsys.readouterr().out
     monkeypatch.setattr(SimulationCache, "_outcomes", lambda *_: pytest.fail("simulated again"))
@@ -59,7 +59,7 @@ def test_what_was_simulated_is_not_simulated_again(table, monkeypatch, capsys):
 
 
 def test_the_command_prints_every_figure(table, capsys):
-    assert main(["evaluate", "--data", str(table), "--bucket-mib", "1000", "--json"]) == 0
+    assert main(["--data", str(table), "--bucket-mib", "1000", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["rows"] == 3
     assert figures["excluded"] == 1
@@ -71,7 +71,7 @@ def test_the_command_prints_every_figure(table, capsys):
 
 
 def test_another_device_and_the_worst_rows(table, capsys):
-    assert main(["evaluate", "--data", str(table), "--device", "t4", "--worst", "2"]) == 0
+    assert main(["--data", str(table), "--device", "t4", "--worst", "2"]) == 0
     text = capsys.readouterr().out
     assert "profile                  t4" in text
     assert text.count("measured     1451") == 2
@@ -87,7 +87,7 @@ def test_another_device_and_the_worst_rows(table, capsys):
     ],
 )
 def test_bad_input_gets_a_sentence(table, words, sentence, capsys):
-    assert main(["evaluate", *(str(table) if word == "TABLE" else word for word in words)]) == 2
+    assert main([*(str(table) if word == "TABLE" else word for word in words)]) == 2
     assert sentence in capsys.readouterr().err
 
 

@@ -5,12 +5,12 @@ import json
 import pytest
 from made_examples import measured_mlps
 from measured_tables import small_table
-from vramcast.models.__main__ import main
 
 from vramcast.models.baselines.catalogue import BASELINES, FORMULAS, fit_baselines, save_baselines
 from vramcast.models.checkpoint import Card, save_checkpoint
 from vramcast.models.classifiers import NetworkClassifier, NetworkSettings
 from vramcast.models.ensemble import Ensemble
+from vramcast.models.evaluate_command import main
 from vramcast.models.fitting import PlainFitter
 
 FIGURES = {
@@ -42,7 +42,7 @@ def cache(tmp_path_factory):
 
 
 def run(checkpoint, table, cache, *words):
-    return main(["evaluate", "--checkpoint", str(checkpoint), "--data", str(table), "--cache", str(cache), *words])
+    return main(["--checkpoint", str(checkpoint), "--data", str(table), "--cache", str(cache), *words])
 
 
 def test_the_command_prints_every_figure_of_the_checkpoint_and_of_every_baseline(checkpoint, table, cache, capsys):
@@ -84,5 +84,5 @@ def test_a_checkpoint_without_bounds_or_baselines_is_held_against_the_formulas(t
 )
 def test_bad_input_gets_a_sentence(checkpoint, table, cache, words, sentence, capsys):
     words = [str(checkpoint) if word == "HERE" else word for word in words]
-    assert main(["evaluate", "--data", str(table), "--cache", str(cache), *words]) == 2
+    assert main(["--data", str(table), "--cache", str(cache), *words]) == 2
     assert sentence in capsys.readouterr().err

@@ -41,7 +41,8 @@ def test_an_error_of_our_own_keeps_its_traceback():
 
 def test_a_pipe_that_is_closed_is_no_error():
     code = (
-        "from dataset_builder.exits import exit_code\nraise SystemExit(exit_code('x', lambda: print('row\\n' * 10**6)))"
+        "from vramcast.dataset_builder.exit_codes import exit_code\n"
+        "raise SystemExit(exit_code('x', lambda: print('row\\n' * 10**6)))"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"row\n"

@@ -155,7 +155,7 @@ def test_rows_outlive_their_header(tmp_path):
 
 HOLD = """
 import sys, time
-from dataset_builder.store import JournalWriter
+from vramcast.dataset_builder.store import JournalWriter
 with JournalWriter(sys.argv[1], {"seed": 1}):
     print("held", flush=True)
     time.sleep(60)
@@ -187,7 +187,7 @@ def test_a_second_writer_in_the_same_process_is_refused(tmp_path):
 WRITE = """
 import sys
 from journals import BUILD, make_row
-from dataset_builder.store import JournalWriter
+from vramcast.dataset_builder.store import JournalWriter
 with JournalWriter(sys.argv[1], BUILD) as writer:
     for i in range(100000):
         writer.append(make_row(i))
@@ -219,8 +219,8 @@ FULL = """
 import resource, signal, sys
 from pathlib import Path
 from journals import BUILD, make_row
-from dataset_builder.errors import UserError
-from dataset_builder.store import JournalWriter, read_journal
+from vramcast.errors import UserError
+from vramcast.dataset_builder.store import JournalWriter, read_journal
 directory, limit = Path(sys.argv[1]), int(sys.argv[2])
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))

@@ -168,7 +168,7 @@ def test_a_second_writer_is_refused_and_the_lock_ends_with_its_holder(path: Path
         with pytest.raises(UserError, match=rf"another service \(process {os.getpid()} on .* choose another --history"):
             Ledger(name, 100)
     ledger.close()
-    imports = "import os; from pathlib import Path; from collocation.service.ledger import Ledger"
+    imports = "import os; from pathlib import Path; from vramcast.collocation.service.ledger import Ledger"
     code = f"{imports}; kept = Ledger(Path({str(path)!r}), 1); os._exit(9)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
     told(path, (A, 1))
@@ -449,9 +449,9 @@ def test_a_process_ends_though_its_disk_says_nothing(path: Path) -> None:
     code = f"""
 import asyncio, os, time
 from pathlib import Path
-from collocation.service.ledger import NotStoredError
-from collocation.service.remembering import History
-from collocation.service.settings import Limits
+from vramcast.collocation.service.ledger import NotStoredError
+from vramcast.collocation.service.remembering import History
+from vramcast.collocation.service.settings import Limits
 
 async def main():
     history = History(Path({str(path)!r}), Limits(store_seconds=0.2))

@@ -20,8 +20,8 @@ from nvml_stub import (
 START = """
 import json, sys
 from dataclasses import asdict
-from dataset_builder.errors import UserError
-from dataset_builder.measure.nvml import *
+from vramcast.errors import UserError
+from vramcast.dataset_builder.measure.nvml import *
 def show(value): print(json.dumps(value, default=asdict), flush=True)
 try:
     with open_nvml() as nvml:

@@ -128,7 +128,7 @@ def test_a_long_tail_of_buckets_is_one_line():
 
 
 def start(out: Path, *words: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "dataset_builder", "family=mlp", "backend=static", "n=400", f"out={out}", *words]
+    command = [sys.executable, "-m", "vramcast", "build", "family=mlp", "backend=static", "n=400", f"out={out}", *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

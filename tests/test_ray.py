@@ -198,7 +198,7 @@ class TestDriver:
     def start(self, out: Path, n: int, *words: str) -> "subprocess.Popen[str]":
         build = ["family=mlp", f"n={n}", "backend=static", "executor=ray", f"out={out}", *words]
         return subprocess.Popen(
-            [sys.executable, "-m", "dataset_builder", *build],
+            [sys.executable, "-m", "vramcast", "build", *build],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

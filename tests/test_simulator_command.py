@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from clusters import GB, job, trace, truth
-from vramcast.collocation.simulator.__main__ import main
 
 from benchmarks.simulator_scale import generated_trace
 from vramcast.collocation.simulator.comparison import compare, jittered
@@ -18,6 +17,7 @@ from vramcast.collocation.simulator.needs import ESTIMATORS, Asking
 from vramcast.collocation.simulator.ours import DEFINITIONS, Asked, bounds_bytes, specs_of
 from vramcast.collocation.simulator.report import report
 from vramcast.collocation.simulator.rules import Rules
+from vramcast.collocation.simulator.simulate_command import main
 from vramcast.collocation.simulator.workload import Job, read_jobs, read_trace
 from vramcast.errors import UserError
 from vramcast.models.simulation import SimulationCache
@@ -199,7 +199,7 @@ def test_ten_thousand_jobs_on_a_thousand_gpus_are_no_matter_of_minutes() -> None
 def test_the_command_starts_without_torch() -> None:
     """Only our own estimator builds networks."""
     code = (
-        "import sys, collocation.simulator.__main__;"
+        "import sys, vramcast.collocation.simulator.simulate_command;"
         "print([name for name in ('torch', 'matplotlib', 'pandas') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

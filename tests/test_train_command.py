@@ -15,10 +15,10 @@ from vramcast.dataset_builder.devices import CONF
 from vramcast.dataset_builder.store import JournalWriter, read_journal
 from vramcast.dataset_builder.store.splits import Split
 from vramcast.models.checkpoint import load_checkpoint
-from vramcast.train.__main__ import main
 from vramcast.train.configuration import configure
 from vramcast.train.tasks.kfold import split_for, spread
 from vramcast.train.tasks.release import RELEASES, read_release, replace_directory
+from vramcast.train.train_command import main
 from vramcast.virtual_gpu.sizes import MIB
 
 TINY = [
@@ -307,7 +307,7 @@ def test_simulated_rows_are_not_learned_from_their_own_simulation(capsys):
 
 @pytest.mark.parametrize("words", [["--help"], ["data=mixed", "-h"]])
 def test_help_needs_nothing_heavy(words):
-    code = f"import sys; from train.__main__ import main; main({words!r})\n"
+    code = f"import sys; from vramcast.train.train_command import main; main({words!r})\n"
     code += "print(sorted({'torch', 'lightning', 'hydra'} & sys.modules.keys()))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.startswith("usage: python -m train")

@@ -180,13 +180,13 @@ class TestRecorded:
 
 PLAYED = """
 import sys
-import dataset_builder.configuration as configuration
-import dataset_builder.verification as verification
+import vramcast.dataset_builder.configuration as configuration
+import vramcast.dataset_builder.verification as verification
 from stubbed_cuda import fake
 few = dict(list(verification.golden_specs().items())[:3])
 verification.golden_specs = lambda: few
 configuration.make_cuda = lambda settings, estimator=None: fake("capped", estimator, **settings)
-from dataset_builder.__main__ import main
+from vramcast.dataset_builder.build_command import main
 sys.exit(main(["verify-gpu", *sys.argv[1:]]))
 """
 
@@ -210,7 +210,7 @@ def test_what_a_card_says_can_be_kept_and_compared_again(driver, capsys, monkeyp
 
 
 def test_no_driver_is_a_sentence(driver):
-    code = "import sys; from dataset_builder.__main__ import main; sys.exit(main(['verify-gpu']))"
+    code = "import sys; from vramcast.dataset_builder.build_command import main; sys.exit(main(['verify-gpu']))"
     result = driver.run(code, LD_LIBRARY_PATH=str(without_driver(driver.folder)))
     assert result.returncode == 2
     assert "backend=virtual" in result.stderr

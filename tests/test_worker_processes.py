@@ -174,8 +174,9 @@ PARENT = """
 import sys, time
 from itertools import count
 from scripted_backend import Scripted
-from dataset_builder.executors import LocalExecutor
-from dataset_builder.schema import Spec, TrainingSetup
+from vramcast.dataset_builder.executors import LocalExecutor
+from vramcast.dataset_builder.schema import Spec
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 def spec(do, *args):
     return Spec("mlp", {"index": 0, "do": do, "with": list(args)}, TrainingSetup(batch_size=1))

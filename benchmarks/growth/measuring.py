@@ -86,7 +86,7 @@ def built(cores: int) -> dict[str, float]:
     words = ["family=cnn", f"n={BUILT_ROWS}", "executor=local", f"executor.workers={cores}"]
     with tempfile.TemporaryDirectory() as out, pinned(cores):
         start = time.perf_counter()
-        command = [sys.executable, "-m", "dataset_builder", *words, f"out={out}"]
+        command = [sys.executable, "-m", "vramcast", "build", *words, f"out={out}"]
         subprocess.run(command, check=True, capture_output=True)
         seconds = time.perf_counter() - start
         rows = (Path(out) / "journal.jsonl").read_bytes().count(b'"type":"row"')
