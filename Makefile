@@ -40,13 +40,13 @@ bench: export OMP_NUM_THREADS := 1
 bench: export VRAMCAST_DATA := $(or $(VRAMCAST_DATA),../shared/data)
 bench: $(STAMP)
 	$(BIN)/python -W ignore -m benchmarks.field
-	$(BIN)/python -W ignore -m benchmarks.growth
-	$(BIN)/python -m benchmarks.build_rate
-	$(BIN)/python -W ignore -m benchmarks.trace_speed
-	$(BIN)/python -m benchmarks.cold_start
-	$(BIN)/python -m benchmarks.inference
-	$(BIN)/python -m benchmarks.simulator_scale
-	$(BIN)/python -m benchmarks.service_load
+	$(BIN)/python -W ignore -m benchmarks.performance.growth
+	$(BIN)/python -m benchmarks.performance.build_rate
+	$(BIN)/python -W ignore -m benchmarks.performance.trace_speed
+	$(BIN)/python -m benchmarks.performance.cold_start
+	$(BIN)/python -m benchmarks.performance.inference
+	$(BIN)/python -m benchmarks.performance.simulator_scale
+	$(BIN)/python -m benchmarks.performance.service_load
 
 # Hundreds of known networks, each classified: half an hour, kept in runs/breadth, taken up again where it was stopped.
 breadth: $(STAMP)
@@ -54,13 +54,13 @@ breadth: $(STAMP)
 
 # Tables and pictures of docs/study.md, from the public tables in DATA: hours, kept in runs/study, taken up again.
 DATA ?= $(or $(VRAMCAST_DATA),data)
-STUDY = $(BIN)/python -W ignore -m benchmarks.$(1) --data $(DATA) --page docs/study.md --picture docs/study_$(1).png
+STUDY = $(BIN)/python -W ignore -m benchmarks.study.$(1) --data $(DATA) --page docs/study.md --picture docs/study_$(1).png
 
 study: $(STAMP)
 	$(call STUDY,staircase)
 	$(call STUDY,projections)
 	$(call STUDY,regression)
-	$(BIN)/python -W ignore -m benchmarks.vgg_depth --page docs/study.md --picture docs/study_vgg_depth.png
+	$(BIN)/python -W ignore -m benchmarks.study.vgg_depth --page docs/study.md --picture docs/study_vgg_depth.png
 	$(call STUDY,ablation)
 	$(call STUDY,sampling_curves)
 

@@ -4,12 +4,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.growth import measuring
-from benchmarks.growth.child import traced
-from benchmarks.growth.fitting import fit_growth
-from benchmarks.growth.measuring import CONNECTIONS, LAYERS, figures_of, tasks
-from benchmarks.growth.page import render
-from benchmarks.growth.pictures import draw_growth
+from benchmarks.performance.growth import measuring
+from benchmarks.performance.growth.child import traced
+from benchmarks.performance.growth.fitting import fit_growth
+from benchmarks.performance.growth.measuring import CONNECTIONS, LAYERS, figures_of, tasks
+from benchmarks.performance.growth.page import render
+from benchmarks.performance.growth.pictures import draw_growth
 
 SIZES = [10, 100, 1000, 10_000]
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 from made_examples import MIB, example_of, mlp_table, simulated
 
-from benchmarks.measured_traces import JOBS, Measured, bounds_of, table, traces
+from benchmarks.collocation.measured_traces import JOBS, Measured, bounds_of, table, traces
 from vramcast.collocation.simulator.rules import Rules
 
 GB = 1e9

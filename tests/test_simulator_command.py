@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from clusters import GB, job, trace, truth
 
-from benchmarks.simulator_scale import generated_trace
+from benchmarks.performance.simulator_scale import generated_trace
 from vramcast.collocation.simulator.comparison import compare, jittered
 from vramcast.collocation.simulator.engine import simulate
 from vramcast.collocation.simulator.gantt import gantt_table

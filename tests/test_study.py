@@ -10,18 +10,18 @@ import pandas as pd
 import pytest
 from made_examples import CARD_BYTES, MIB, example_of, measured_mlps, mlp_table
 
-from benchmarks import ablation, projections, regression, sampling_curves, staircase
-from benchmarks.kept import Kept
 from benchmarks.page import publish, study_parser, write_part
-from benchmarks.study_rows import drawn_specs, folds_of
-from benchmarks.study_style import markdown
+from benchmarks.study import ablation, projections, regression, sampling_curves, staircase
+from benchmarks.study.result_cache import ResultCache
+from benchmarks.study.rows import drawn_specs, folds_of
+from benchmarks.study.style import markdown
 from vramcast.dataset_builder.configuration import compose_build, make_build, settings_of
 
 
 def test_what_was_computed_is_not_computed_again(tmp_path):
     path, calls = tmp_path / "runs" / "kept.jsonl", []
     for _ in range(2):
-        kept = Kept(path)
+        kept = ResultCache(path)
         assert kept.get({"fold": 0}, lambda: calls.append(0) or {"accuracy": 0.5}) == {"accuracy": 0.5}
         assert kept.get({"fold": 1}, lambda: calls.append(1) or [1, 2]) == [1, 2]
     assert calls == [0, 1]
@@ -29,18 +29,18 @@ def test_what_was_computed_is_not_computed_again(tmp_path):
 
 def test_half_a_line_is_computed_again(tmp_path):
     path = tmp_path / "kept.jsonl"
-    Kept(path).get({"fold": 0}, lambda: 1)
+    ResultCache(path).get({"fold": 0}, lambda: 1)
     line = path.read_text()
     path.write_text(line + line[: len(line) // 2])
-    assert Kept(path).get({"fold": 0}, lambda: 2) == 1
+    assert ResultCache(path).get({"fold": 0}, lambda: 2) == 1
     assert json.loads(line)["settings"] == {"fold": 0}
 
 
 def test_a_figure_after_half_a_line_is_kept_too(tmp_path):
     path = tmp_path / "kept.jsonl"
     path.write_text('{"key": "torn')
-    Kept(path).get({"fold": 0}, lambda: 1)
-    assert Kept(path).get({"fold": 0}, lambda: 2) == 1
+    ResultCache(path).get({"fold": 0}, lambda: 1)
+    assert ResultCache(path).get({"fold": 0}, lambda: 2) == 1
 
 
 def test_a_part_of_a_page_is_written_between_its_marks(tmp_path):
@@ -155,7 +155,7 @@ def test_a_family_is_studied_variant_by_variant_and_told_by_what_was_learned_fro
     monkeypatch.setattr(ablation, "simulated_examples", lambda *_: {row.id: row for row in measured_mlps(9, 90)})
     monkeypatch.setattr(ablation, "VARIANTS", (ablation.VARIANTS[-1],))
     arguments = Namespace(data="", rows=None, folds=3, members=1)
-    lines = list(ablation.study("mlp", arguments, Kept(tmp_path / "kept.jsonl")))
+    lines = list(ablation.study("mlp", arguments, ResultCache(tmp_path / "kept.jsonl")))
     assert [(line["fold"], line["features"], line["rows"]) for line in lines] == [
         (fold, "virtual GPU", "none") for fold in range(3)
     ]

@@ -1,6 +1,6 @@
 """The table of TBEM's case study."""
 
-from benchmarks.vgg_depth import fits_table
+from benchmarks.study.vgg_depth import fits_table
 from vramcast.models.depth_study import DepthFit, DepthPoint, DepthStudy
 
 

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from benchmarks.field.rows import UNSEEN_2024
-from benchmarks.slimming import light_picture
+from benchmarks.small_pictures import light_picture
 from vramcast.models.drawing import quiet
 
 COLOURS = {

@@ -2,10 +2,10 @@
 
 import pandas as pd
 
-from benchmarks.growth.fitting import fit_growth
-from benchmarks.growth.measuring import BUILT_ROWS, figures_of
+from benchmarks.performance.growth.fitting import fit_growth
+from benchmarks.performance.growth.measuring import BUILT_ROWS, figures_of
 
-COMMAND = "python -m benchmarks.growth"
+COMMAND = "python -m benchmarks.performance.growth"
 SHOWN = {
     "layers": ("Layers", "Half of them Linear, half ReLU, 64 wide, batch 8.", ("seconds", "grown_mib", "peak_mib")),
     "parameters": ("Parameters", "Ten square Linear layers, batch 8.", ("seconds", "grown_mib", "peak_mib")),

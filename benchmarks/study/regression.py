@@ -1,4 +1,4 @@
-"""Why regression failed, and what the virtual estimate changes: `python -m benchmarks.regression --data DIR`.
+"""Why regression failed, and what the virtual estimate changes: `python -m benchmarks.study.regression --data DIR`.
 
 Regressors by folds, split by configuration, on the measured rows of each family; and fitted to all of these rows and
 asked about real networks, of which they have seen none. With and without the virtual GPU's figure to start from.
@@ -18,11 +18,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from tqdm import tqdm
 
-from benchmarks.kept import Kept
 from benchmarks.page import publish, study_parser
-from benchmarks.slimming import light_picture
-from benchmarks.study_rows import FAMILIES, PROFILE, WIDTHS_MIB, WORKERS, folds_of, measured_examples
-from benchmarks.study_style import BLUE, GREEN, GREY, ORANGE, family_bars, markdown
+from benchmarks.small_pictures import light_picture
+from benchmarks.study.result_cache import ResultCache
+from benchmarks.study.rows import FAMILIES, PROFILE, WIDTHS_MIB, WORKERS, folds_of, measured_examples
+from benchmarks.study.style import BLUE, GREEN, GREY, ORANGE, family_bars, markdown
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.store.importers import read_rows
 from vramcast.dataset_builder.store.splits import make_split
@@ -153,7 +153,7 @@ def _mib_if_fits(used_bytes: float, row: Example) -> float | None:
     return float(max(used_bytes, 0.0)) / MIB if used_bytes < row.capacity_bytes else None
 
 
-def study(data: str, families: Sequence[str], folds: int, kept: Kept) -> Iterator[dict[str, object]]:
+def study(data: str, families: Sequence[str], folds: int, kept: ResultCache) -> Iterator[dict[str, object]]:
     """A line for each regressor, family and fold; and for the real networks."""
     known: list[Example] = []
     for family in families:
@@ -237,11 +237,11 @@ def main() -> None:
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("runs/study/regression.jsonl"), help="what was computed")
     arguments = parser.parse_args()
-    kept = Kept(arguments.out)
+    kept = ResultCache(arguments.out)
     table = regression_table(list(study(arguments.data, arguments.families, arguments.folds, kept)))
     weights = ", ".join(f"{name} {share:.3f}" for name, share in importances(arguments.data).items())
     text = f"{to_markdown(table)}\n\nImportance of the four numbers to ExtraTrees on all MLP rows: {weights}."
-    publish(arguments, "regression", text, partial(draw, table))
+    publish(arguments, "study.regression", text, partial(draw, table))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 from tqdm import tqdm
 
-from benchmarks.service_load import ask, jobs, process
+from benchmarks.performance.service_load import ask, jobs, process
 
 LAYERS = (10, 30, 100, 300, 1000, 3000, 10_000)
 PARAMETERS = tuple(10**power for power in range(6, 13))
@@ -76,7 +76,7 @@ def measure(kind: str, size: int) -> dict[str, float]:
 
 def traced(kind: str, size: int) -> dict[str, float]:
     """CPU seconds of a trace, and the peak of its process."""
-    words = [sys.executable, "-W", "ignore", "-m", "benchmarks.growth.child", kind, str(size)]
+    words = [sys.executable, "-W", "ignore", "-m", "benchmarks.performance.growth.child", kind, str(size)]
     found: dict[str, float] = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
     return found
 

@@ -1,4 +1,4 @@
-"""Rows a second of `vramcast build`, pinned to one core: `python -m benchmarks.build_rate`."""
+"""Rows a second of `vramcast build`, pinned to one core: `python -m benchmarks.performance.build_rate`."""
 
 import os
 import resource

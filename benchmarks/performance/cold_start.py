@@ -1,6 +1,6 @@
 """Time to the first answer from nothing, beside that of importing torch; and memory for 70 billion parameters.
 
-`python -m benchmarks.cold_start`. Each figure is that of new processes, the best of some runs.
+`python -m benchmarks.performance.cold_start`. Each figure is that of new processes, the best of some runs.
 """
 
 import json
@@ -11,8 +11,15 @@ import sys
 import time
 from pathlib import Path
 
-HOME = Path(__file__).resolve().parent.parent
-RESNET = [f"{HOME / 'benchmarks' / 'resnet50.py'}:resnet50", "--batch-size", "32", "--input", "3,224,224", "--json"]
+HOME = Path(__file__).resolve().parents[2]
+RESNET = [
+    f"{Path(__file__).with_name('resnet50.py')}:resnet50",
+    "--batch-size",
+    "32",
+    "--input",
+    "3,224,224",
+    "--json",
+]
 LLAMA = ["hf:llama-70b", "--batch-size", "1", "--input", "4096", "--dtype", "bf16", "--json", "--device", "b200"]
 STEP = "import torch; p = torch.nn.Parameter(torch.ones(1)); p.sum().backward(); torch.optim.AdamW([p]).step()"
 RUNS = 3

@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullLocator
 
-from benchmarks.growth.fitting import fit_growth
-from benchmarks.growth.measuring import figures_of
-from benchmarks.slimming import light_picture
+from benchmarks.performance.growth.fitting import fit_growth
+from benchmarks.performance.growth.measuring import figures_of
+from benchmarks.small_pictures import light_picture
 from vramcast.models.drawing import quiet
 
 PANELS = (

@@ -1,4 +1,4 @@
-"""What a trace costs: `python -m benchmarks.trace_speed`.
+"""What a trace costs: `python -m benchmarks.performance.trace_speed`.
 
 Beside it, in the same run, the bare training step on the meta device, and torch's own MemTracker under FakeTensorMode.
 """
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from benchmarks.resnet50 import resnet50
+from benchmarks.performance.resnet50 import resnet50
 from vramcast.dataset_builder.families.blocks import MeanOverSequence
 from vramcast.dataset_builder.plan import InputTensor
 from vramcast.virtual_gpu.allocator import AllocatorOptions, CachingAllocator

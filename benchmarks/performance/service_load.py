@@ -1,4 +1,4 @@
-"""The service under load: `python -m benchmarks.service_load`.
+"""The service under load: `python -m benchmarks.performance.service_load`.
 
 Requests a second of POST /v1/classify, as of an empty FastAPI endpoint under the same server in the same run, over 32
 connections; then 100,000 requests, with the memory of the process before and after. All on loopback.

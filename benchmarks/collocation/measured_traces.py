@@ -1,8 +1,9 @@
-"""What bounds are worth on random traces of measured networks: `python -m benchmarks.measured_traces --data DIR`.
+"""Compare memory bounds on random traces of measured networks.
 
-Four traces are few, and how one of them packs is chance. Here jobs are drawn from the public timm table, which has
-their true peaks and FakeTensor's figures. Our bounds are the virtual GPU's figures with margins from other designs, in
-five folds: nothing of a job's own design is in its bound. Arrivals and solo times are random. All runs are simulated.
+Run `python -m benchmarks.collocation.measured_traces --data DIR`. The four published traces are few, and chance decides
+how each of them packs. This benchmark draws jobs from the public timm table, which has their measured peaks and
+FakeTensor's figures. Our bounds are the virtual GPU's figures with margins from other designs, in five folds: a job's
+own design never enters its bound. Arrivals and solo times are random. All runs are simulated.
 """
 
 import math
@@ -155,7 +156,7 @@ def main() -> None:
     text = "\n\n".join([drawn, *parts])
     print(text)
     if arguments.page:
-        write_part(arguments.page, "measured_traces", "table", text)
+        write_part(arguments.page, "collocation.measured_traces", "table", text)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""`python -m benchmarks.growth`: measures, and writes docs/growth.md and docs/growth.png."""
+"""`python -m benchmarks.performance.growth`: measures, and writes docs/growth.md and docs/growth.png."""
 
 import argparse
 from pathlib import Path
 
 import pandas as pd
 
-from benchmarks.growth.measuring import measure_all
-from benchmarks.growth.page import render
-from benchmarks.growth.pictures import draw_growth
+from benchmarks.performance.growth.measuring import measure_all
+from benchmarks.performance.growth.page import render
+from benchmarks.performance.growth.pictures import draw_growth
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.performance.growth", description=__doc__)
     parser.add_argument("--docs", type=Path, default=Path("docs"))
     parser.add_argument("--kept", type=Path, default=Path("runs/growth.csv"), help="the figures of the last run")
     parser.add_argument("--draw", action="store_true", help="from the figures of the last run, without measuring")

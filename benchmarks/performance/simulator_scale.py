@@ -1,4 +1,4 @@
-"""10,000 jobs on 1,000 GPUs: `python -m benchmarks.simulator_scale`. The trace is generated here."""
+"""10,000 jobs on 1,000 GPUs: `python -m benchmarks.performance.simulator_scale`. The trace is generated here."""
 
 import resource
 import sys

@@ -1,4 +1,4 @@
-"""TBEM's case study, on the virtual GPU: `python -m benchmarks.vgg_depth`.
+"""TBEM's case study, on the virtual GPU: `python -m benchmarks.study.vgg_depth`.
 
 The memory of a VGG whose layers are all alike against its depth; polynomials of the memory itself and of the gap to the
 static estimate are fitted to the shallower networks and asked about the deeper ones. All figures are simulated.
@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.page import publish, study_parser
-from benchmarks.slimming import light_picture
-from benchmarks.study_style import BLUE, GREY, ORANGE, markdown
+from benchmarks.small_pictures import light_picture
+from benchmarks.study.style import BLUE, GREY, ORANGE, markdown
 from vramcast.dataset_builder.devices import DEFAULT_DEVICE, load_profile
 from vramcast.dataset_builder.measure.virtual import VirtualBackend
 from vramcast.models.depth_study import DepthStudy, depth_study
@@ -62,7 +62,7 @@ def main() -> None:
     arguments = study_parser(__doc__, measured=False).parse_args()
     study = depth_study(VirtualBackend(load_profile(DEFAULT_DEVICE)))
     text = fits_table(study)
-    publish(arguments, "vgg_depth", text, partial(draw, study))
+    publish(arguments, "study.vgg_depth", text, partial(draw, study))
 
 
 if __name__ == "__main__":

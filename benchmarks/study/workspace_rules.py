@@ -1,7 +1,7 @@
 """How much each workspace rule of a device profile explains, on measured rows.
 
-`python -m benchmarks.workspace_rules --data FILE --rows 200` traces a sample of a public table once, and replays it
-with all rules, with none, and with each rule alone left out: the error that comes back is what the rule explains.
+`python -m benchmarks.study.workspace_rules --data FILE --rows 200` traces a sample of a public table once and replays
+it with all rules, with none, and with each rule left out. A rule explains the error that returns without it.
 """
 
 import argparse

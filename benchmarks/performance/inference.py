@@ -1,6 +1,6 @@
-"""How long a released checkpoint takes for one job, on one core: `python -m benchmarks.inference`.
+"""How long a released checkpoint takes for one job, on one core: `python -m benchmarks.performance.inference`.
 
-Features, networks and buckets are timed, as in `predict`; the job's trace is not (`benchmarks.trace_speed`).
+Features, networks and buckets are timed, as in `predict`; the trace is not: see `benchmarks.performance.trace_speed`.
 """
 
 import os
@@ -20,7 +20,7 @@ from vramcast.virtual_gpu.allocator import AllocatorOptions
 from vramcast.virtual_gpu.simulate import simulate
 from vramcast.virtual_gpu.sizes import MIB
 
-CHECKPOINTS = Path(__file__).resolve().parents[1] / "checkpoints"
+CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
 PUBLISHED = "GPUMemNet, on a GPU and for a batch of 128: 2.3 ms (MLP estimator), 10.6 ms (Transformer estimator)"
 JOBS = {
     "mlp": "input:784_output:10_depth:6_arch:pyramid_batch:64.out",

@@ -1,4 +1,4 @@
-"""Whether buckets can be seen in the published features: `python -m benchmarks.projections --data DIR`.
+"""Whether buckets can be seen in the published features: `python -m benchmarks.study.projections --data DIR`.
 
 PCA and t-SNE of GPUMemNet's features on measured rows, and in figures what an eye sees in a picture: how often the
 nearest neighbours of a row, the row itself left out, are of its bucket.
@@ -16,9 +16,9 @@ from sklearn.neighbors import NearestNeighbors
 from tqdm import tqdm
 
 from benchmarks.page import publish, study_parser
-from benchmarks.slimming import light_picture
-from benchmarks.study_rows import FAMILIES, WIDTHS_MIB, measured_examples
-from benchmarks.study_style import RED, markdown
+from benchmarks.small_pictures import light_picture
+from benchmarks.study.rows import FAMILIES, WIDTHS_MIB, measured_examples
+from benchmarks.study.style import RED, markdown
 from vramcast.models.encoding import Encoder
 from vramcast.models.example import Example
 from vramcast.models.labels import Buckets
@@ -108,7 +108,7 @@ def main() -> None:
             table, figures[family, features] = projected(rows, features, buckets[family])
             tables.setdefault(family, table)
     text = to_markdown(figures)
-    publish(arguments, "projections", text, partial(draw, tables, buckets))
+    publish(arguments, "study.projections", text, partial(draw, tables, buckets))
 
 
 if __name__ == "__main__":

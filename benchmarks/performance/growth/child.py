@@ -1,4 +1,7 @@
-"""One measurement in a process of its own: `python -m benchmarks.growth.child KIND SIZE` prints it as JSON."""
+"""Take one measurement in a new process and print it as JSON.
+
+Run `python -m benchmarks.performance.growth.child KIND SIZE`.
+"""
 
 import json
 import math
@@ -10,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from benchmarks.resnet50 import resnet50
+from benchmarks.performance.resnet50 import resnet50
 from vramcast.virtual_gpu.session import trace_training
 from vramcast.virtual_gpu.training_setup import TrainingSetup
 from vramcast.virtual_gpu.training_step import random_inputs

@@ -9,7 +9,7 @@ from vramcast.models.simulation import source_hash
 from vramcast.virtual_gpu.records import content_hash
 
 
-class Kept:
+class ResultCache:
     """A line of JSON for each figure. Figures of another state of the virtual GPU count as absent."""
 
     def __init__(self, path: Path) -> None:

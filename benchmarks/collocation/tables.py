@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/collocation.md, made again: `python -m benchmarks.collocation_tables DIR`.
+"""The tables and the picture of docs/collocation.md, made again: `python -m benchmarks.collocation.tables DIR`.
 
 DIR is the directory of the public traces. All figures are simulated; peaks and solo times were measured by others.
 """
@@ -221,7 +221,7 @@ def main() -> None:
         draw(study, arguments.picture)
     for name, text in tqdm(sections(study), total=6, unit="part"):
         if arguments.page:
-            write_part(arguments.page, "collocation_tables", name, text)
+            write_part(arguments.page, "collocation.tables", name, text)
         else:
             print(f"\n{name}\n\n{text}", flush=True)
 

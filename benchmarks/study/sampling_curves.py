@@ -1,4 +1,4 @@
-"""What orthogonal arrays are worth at equal cost: `python -m benchmarks.sampling_curves --data DIR`.
+"""What orthogonal arrays are worth at equal cost: `python -m benchmarks.study.sampling_curves --data DIR`.
 
 The same two estimators, neither of which sees the virtual estimate, learn from the first rows of each sampler: TBEM's
 gap polynomial, and an MLP over a layer table. Rows are simulated, so that thousands can be had; a row is the unit of
@@ -15,11 +15,11 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from benchmarks.kept import Kept
 from benchmarks.page import study_parser, write_part
-from benchmarks.slimming import light_picture
-from benchmarks.study_rows import WIDTHS_MIB, drawn_specs, measured_examples, simulated_examples
-from benchmarks.study_style import BLUE, GREEN, ORANGE, RED, VIOLET, markdown, scatter
+from benchmarks.small_pictures import light_picture
+from benchmarks.study.result_cache import ResultCache
+from benchmarks.study.rows import WIDTHS_MIB, drawn_specs, measured_examples, simulated_examples
+from benchmarks.study.style import BLUE, GREEN, ORANGE, RED, VIOLET, markdown, scatter
 from vramcast.dataset_builder.schema import Spec
 from vramcast.dataset_builder.store.splits import make_split
 from vramcast.models._base import Estimator
@@ -114,7 +114,7 @@ def curve_lines(
             }  # fmt: skip
 
 
-def study(name: str, arguments: argparse.Namespace, kept: Kept) -> Iterator[dict[str, object]]:
+def study(name: str, arguments: argparse.Namespace, kept: ResultCache) -> Iterator[dict[str, object]]:
     """A line for each sampler, seed, size, estimator and test."""
     field = FIELDS[name]
     sizes = [size for size in field.sizes if size <= arguments.most]
@@ -217,13 +217,13 @@ def main() -> None:
     torch.set_num_threads(1)
     lines = []
     for name in arguments.fields:
-        lines += list(study(name, arguments, Kept(arguments.out / f"curves-{name}.jsonl")))
+        lines += list(study(name, arguments, ResultCache(arguments.out / f"curves-{name}.jsonl")))
     table = curves_table(lines)
     for test in dict.fromkeys(table["test"]):
         text = to_markdown(table, test, "mean_error")
         print(f"\nMean relative error on {test} rows, and its scatter over seeds\n\n{text}")
         if arguments.page:
-            write_part(arguments.page, "sampling_curves", f"{test} rows", text)
+            write_part(arguments.page, "study.sampling_curves", f"{test} rows", text)
     if arguments.picture:
         draw(table, arguments.picture)
 

@@ -1,4 +1,4 @@
-"""What an estimator owes to its features and to its rows: `python -m benchmarks.ablation --data DIR`.
+"""What an estimator owes to its features and to its rows: `python -m benchmarks.study.ablation --data DIR`.
 
 For each family an ensemble of MLPs is cross-validated on measured rows, split by configuration, with the published
 features, with a layer table's, and with the virtual estimate among them; trained on measured rows, on rows that the
@@ -16,11 +16,11 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from benchmarks.kept import Kept
 from benchmarks.page import publish, study_parser
-from benchmarks.slimming import light_picture
-from benchmarks.study_rows import FAMILIES, WIDTHS_MIB, drawn_specs, folds_of, measured_examples, simulated_examples
-from benchmarks.study_style import FEATURE_COLOURS, GREY, family_bars, markdown, scatter
+from benchmarks.small_pictures import light_picture
+from benchmarks.study.result_cache import ResultCache
+from benchmarks.study.rows import FAMILIES, WIDTHS_MIB, drawn_specs, folds_of, measured_examples, simulated_examples
+from benchmarks.study.style import FEATURE_COLOURS, GREY, family_bars, markdown, scatter
 from vramcast.models._base import Estimator
 from vramcast.models.baselines.virtual import Virtual
 from vramcast.models.classifiers import NetworkSettings
@@ -82,7 +82,7 @@ def judged(
     return compare({"found": estimator}, test, buckets)["found"].overall.to_json()
 
 
-def study(family: str, arguments: argparse.Namespace, kept: Kept) -> Iterator[dict[str, object]]:
+def study(family: str, arguments: argparse.Namespace, kept: ResultCache) -> Iterator[dict[str, object]]:
     """A line for each variant and fold."""
     measured = measured_examples(arguments.data, family, arguments.rows)
     words = [f"family={family}", f"space={SPACES[family]}", "sampler=uniform", f"seed={VIRTUAL_SEED}"]
@@ -165,10 +165,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/study/ablation.jsonl"), help="what was computed")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    kept = Kept(arguments.out)
+    kept = ResultCache(arguments.out)
     table = ablation_table([line for family in arguments.families for line in study(family, arguments, kept)])
     text = to_markdown(table)
-    publish(arguments, "ablation", text, partial(draw, table))
+    publish(arguments, "study.ablation", text, partial(draw, table))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How memory grows with width: `python -m benchmarks.staircase --data DIR`.
+"""How memory grows with width: `python -m benchmarks.study.staircase --data DIR`.
 
 MLPs of equal layers, each width simulated on the A100 of the public set, beside that set's own measurements. What a job
 asks for grows smoothly; what the caching allocator reserves for it grows in steps, and only the latter is measured.
@@ -15,9 +15,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from benchmarks.page import publish, study_parser
-from benchmarks.slimming import light_picture
-from benchmarks.study_rows import PROFILE, SIMULATIONS, WORKERS
-from benchmarks.study_style import BLUE, GREEN, GREY, ORANGE, markdown
+from benchmarks.small_pictures import light_picture
+from benchmarks.study.rows import PROFILE, SIMULATIONS, WORKERS
+from benchmarks.study.style import BLUE, GREEN, GREY, ORANGE, markdown
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.families import make_spec
 from vramcast.dataset_builder.schema import Spec
@@ -158,7 +158,7 @@ def main() -> None:
     head = ["where", "widths", "asked for, a width", "steps", "median tread", "longest", "largest step", "of them down"]
     text = markdown(head, [steps_line(name, sweep) for name, sweep in windows.items()])
     text += "\n\n" + told(measured, round(float((sweeps["used_mib"] - sweeps["reserved_mib"]).iloc[0])))
-    publish(arguments, "staircase", text, partial(draw, sweeps, windows, measured))
+    publish(arguments, "study.staircase", text, partial(draw, sweeps, windows, measured))
 
 
 if __name__ == "__main__":

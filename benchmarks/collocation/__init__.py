@@ -1,0 +1,1 @@
+"""The tables and the picture of docs/collocation.md."""

@@ -1,1 +1,0 @@
-"""How cost grows with a job, with cores and with load: `python -m benchmarks.growth`."""
