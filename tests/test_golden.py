@@ -1,0 +1,118 @@
+"""Golden results: every figure that was recorded for the golden specs and for a file of jobs is reproduced exactly."""
+
+import json
+from contextlib import redirect_stdout
+from importlib.metadata import PackageNotFoundError, version
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.golden import golden_specs
+from vramcast.dataset_builder.jobs.job import SpecJob
+from vramcast.dataset_builder.measure.virtual import VirtualBackend
+from vramcast.dataset_builder.simulation.inspector import Inspector
+from vramcast.models import load
+from vramcast.models.answering.command import main
+from vramcast.models.questions import question_of
+
+GOLDEN = Path(__file__).parent / "golden"
+SPECS = json.loads((GOLDEN / "specs.json").read_text())
+JOBS = [json.loads(line) for line in (GOLDEN / "jobs.jsonl").read_text().splitlines()]
+ANSWERS = [json.loads(line) for line in (GOLDEN / "answers.jsonl").read_text().splitlines()]
+DEVICES = ("a100_40gb", "rtx_3060", "h100_80gb", "a100_40gb_gpumemnet_2024")
+PROSE = {"notes", "profile", "evidence"}
+"""Keys whose text may be reworded; all other values are compared exactly, floats included."""
+RENAMED: dict[str, str] = {}
+"""Keys by their recorded name."""
+
+
+def installed(library):
+    try:
+        return version(library).partition("+")[0]
+    except PackageNotFoundError:
+        return None
+
+
+OTHER_VERSIONS = {
+    library for library, recorded in json.loads((GOLDEN / "versions.json").read_text()).items()
+    if installed(library) != recorded
+}  # fmt: skip
+pytestmark = pytest.mark.skipif("torch" in OTHER_VERSIONS, reason="recorded with another torch")
+
+
+def check(recorded, current, place):
+    """Compare all that was recorded; keys that were added later are not looked at."""
+    if isinstance(recorded, dict):
+        for key, value in recorded.items():
+            name = RENAMED.get(key, key)
+            assert name in current, f"{place} has no {name}"
+            if key in PROSE:
+                assert bool(value) == bool(current[name]), f"{place}.{name}"
+            else:
+                check(value, current[name], f"{place}.{name}")
+    elif isinstance(recorded, list):
+        assert len(recorded) == len(current), place
+        for index, (one, other) in enumerate(zip(recorded, current, strict=True)):
+            check(one, other, f"{place}[{index}]")
+    else:
+        assert recorded == current, place
+
+
+def as_json(value):
+    return json.loads(json.dumps(value))
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    return load("universal")
+
+
+def test_every_golden_spec_was_recorded():
+    assert SPECS.keys() == golden_specs().keys()
+
+
+@pytest.mark.parametrize("label", SPECS)
+def test_a_golden_spec_has_its_recorded_measurement_simulation_and_answers(label, classifier):
+    spec, recorded = golden_specs()[label], SPECS[label]
+    profiles = [load_profile(device) for device in DEVICES]
+    outcome = VirtualBackend(profiles[0]).measure(spec)
+    check(recorded["static"], vars(outcome.static), "static")
+    check(recorded["measurement"], as_json(vars(outcome.measurement)), "measurement")
+    simulation = Inspector(SpecJob(spec)).examine(spec.training, profiles)
+    check(recorded["findings"], as_json(simulation.to_json()), "simulation")
+    answers = classifier.answers([question_of(label, simulation, profile) for profile in profiles])
+    check(recorded["answers"], [as_json(answer.to_json()) for answer in answers], "answers")
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory):
+    """The answer to every job of the file, by its place there."""
+    places = [place for place, job in enumerate(JOBS) if needed(job) not in OTHER_VERSIONS]
+    path = tmp_path_factory.mktemp("jobs") / "jobs.jsonl"
+    path.write_text("".join(json.dumps(JOBS[place]) + "\n" for place in places))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(GOLDEN)
+        lines = printed_by(["--jobs", str(path), "--json"])
+    return dict(zip(places, map(json.loads, lines), strict=True))
+
+
+def printed_by(words):
+    with redirect_stdout(StringIO()) as out:
+        assert main(words) == 0
+    return out.getvalue().splitlines()
+
+
+def needed(job):
+    """The library that a job's figures depend on beside torch."""
+    if job["target"] == "spec.json":
+        return "timm"
+    return {"timm": "timm", "hf": "transformers"}.get(job["target"].partition(":")[0])
+
+
+@pytest.mark.parametrize("place", range(len(JOBS)), ids=[job["target"] for job in JOBS])
+def test_a_job_has_its_recorded_answer(place, answered):
+    if place not in answered:
+        pytest.skip(f"recorded with another {needed(JOBS[place])}")
+    check(ANSWERS[place], answered[place], "answer")
