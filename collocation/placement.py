@@ -7,7 +7,7 @@ from vramcast.errors import UserError, check_choice
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuState:
     """One GPU as a scheduler sees it."""
 
     id: str
@@ -25,7 +25,7 @@ class Gpu:
 class Placement:
     """A GPU that a job fits on."""
 
-    gpu: Gpu
+    gpu: GpuState
     need_mib: float
     left_mib: float
     """What stays free there."""
@@ -35,7 +35,7 @@ class Placement:
 class Refusal:
     """A GPU that a job does not fit on."""
 
-    gpu: Gpu
+    gpu: GpuState
     reason: str
     for_good: bool
     """True where the card itself is too small, so that waiting or preempting helps nothing."""
@@ -54,21 +54,21 @@ POLICIES = tuple(_ORDERS)
 """The first in order; the one with least left; the one with most left; the first that runs nothing."""
 
 
-def place(need: Need, gpus: Iterable[Gpu], policy: str = "best-fit") -> Placement | None:
+def place(need: Need, gpus: Iterable[GpuState], policy: str = "best-fit") -> Placement | None:
     """The GPU that a policy chooses, None where the job fits on none. Of equals the first in order."""
     order = _order(policy)
     fitting = _fitting(need, gpus, policy)
     return next(fitting, None) if order is None else min(fitting, key=order, default=None)
 
 
-def rank(need: Need, gpus: Iterable[Gpu], policy: str = "best-fit") -> list[Placement]:
+def rank(need: Need, gpus: Iterable[GpuState], policy: str = "best-fit") -> list[Placement]:
     """All GPUs that the job fits on, the policy's choice first."""
     order = _order(policy)
     fitting = list(_fitting(need, gpus, policy))
     return fitting if order is None else sorted(fitting, key=order)
 
 
-def refusals(need: Need, gpus: Iterable[Gpu], policy: str = "best-fit") -> list[Refusal]:
+def refusals(need: Need, gpus: Iterable[GpuState], policy: str = "best-fit") -> list[Refusal]:
     """The others, each with the reason."""
     check_choice("the policy", policy, POLICIES)
     return [found for gpu in gpus if (found := _refusal(_need(need, gpu), gpu, policy)) is not None]
@@ -79,14 +79,14 @@ def _order(policy: str) -> Callable[[Placement], float] | None:
     return _ORDERS[policy]
 
 
-def _fitting(need: Need, gpus: Iterable[Gpu], policy: str) -> Iterator[Placement]:
+def _fitting(need: Need, gpus: Iterable[GpuState], policy: str) -> Iterator[Placement]:
     for gpu in gpus:
         need_mib = _need(need, gpu)
         if _refusal(need_mib, gpu, policy) is None:
             yield Placement(gpu, need_mib, gpu.free_mib - need_mib)
 
 
-def _need(need: Need, gpu: Gpu) -> float:
+def _need(need: Need, gpu: GpuState) -> float:
     if not isinstance(need, Mapping):
         return need
     if gpu.device not in need:
@@ -96,7 +96,7 @@ def _need(need: Need, gpu: Gpu) -> float:
     return need[gpu.device]
 
 
-def _refusal(need_mib: float, gpu: Gpu, policy: str) -> Refusal | None:
+def _refusal(need_mib: float, gpu: GpuState, policy: str) -> Refusal | None:
     if gpu.total_mib is not None and need_mib > gpu.total_mib:
         return Refusal(gpu, f"needs {need_mib:.0f} MiB, the card has {gpu.total_mib:.0f}", for_good=True)
     if policy == "exclusive" and gpu.jobs:

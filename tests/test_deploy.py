@@ -11,8 +11,8 @@ import pytest
 import yaml
 from served import Scripted
 
-from vramcast.collocation.adapters.text import job_of_text
-from vramcast.collocation.commands.serve import _parser
+from vramcast.collocation.adapters.job_text import job_of_text
+from vramcast.collocation.commands.serve_command import _parser
 from vramcast.collocation.service.app import make_app
 from vramcast.collocation.service.settings import Settings
 

@@ -11,8 +11,8 @@ import pytest
 from served import Service, serving
 
 from vramcast.collocation.adapters import admission, kubernetes
-from vramcast.collocation.placement import Gpu
-from vramcast.collocation.service.nodes import NodeBook
+from vramcast.collocation.placement import GpuState
+from vramcast.collocation.service.node_registry import NodeRegistry
 from vramcast.collocation.service.settings import Settings
 from vramcast.errors import UserError
 
@@ -129,8 +129,8 @@ def test_odd_annotations_of_nodes_tell_nothing() -> None:
 
 def test_what_was_told_of_a_node_is_forgotten() -> None:
     now = [0.0]
-    book = NodeBook(seconds=60, most=2, clock=lambda: now[0])
-    book.note("a", [Gpu("0", 1, 1)])
+    book = NodeRegistry(seconds=60, most=2, clock=lambda: now[0])
+    book.note("a", [GpuState("0", 1, 1)])
     assert book.get("a")
     now[0] = 61
     assert book.get("a") is None

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from vramcast.collocation.history import REPEAT_MARGIN, Observed, repeated_bytes
-from vramcast.collocation.service import ledger as ledger_module
-from vramcast.collocation.service.ledger import Ledger, NotStoredError
-from vramcast.collocation.service.remembering import History
+from vramcast.collocation.observed_peak import REPEAT_MARGIN, ObservedPeak, reservation_bytes
+from vramcast.collocation.service import history_file
+from vramcast.collocation.service.history import History
+from vramcast.collocation.service.history_file import HistoryFile, NotStoredError
 from vramcast.collocation.service.settings import Limits
 from vramcast.dataset_builder.store import durable
 from vramcast.dataset_builder.store.lines import encode_line
@@ -34,19 +34,19 @@ def path(tmp_path: Path) -> Path:
 
 def told(path: Path, *seen: tuple[bytes, int], most: int = 100) -> None:
     """One service that is told of some runs, each on its own."""
-    ledger = Ledger(path, most)
+    ledger = HistoryFile(path, most)
     known = OrderedDict(ledger.found)
     for key, peak_bytes in seen:
-        known[key] = Observed(1, peak_bytes).joined(known.pop(key, None))
+        known[key] = ObservedPeak(1, peak_bytes).joined(known.pop(key, None))
         ledger.append([(key, known[key])])
         if ledger.is_long:
             ledger.shorten(list(known.items())[-most:])
     ledger.close()
 
 
-def found(path: Path, most: int = 100) -> dict[bytes, Observed]:
+def found(path: Path, most: int = 100) -> dict[bytes, ObservedPeak]:
     """What the next one knows."""
-    ledger = Ledger(path, most)
+    ledger = HistoryFile(path, most)
     ledger.close()
     return dict(ledger.found)
 
@@ -56,30 +56,30 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def test_the_margin_is_on_top_of_the_peak() -> None:
-    assert repeated_bytes(0) == 0
-    assert repeated_bytes(1) == 2
-    assert repeated_bytes(1000) == 1000 + 1000 * REPEAT_MARGIN
+    assert reservation_bytes(0) == 0
+    assert reservation_bytes(1) == 2
+    assert reservation_bytes(1000) == 1000 + 1000 * REPEAT_MARGIN
 
 
 def test_what_was_told_is_found_again_and_the_last_line_of_a_job_counts(path: Path) -> None:
     told(path, (A, 5), (B, 7), (A, 9), (A, 3))
     assert len(lines(path)) == 5, "appended only"
-    assert found(path) == {B: Observed(1, 7), A: Observed(3, 9)}
+    assert found(path) == {B: ObservedPeak(1, 7), A: ObservedPeak(3, 9)}
     assert [line.get("runs") for line in lines(path)] == [None, 1, 3], "and shorter after a start"
-    assert found(path) == {B: Observed(1, 7), A: Observed(3, 9)}
+    assert found(path) == {B: ObservedPeak(1, 7), A: ObservedPeak(3, 9)}
     told(path, (C, 1))
     assert list(found(path)) == [B, A, C]
 
 
 def test_what_is_forgotten_is_not_found_again(path: Path) -> None:
     told(path, (A, 5), (B, 7))
-    ledger = Ledger(path, 100)
+    ledger = HistoryFile(path, 100)
     ledger.append([(A, None), (C, None)])
     ledger.close()
-    assert found(path) == {B: Observed(1, 7)}
+    assert found(path) == {B: ObservedPeak(1, 7)}
     assert b"forgotten" not in path.read_bytes()
     told(path, (A, 1))
-    assert found(path) == {B: Observed(1, 7), A: Observed(1, 1)}
+    assert found(path) == {B: ObservedPeak(1, 7), A: ObservedPeak(1, 1)}
 
 
 def test_lines_of_single_runs_add_up_as_they_did(path: Path) -> None:
@@ -88,7 +88,7 @@ def test_lines_of_single_runs_add_up_as_they_did(path: Path) -> None:
         line = encode_line("observed", {"job": A.hex(), "runs": 1, "peak_bytes": peak_bytes})
         path.write_bytes(path.read_bytes() + line)
     told(path, (A, 3))
-    assert found(path) == {B: Observed(1, 2), A: Observed(3, 9)}
+    assert found(path) == {B: ObservedPeak(1, 2), A: ObservedPeak(3, 9)}
 
 
 def test_a_line_that_was_cut_short_is_no_line(path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_line_that_was_cut_short_is_no_line(path: Path) -> None:
         kept = found(path)
         assert set(kept) == ({A} if size >= ends[1] else set())
         told(path, (C, 1))
-        assert found(path) == {**kept, C: Observed(1, 1)}, "and what follows is whole"
+        assert found(path) == {**kept, C: ObservedPeak(1, 1)}, "and what follows is whole"
 
 
 def test_a_damaged_line_is_left_out_and_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -118,7 +118,7 @@ def test_a_damaged_line_is_left_out_and_told(path: Path, caplog: pytest.LogCaptu
 def test_a_file_of_others_is_refused_and_stays_as_it_is(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"expected a history .* another kind of file: choose another --history FILE"):
-        Ledger(path, 100)
+        HistoryFile(path, 100)
     assert path.read_bytes() == content
     path.unlink()
     told(path, (A, 1))  # and the lock was let go
@@ -142,14 +142,14 @@ def test_a_sound_line_of_another_kind_is_refused_and_stays(path: Path, line: byt
     told(path, (A, 5), (A, 6))
     path.write_bytes(whole := path.read_bytes() + line)
     with pytest.raises(UserError, match=r"expected lines of version 1 .* line 4 is another .*: install a newer"):
-        Ledger(path, 100)
+        HistoryFile(path, 100)
     assert path.read_bytes() == whole
 
 
 def test_another_version_is_refused_by_its_name(path: Path) -> None:
     path.write_bytes(whole := encode_line("history", {"version": 7}) + b"whatever\n")
     with pytest.raises(UserError, match=r"expected a history of version 1 .*, found version 7: install a newer"):
-        Ledger(path, 100)
+        HistoryFile(path, 100)
     assert path.read_bytes() == whole
 
 
@@ -157,19 +157,19 @@ def test_what_cannot_be_a_file_is_one_sentence(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "file" / "below"):
         (tmp_path / "file").touch()
         with pytest.raises(UserError, match="--history FILE"):
-            Ledger(place, 100)
+            HistoryFile(place, 100)
 
 
 def test_a_second_writer_is_refused_and_the_lock_ends_with_its_holder(path: Path) -> None:
-    ledger = Ledger(path, 100)
+    ledger = HistoryFile(path, 100)
     link = path.with_name("link")
     link.symlink_to(path)
     for name in (path, link):
         with pytest.raises(UserError, match=rf"another service \(process {os.getpid()} on .* choose another --history"):
-            Ledger(name, 100)
+            HistoryFile(name, 100)
     ledger.close()
-    imports = "import os; from pathlib import Path; from vramcast.collocation.service.ledger import Ledger"
-    code = f"{imports}; kept = Ledger(Path({str(path)!r}), 1); os._exit(9)"
+    imports = "import os; from pathlib import Path; from vramcast.collocation.service.history_file import HistoryFile"
+    code = f"{imports}; kept = HistoryFile(Path({str(path)!r}), 1); os._exit(9)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
     told(path, (A, 1))
 
@@ -177,13 +177,13 @@ def test_a_second_writer_is_refused_and_the_lock_ends_with_its_holder(path: Path
 def test_only_so_many_jobs_are_kept_and_only_so_many_lines(path: Path) -> None:
     for index in range(60):
         told(path, (bytes([index % 5]) * 16, index + 1), most=2)
-        assert len(lines(path)) <= 1 + 2 * ledger_module._SPARE
-    assert found(path, 2) == {b"\x03" * 16: Observed(1, 59), b"\x04" * 16: Observed(1, 60)}
-    assert found(path, 1) == {b"\x04" * 16: Observed(1, 60)}
+        assert len(lines(path)) <= 1 + 2 * history_file._SPARE
+    assert found(path, 2) == {b"\x03" * 16: ObservedPeak(1, 59), b"\x04" * 16: ObservedPeak(1, 60)}
+    assert found(path, 1) == {b"\x04" * 16: ObservedPeak(1, 60)}
     assert len(lines(path)) == 2
 
 
-def remembered(history: History) -> dict[bytes, Observed]:
+def remembered(history: History) -> dict[bytes, ObservedPeak]:
     return dict(history._known)
 
 
@@ -195,11 +195,11 @@ def test_a_job_that_memory_knows_keeps_its_peak_whatever_the_file_forgot(path: P
         history.get(A)
         await history.observe(C, 1)
         history.get(A)
-        assert await history.observe(A, 5) == Observed(2, 10000)
+        assert await history.observe(A, 5) == ObservedPeak(2, 10000)
         await history.close()
 
     asyncio.run(scenario())
-    assert found(path, 2) == {C: Observed(1, 1), A: Observed(2, 10000)}
+    assert found(path, 2) == {C: ObservedPeak(1, 1), A: ObservedPeak(2, 10000)}
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -214,7 +214,7 @@ def test_a_restart_changes_no_figure(path: Path, seed: int) -> None:
                 key, act = draw.choice(keys), draw.random()
                 if act < 0.5:
                     before = history.get(key)
-                    assert await history.observe(key, peak := draw.randrange(1, 100)) == Observed(1, peak).joined(
+                    assert await history.observe(key, peak := draw.randrange(1, 100)) == ObservedPeak(1, peak).joined(
                         before
                     )
                     last = key
@@ -241,7 +241,7 @@ def test_the_file_is_made_shorter_by_what_memory_knows(path: Path) -> None:
         for index in range(20):
             history.get(A)
             await history.observe(bytes([index]) * 16, 1)
-            assert len(lines(path)) <= 2 + 2 * ledger_module._SPARE
+            assert len(lines(path)) <= 2 + 2 * history_file._SPARE
         await history.close()
         assert any(line.get("job") == A.hex() for line in lines(path)), "asked for all the time"
 
@@ -253,8 +253,8 @@ def full(*_: Any) -> int:
 
 
 def test_a_full_disk_loses_nothing_that_was_stored(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = Ledger(path, 100)
-    ledger.append([(A, Observed(1, 5))])
+    ledger = HistoryFile(path, 100)
+    ledger.append([(A, ObservedPeak(1, 5))])
     whole = path.read_bytes()
     write = os.write
 
@@ -265,19 +265,19 @@ def test_a_full_disk_loses_nothing_that_was_stored(path: Path, monkeypatch: pyte
 
     for name, broken in (("write", half), ("write", full), ("fsync", full)):
         with monkeypatch.context() as patch:
-            patch.setattr(ledger_module.os, name, broken)
+            patch.setattr(history_file.os, name, broken)
             with pytest.raises(NotStoredError, match="No space left"):
-                ledger.append([(B, Observed(1, 7))])
+                ledger.append([(B, ObservedPeak(1, 7))])
         assert path.read_bytes() == whole
     with monkeypatch.context() as patch:  # nor can what it left be cut off
-        patch.setattr(ledger_module.os, "write", half)
-        patch.setattr(ledger_module.os, "ftruncate", full)
+        patch.setattr(history_file.os, "write", half)
+        patch.setattr(history_file.os, "ftruncate", full)
         with pytest.raises(NotStoredError):
-            ledger.append([(B, Observed(1, 7))])
+            ledger.append([(B, ObservedPeak(1, 7))])
     assert len(path.read_bytes()) > len(whole)
-    ledger.append([(C, Observed(1, 9))])
+    ledger.append([(C, ObservedPeak(1, 9))])
     ledger.close()
-    assert found(path) == {A: Observed(1, 5), C: Observed(1, 9)}
+    assert found(path) == {A: ObservedPeak(1, 5), C: ObservedPeak(1, 9)}
 
 
 def test_without_room_to_make_it_shorter_the_file_stays_as_it_is(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,29 +285,29 @@ def test_without_room_to_make_it_shorter_the_file_stays_as_it_is(path: Path, mon
     whole = path.read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", full)
-        assert found(path) == {A: Observed(2, 9)}
+        assert found(path) == {A: ObservedPeak(2, 9)}
         assert path.read_bytes() == whole
         assert [item.name for item in path.parent.iterdir() if "tmp" in item.name] == []
         told(path, (B, 7), *[(A, 1)] * 5, most=2)
-    assert found(path) == {B: Observed(1, 7), A: Observed(7, 9)}
+    assert found(path) == {B: ObservedPeak(1, 7), A: ObservedPeak(7, 9)}
 
 
 def test_a_shorter_file_whose_name_is_not_on_the_disk_goes_on_once_it_is(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ledger = Ledger(path, 100)
-    ledger.append([(A, Observed(1, 5)), (A, Observed(2, 9))])
+    ledger = HistoryFile(path, 100)
+    ledger.append([(A, ObservedPeak(1, 5)), (A, ObservedPeak(2, 9))])
     synced, sync = [], durable.sync
     with monkeypatch.context() as patch:  # the new file has its name, but the directory cannot be synced
         patch.setattr(durable, "sync", lambda name: full() if name.is_dir() else sync(name))
-        patch.setattr(ledger_module, "sync", full)
-        ledger.shorten([(A, Observed(2, 9))])
+        patch.setattr(history_file, "sync", full)
+        ledger.shorten([(A, ObservedPeak(2, 9))])
         assert len(lines(path)) == 2
         with pytest.raises(NotStoredError, match="No space left"):
-            ledger.append([(B, Observed(1, 7))])
-    monkeypatch.setattr(ledger_module, "sync", synced.append)
-    ledger.append([(B, Observed(1, 7))])
-    ledger.append([(C, Observed(1, 7))])
+            ledger.append([(B, ObservedPeak(1, 7))])
+    monkeypatch.setattr(history_file, "sync", synced.append)
+    ledger.append([(B, ObservedPeak(1, 7))])
+    ledger.append([(C, ObservedPeak(1, 7))])
     ledger.close()
     assert synced == [path.parent]
     assert set(found(path)) == {A, B, C}
@@ -320,15 +320,15 @@ def test_no_handle_is_left_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -
     if not Path("/proc/self/fd").is_dir():
         pytest.skip("no /proc here")
     before = handles()
-    ledger = Ledger(path, 100)
+    ledger = HistoryFile(path, 100)
     opened = handles()
     for broken in (False, True):
         with monkeypatch.context() as patch:
             if broken:
                 patch.setattr(Path, "replace", full)
-            ledger.shorten([(A, Observed(1, 5))])
+            ledger.shorten([(A, ObservedPeak(1, 5))])
             assert handles() == opened
-    ledger.append([(B, Observed(1, 7))])
+    ledger.append([(B, ObservedPeak(1, 7))])
     ledger.close()
     assert handles() == before
     assert set(found(path)) == {A, B}
@@ -337,13 +337,13 @@ def test_no_handle_is_left_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_what_a_dead_process_of_the_same_number_left_is_no_part_of_the_file(path: Path) -> None:
     path.with_name(f".{path.name}.{os.getpid()}.tmp").write_bytes(b"left\n" * 100)
     told(path, (A, 5), (A, 6))
-    assert found(path) == found(path) == {A: Observed(2, 6)}
+    assert found(path) == found(path) == {A: ObservedPeak(2, 6)}
 
 
 def test_the_name_of_a_new_file_is_on_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(ledger_module, "sync", synced.append)
-    Ledger(path, 100).close()
+    monkeypatch.setattr(history_file, "sync", synced.append)
+    HistoryFile(path, 100).close()
     assert synced == [path.parent]
 
 
@@ -358,10 +358,10 @@ def test_the_name_of_a_new_file_is_on_the_disk(path: Path, monkeypatch: pytest.M
     ids=["removed", "emptied", "renamed", "replaced by a copy"],
 )
 def test_a_file_that_others_took_away_takes_no_more(path: Path, meddle: Any) -> None:
-    ledger = Ledger(path, 100)
+    ledger = HistoryFile(path, 100)
     meddle(path)
     with pytest.raises(NotStoredError, match="removed or changed"):
-        ledger.append([(A, Observed(1, 5))])
+        ledger.append([(A, ObservedPeak(1, 5))])
     ledger.close()
     assert found(path) == {}
 
@@ -380,7 +380,7 @@ class Disk:
             self.answers.wait(30)
             sync(fd)
 
-        monkeypatch.setattr(ledger_module.os, "fsync", waiting)
+        monkeypatch.setattr(history_file.os, "fsync", waiting)
 
 
 SHORT = Limits(store_seconds=0.2)
@@ -405,8 +405,8 @@ def test_a_silent_disk_is_told_and_what_it_stored_late_is_known(path: Path, monk
         disk.answers.set()
         while not history.get(A):
             await asyncio.sleep(0.01)
-        assert await history.observe(C, 9) == Observed(1, 9)
-        assert remembered(history) == {A: Observed(1, 5), C: Observed(1, 9)}, "B's asker had given up before"
+        assert await history.observe(C, 9) == ObservedPeak(1, 9)
+        assert remembered(history) == {A: ObservedPeak(1, 5), C: ObservedPeak(1, 9)}, "B's asker had given up before"
         await history.close()
         assert found(path) == remembered(history)
 
@@ -421,11 +421,11 @@ def test_who_leaves_does_not_make_memory_and_file_differ(path: Path, monkeypatch
         await asyncio.sleep(0.05)
         task.cancel()
         disk.answers.set()
-        assert await history.observe(A, 3) == Observed(2, 5)
+        assert await history.observe(A, 3) == ObservedPeak(2, 5)
         await history.close()
 
     asyncio.run(scenario())
-    assert found(path) == {A: Observed(2, 5)}
+    assert found(path) == {A: ObservedPeak(2, 5)}
 
 
 def test_what_is_being_written_is_waited_for_at_the_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,8 +439,8 @@ def test_what_is_being_written_is_waited_for_at_the_end(path: Path, monkeypatch:
         assert not closing.done()
         disk.answers.set()
         await closing
-        assert await task == Observed(1, 5)
-        assert found(path) == {A: Observed(1, 5)}, "and another may have it"
+        assert await task == ObservedPeak(1, 5)
+        assert found(path) == {A: ObservedPeak(1, 5)}, "and another may have it"
 
     asyncio.run(scenario())
 
@@ -449,8 +449,8 @@ def test_a_process_ends_though_its_disk_says_nothing(path: Path) -> None:
     code = f"""
 import asyncio, os, time
 from pathlib import Path
-from vramcast.collocation.service.ledger import NotStoredError
-from vramcast.collocation.service.remembering import History
+from vramcast.collocation.service.history_file import NotStoredError
+from vramcast.collocation.service.history import History
 from vramcast.collocation.service.settings import Limits
 
 async def main():

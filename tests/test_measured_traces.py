@@ -6,7 +6,7 @@ import numpy as np
 from made_examples import MIB, example_of, mlp_table, simulated
 
 from benchmarks.collocation.measured_traces import JOBS, Measured, bounds_of, table, traces
-from vramcast.collocation.simulator.rules import Rules
+from vramcast.collocation.simulator.rules import ClusterRules
 
 GB = 1e9
 PEAKS = np.array([2.0, 9.0, 14.0, 21.0, 30.0, 50.0]) * GB
@@ -17,12 +17,12 @@ def made() -> Measured:
 
 
 def test_traces_repeat_themselves_and_have_jobs_that_fit() -> None:
-    (submissions, drawn), (_, others) = traces(made(), 100, 2, Rules())
+    (submissions, drawn), (_, others) = traces(made(), 100, 2, ClusterRules())
     assert len(submissions) == JOBS
     assert [item.job.peak_bytes for item in submissions] == PEAKS[drawn].astype(int).tolist()
     assert 5 not in drawn  # more than the card
     assert drawn != others
-    assert next(traces(made(), 100, 1, Rules()))[1] == drawn
+    assert next(traces(made(), 100, 1, ClusterRules()))[1] == drawn
 
 
 def test_who_asks_for_the_peak_is_the_oracle_and_who_asks_for_less_crashes() -> None:

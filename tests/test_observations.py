@@ -15,11 +15,13 @@ import pytest
 from served import GPUMEMNET, MLP, SIMULATED, TABLE, Service, on_loopback, serving
 
 from vramcast.collocation.client import Client
-from vramcast.collocation.commands import observe, place, serve
-from vramcast.collocation.history import REPEAT_MARGIN
-from vramcast.collocation.service import engine, ledger, remembering
-from vramcast.collocation.service.pool import LostError, OverloadedError, PoolError
+from vramcast.collocation.commands import observe_command as observe
+from vramcast.collocation.commands import place_command as place
+from vramcast.collocation.commands import serve_command as serve
+from vramcast.collocation.observed_peak import REPEAT_MARGIN
+from vramcast.collocation.service import engine, history, history_file
 from vramcast.collocation.service.settings import Limits, Settings
+from vramcast.collocation.service.trace_pool import LostError, OverloadedError, PoolError
 from vramcast.dataset_builder.store.lines import encode_line
 from vramcast.errors import UserError
 
@@ -484,7 +486,7 @@ def test_observations_at_once_are_all_counted_and_share_a_sync(tmp_path: Path, m
     synced, sync = [], os.fsync
 
     async def scenario(service: Service) -> None:
-        monkeypatch.setattr(ledger.os, "fsync", lambda fd: synced.append(sync(fd)))
+        monkeypatch.setattr(history_file.os, "fsync", lambda fd: synced.append(sync(fd)))
         told = await asyncio.gather(*(tell(service, JOB, 200 + index) for index in range(200)))
         monkeypatch.undo()
         assert sorted(item["runs"] for item in told) == list(range(1, 201))
@@ -507,7 +509,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(tmp_path: Path, monkeypatch: py
         await tell(service, JOB, 900)
         before = await ask(service, JOB)
         for call in ("write", "fsync"):
-            monkeypatch.setattr(ledger.os, call, full)
+            monkeypatch.setattr(history_file.os, call, full)
             for body in ({**ONE, "peak_mib": 5000}, {"observations": [ONE, ONE]}):
                 found = await service.post("/v1/observations", body)
                 assert found.status == 507
@@ -527,18 +529,18 @@ def test_a_full_disk_is_told_and_nothing_is_lost(tmp_path: Path, monkeypatch: py
 
 
 def test_of_several_those_that_were_stored_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembering, "_LARGEST_BATCH", 1)
+    monkeypatch.setattr(history, "_LARGEST_BATCH", 1)
 
     async def scenario(service: Service) -> None:
-        append, appended = ledger.Ledger.append, []
+        append, appended = history_file.HistoryFile.append, []
 
-        def once(self: ledger.Ledger, changes: Any) -> None:
+        def once(self: history_file.HistoryFile, changes: Any) -> None:
             appended.append(changes)
             if len(appended) > 1:
-                raise ledger.NotStoredError("no room")
+                raise history_file.NotStoredError("no room")
             append(self, changes)
 
-        monkeypatch.setattr(ledger.Ledger, "append", once)
+        monkeypatch.setattr(history_file.HistoryFile, "append", once)
         found = await service.post("/v1/observations", {"observations": [ONE, ONE, {**ONE, "peak_mib": 1}]})
         assert found.status == 200
         assert [item["status"] for item in found.json["answers"]] == ["ok", "error", "error"]
@@ -557,7 +559,7 @@ def test_forecasts_go_on_while_the_disk_says_nothing(tmp_path: Path, monkeypatch
         sync(fd)
 
     async def scenario(service: Service) -> None:
-        monkeypatch.setattr(ledger.os, "fsync", silent)
+        monkeypatch.setattr(history_file.os, "fsync", silent)
         told = await asyncio.gather(*(service.post("/v1/observations", ONE) for _ in range(4)))
         assert [item.status for item in told] == [507] * 4
         assert "a disk that says nothing for 0.2 s" in told[0].json["error"]
@@ -582,7 +584,7 @@ def test_serve_tells_a_history_that_it_cannot_have(tmp_path: Path, capsys: pytes
     assert serve.main(["--history", str(path)]) == 2
     assert "found version 2: install a newer vramcast" in capsys.readouterr().err
     path.unlink()
-    held = ledger.Ledger(path, 1)
+    held = history_file.HistoryFile(path, 1)
     assert serve.main(["--history", str(path)]) == 2
     assert "another service" in capsys.readouterr().err
     held.close()

@@ -229,7 +229,7 @@ def test_without_a_token_nobody_reloads_over_http() -> None:
 
 
 def test_requests_are_logged_as_json_lines(caplog: pytest.LogCaptureFixture) -> None:
-    from vramcast.collocation.service.logs import JsonLines
+    from vramcast.collocation.service.logs import JsonLogFormatter
 
     caplog.set_level("INFO", logger="vramcast.service")
 
@@ -237,7 +237,7 @@ def test_requests_are_logged_as_json_lines(caplog: pytest.LogCaptureFixture) -> 
         await service.get("/healthz")
 
     run(scenario)
-    line = json.loads(JsonLines().format(next(item for item in caplog.records if item.message == "request")))
+    line = json.loads(JsonLogFormatter().format(next(item for item in caplog.records if item.message == "request")))
     assert (line["path"], line["status"], line["level"]) == ("/healthz", 200, "info")
     assert line["ms"] >= 0
 

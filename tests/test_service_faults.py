@@ -11,8 +11,8 @@ import pytest
 from served import MLP, Scripted, Service, serving
 
 from vramcast.collocation.service.estimating import Checkpoint
-from vramcast.collocation.service.pool import LostError, OverloadedError, PoolError, TracePool
 from vramcast.collocation.service.settings import Limits, Settings
+from vramcast.collocation.service.trace_pool import LostError, OverloadedError, PoolError, TracePool
 from vramcast.errors import UserError
 from vramcast.models.checkpoint import RELEASED
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vramcast.collocation.adapters.text import job_of_text
-from vramcast.collocation.service.batching import Batcher
-from vramcast.collocation.service.cache import ByteCache, content_key
+from vramcast.collocation.adapters.job_text import job_of_text
+from vramcast.collocation.service.batcher import Batcher
+from vramcast.collocation.service.byte_cache import ByteCache, content_key
 from vramcast.errors import UserError
 
 

@@ -10,15 +10,15 @@ import pytest
 from clusters import GB, job, trace, truth
 
 from benchmarks.performance.simulator_scale import generated_trace
+from vramcast.collocation.simulator.cluster import simulate
+from vramcast.collocation.simulator.cluster_metrics import cluster_metrics
 from vramcast.collocation.simulator.comparison import compare, jittered
-from vramcast.collocation.simulator.engine import simulate
-from vramcast.collocation.simulator.gantt import gantt_table
+from vramcast.collocation.simulator.gantt_table import gantt_table
 from vramcast.collocation.simulator.needs import ESTIMATORS, Asking
 from vramcast.collocation.simulator.ours import DEFINITIONS, Asked, bounds_bytes, specs_of
-from vramcast.collocation.simulator.report import report
-from vramcast.collocation.simulator.rules import Rules
+from vramcast.collocation.simulator.rules import ClusterRules
 from vramcast.collocation.simulator.simulate_command import main
-from vramcast.collocation.simulator.workload import Job, read_jobs, read_trace
+from vramcast.collocation.simulator.workload import TraceJob, read_jobs, read_trace
 from vramcast.errors import UserError
 from vramcast.models.simulation import SimulationCache
 from vramcast.virtual_gpu.sizes import MIB
@@ -29,7 +29,7 @@ pair,2,8,20000,,40000,16000,600
 other,1,8,30000,5000,40000,16000,600
 """
 TRACE = "arrival_s,job\n20,pair\n0,mnist_train\n30,other\n40.5,mnist_train\n"
-RULES = Rules(gpus=2, capacity_bytes=40 * GB)
+RULES = ClusterRules(gpus=2, capacity_bytes=40 * GB)
 
 
 @pytest.fixture
@@ -41,7 +41,9 @@ def files(tmp_path: Path) -> list[str]:
 
 def test_jobs_and_traces_are_read(files: list[str]) -> None:
     jobs = read_jobs(Path(files[1]))
-    assert jobs["pair"] == Job("pair", 2, 8, 20_000 * MIB, 600, {"faketensor": 40_000 * MIB, "gpumemnet": 16_000 * MIB})
+    assert jobs["pair"] == TraceJob(
+        "pair", 2, 8, 20_000 * MIB, 600, {"faketensor": 40_000 * MIB, "gpumemnet": 16_000 * MIB}
+    )
     found = read_trace(Path(files[3]), jobs)
     assert [(item.arrival_s, item.job.name) for item in found] == [
         (0, "mnist_train"), (20, "pair"), (30, "other"), (40.5, "mnist_train")
@@ -73,9 +75,9 @@ def test_bad_files_are_told_in_a_sentence(tmp_path: Path, jobs: str, arrivals: s
     ("words", "message"),
     [
         (["--estimator", "magic"], "expected --estimator among"),
-        (["--estimator", "oracle", "--card", "none"], "expected device to be one of"),
+        (["--estimator", "oracle", "--device", "none"], "expected device to be one of"),
         (["--estimator", "oracle", "--gpus", "1"], "raise --gpus"),
-        (["--estimator", "oracle", "--card", "t4"], "name a larger --card"),
+        (["--estimator", "oracle", "--device", "t4"], "name a larger --device"),
         (["--estimator", "oracle", "--gantt", "chart.txt"], "expected a picture's name that ends in"),
         (["--estimator", "oracle", "--gantt", "nowhere/chart.png"], "expected a directory for the picture"),
         (["--estimator", "oracle", "--repeats", "0"], "expected --repeats"),
@@ -97,9 +99,9 @@ def test_one_estimator_answers_with_its_figures(files: list[str], capsys: pytest
     wanted = {"makespan_s", "mean_jct_s", "p95_jct_s", "mean_wait_s", "ooms", "wasted_gpu_s", "memory_utilisation"}
     assert wanted | {"gpu_utilisation", "estimator", "policy", "queue", "ledger"} <= found.keys()
     jobs = read_jobs(Path(files[1]))
-    rules = Rules(gpus=2)
+    rules = ClusterRules(gpus=2)
     runs = simulate(read_trace(Path(files[3]), jobs), {item.name: item.peak_bytes for item in jobs.values()}, rules)
-    assert found["makespan_s"] == report(runs, rules).makespan_s
+    assert found["makespan_s"] == cluster_metrics(runs, rules).makespan_s
     assert (found["jobs"], found["ooms"]) == (4, 0)
 
 
@@ -121,7 +123,7 @@ def test_several_estimators_make_a_table_and_a_chart(
 
 
 def test_estimators_ask_for_what_is_theirs() -> None:
-    known = Job("a", 1, 1, 10 * MIB, 1, {"horus": 5 * MIB})
+    known = TraceJob("a", 1, 1, 10 * MIB, 1, {"horus": 5 * MIB})
     asking = Asking(capacity_bytes=100 * MIB, margin_mib=2, floor_mib=50)
     asked = {name: asking.needs_bytes(name, [known], {"a": 12 * MIB})["a"] // MIB for name in ESTIMATORS}
     # a bound has its margin in it, the floor is none, and who says nothing gets a card
@@ -132,7 +134,7 @@ def test_estimators_ask_for_what_is_theirs() -> None:
 def test_a_floor_is_held_against_what_is_observed_whatever_the_ledger() -> None:
     submissions = trace((0, job("a", 19, 100)), (0, job("b", 19, 100)), (50, job("c", 1, 100)))
     needs = dict.fromkeys(truth(submissions), 5 * GB)
-    rules = Rules(gpus=1, capacity_bytes=40 * GB, ledger="reserved", slowdown=0, peak_after_s=10)
+    rules = ClusterRules(gpus=1, capacity_bytes=40 * GB, ledger="reserved", slowdown=0, peak_after_s=10)
     starts = {
         name: {run.submission.job.name: run.start_s for run in outcome.runs}
         for name, outcome in compare(submissions, {"none": needs, "horus": needs}, rules).items()
@@ -153,7 +155,7 @@ def test_shifted_traces_are_the_same_for_all_and_repeat_themselves() -> None:
 
 def test_bars_of_a_gpu_lie_in_lanes_of_their_own() -> None:
     submissions = trace((0, job("a", 10, 100)), (0, job("b", 10, 50)), (70, job("c", 10, 10)), (0, job("p", 1, 9, 2)))
-    rules = Rules(gpus=2, capacity_bytes=30 * GB, slowdown=0, ledger="reserved", policy="first-fit")
+    rules = ClusterRules(gpus=2, capacity_bytes=30 * GB, slowdown=0, ledger="reserved", policy="first-fit")
     bars = gantt_table(simulate(submissions, truth(submissions), rules))
     assert [(bar.gpu, bar.job, bar.lane, bar.start_s, bar.end_s) for bar in bars] == [
         (0, "a", 0, 0, 100), (0, "b", 1, 0, 50), (0, "p", 2, 0, 9), (0, "c", 1, 70, 80), (1, "p", 0, 0, 9)
@@ -171,7 +173,7 @@ def test_all_jobs_but_two_of_the_public_table_are_defined(public_table: Callable
 def test_our_bound_is_classified_here_and_what_cannot_be_built_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    jobs = [Job("mnist_train", 1, 32, 1500 * MIB, 100), Job("dlrm", 1, 32, 1500 * MIB, 100)]
+    jobs = [TraceJob("mnist_train", 1, 32, 1500 * MIB, 100), TraceJob("dlrm", 1, 32, 1500 * MIB, 100)]
     found = bounds_bytes(jobs, "a100_40gb", Asked(bucket_mib=1024), SimulationCache(tmp_path, 1))
     assert list(found) == ["mnist_train"]
     assert found["mnist_train"] % (1024 * MIB) == 0
@@ -190,9 +192,9 @@ def test_definitions_that_are_none_are_refused(tmp_path: Path) -> None:
 
 def test_ten_thousand_jobs_on_a_thousand_gpus_are_no_matter_of_minutes() -> None:
     submissions = generated_trace(10_000, 1_000)
-    rules = Rules(gpus=1_000)
+    rules = ClusterRules(gpus=1_000)
     runs = simulate(submissions, truth(submissions), rules)
-    found = report(runs, rules)
+    found = cluster_metrics(runs, rules)
     assert (found.jobs, found.ooms) == (10_000, 0)
 
 

@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 from clusters import GB, job, trace, truth
 
-from vramcast.collocation.simulator.engine import Run, simulate
-from vramcast.collocation.simulator.report import report
-from vramcast.collocation.simulator.rules import Rules
+from vramcast.collocation.simulator.cluster import AttemptRecord, simulate
+from vramcast.collocation.simulator.cluster_metrics import cluster_metrics
+from vramcast.collocation.simulator.rules import ClusterRules
 from vramcast.errors import UserError
 
-RULES = Rules(gpus=1, capacity_bytes=40 * GB, slowdown=0.5, peak_after_s=10, retry_after_s=30, ledger="reserved")
+RULES = ClusterRules(gpus=1, capacity_bytes=40 * GB, slowdown=0.5, peak_after_s=10, retry_after_s=30, ledger="reserved")
 SMALL, LARGE = job("small", 10, 100), job("large", 25, 100)
 
 
-def ends(runs: list[Run]) -> list[tuple[str, float]]:
+def ends(runs: list[AttemptRecord]) -> list[tuple[str, float]]:
     return [(run.submission.job.name, pytest.approx(run.end_s)) for run in runs]
 
 
@@ -22,7 +22,7 @@ def test_a_job_alone_runs_for_its_solo_time() -> None:
     submissions = trace((5, SMALL))
     (run,) = simulate(submissions, truth(submissions), RULES)
     assert (run.start_s, run.peak_s, run.end_s, run.gpus) == (5, 15, 105, (0,))
-    found = report([run], RULES)
+    found = cluster_metrics([run], RULES)
     assert (found.makespan_s, found.mean_jct_s, found.mean_wait_s, found.ooms) == (100, 100, 0, 0)
     assert found.gpu_utilisation == 1
     assert found.memory_utilisation == pytest.approx(10 / 40 * 90 / 100)  # from its peak on
@@ -68,7 +68,7 @@ def test_the_job_whose_memory_does_not_fit_dies_and_is_repeated_alone() -> None:
     assert (first.submission.number, first.end_s) == (0, pytest.approx(10 + 100 - 20 / 3))
     assert second.exclusive
     assert (second.start_s, second.end_s) == (first.end_s, pytest.approx(first.end_s + 100))
-    found = report(runs, RULES)
+    found = cluster_metrics(runs, RULES)
     assert (found.ooms, found.wasted_gpu_s, found.jobs) == (1, 10, 2)
     assert found.mean_wait_s == pytest.approx((first.end_s - 10) / 2)  # the second's, from its crash to its start
 
@@ -118,7 +118,7 @@ def test_a_job_on_two_gpus_dies_on_both() -> None:
     runs = simulate(submissions, {"large": GB, "pair": GB}, replace(RULES, gpus=2))
     assert runs[0].crashed
     assert sorted(runs[0].gpus) == [0, 1]
-    assert report(runs, replace(RULES, gpus=2)).wasted_gpu_s == 20
+    assert cluster_metrics(runs, replace(RULES, gpus=2)).wasted_gpu_s == 20
 
 
 def test_what_asks_for_more_than_the_card_gets_a_card_of_its_own() -> None:
@@ -133,7 +133,7 @@ def test_a_short_job_reaches_its_peak_half_way() -> None:
 
 
 @pytest.mark.parametrize(
-    ("late", "wanted"), [(job("wide", 1, 10, gpus=3), "raise --gpus"), (job("big", 41, 10), "larger --card")]
+    ("late", "wanted"), [(job("wide", 1, 10, gpus=3), "raise --gpus"), (job("big", 41, 10), "larger --device")]
 )
 def test_what_can_never_run_is_refused(late, wanted: str) -> None:
     submissions = trace((0, SMALL), (5, late))
@@ -144,4 +144,4 @@ def test_what_can_never_run_is_refused(late, wanted: str) -> None:
 @pytest.mark.parametrize("wrong", [{"gpus": 0}, {"slowdown": -1}, {"slowdown": float("nan")}, {"policy": "random"}])
 def test_rules_that_are_none_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UserError, match=next(iter(wrong))):
-        Rules(**wrong)
+        ClusterRules(**wrong)

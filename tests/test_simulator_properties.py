@@ -8,11 +8,11 @@ from clusters import GB, job, trace, truth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vramcast.collocation.placement import POLICIES, Gpu, rank
-from vramcast.collocation.simulator.engine import Run, simulate
-from vramcast.collocation.simulator.free import CLOSED, free_memory
-from vramcast.collocation.simulator.report import report
-from vramcast.collocation.simulator.rules import LEDGERS, QUEUES, Rules
+from vramcast.collocation.placement import POLICIES, GpuState, rank
+from vramcast.collocation.simulator.cluster import AttemptRecord, simulate
+from vramcast.collocation.simulator.cluster_metrics import cluster_metrics
+from vramcast.collocation.simulator.free_memory import CLOSED, free_memory
+from vramcast.collocation.simulator.rules import LEDGERS, QUEUES, ClusterRules
 from vramcast.collocation.simulator.workload import Submission
 
 CAPACITY = 40 * GB
@@ -26,7 +26,7 @@ TRACES = st.lists(st.tuples(st.integers(0, 600), KINDS), min_size=1, max_size=14
     lambda arrivals: trace(*sorted(arrivals, key=lambda item: item[0]))
 )
 RULES = st.builds(
-    Rules,
+    ClusterRules,
     gpus=st.integers(2, 4),
     capacity_bytes=st.just(CAPACITY),
     policy=st.sampled_from(POLICIES),
@@ -41,15 +41,15 @@ SHARES = st.floats(0.0, 1.5)
 """What a job asks for, as a share of what it takes."""
 
 
-def moments(runs: list[Run]) -> list[float]:
+def moments(runs: list[AttemptRecord]) -> list[float]:
     return sorted({time_s for run in runs for time_s in (run.start_s, run.end_s, run.peak_s) if time_s is not None})
 
 
-def on(runs: list[Run], gpu: int, time_s: float) -> list[Run]:
+def on(runs: list[AttemptRecord], gpu: int, time_s: float) -> list[AttemptRecord]:
     return [run for run in runs if gpu in run.gpus and run.start_s <= time_s < run.end_s]
 
 
-def work_s(run: Run, runs: list[Run], rules: Rules) -> float:
+def work_s(run: AttemptRecord, runs: list[AttemptRecord], rules: ClusterRules) -> float:
     """What a run got done, from who was beside it when."""
     times_s = [time_s for time_s in moments(runs) if run.start_s <= time_s <= run.end_s]
     return sum(
@@ -61,7 +61,7 @@ def work_s(run: Run, runs: list[Run], rules: Rules) -> float:
 @settings(deadline=None, max_examples=150)
 @given(TRACES, RULES, SHARES)
 def test_every_job_is_done_once_and_gets_its_own_work(
-    submissions: list[Submission], rules: Rules, share: float
+    submissions: list[Submission], rules: ClusterRules, share: float
 ) -> None:
     needs = {name: int(peak_bytes * share) for name, peak_bytes in truth(submissions).items()}
     runs = simulate(submissions, needs, rules)
@@ -76,7 +76,7 @@ def test_every_job_is_done_once_and_gets_its_own_work(
     for run in runs:
         attempts[run.submission.number] += 1
     assert max(attempts.values()) <= 2  # alone, all that runs at all runs
-    found = report(runs, rules)
+    found = cluster_metrics(runs, rules)
     assert found.ooms == len(runs) - len(submissions)
     assert 0 < found.gpu_utilisation <= 1 + 1e-9
     assert 0 <= found.memory_utilisation <= found.gpu_utilisation + 1e-9
@@ -87,7 +87,7 @@ def test_every_job_is_done_once_and_gets_its_own_work(
 @settings(deadline=None, max_examples=150)
 @given(TRACES, RULES, SHARES)
 def test_memory_is_never_more_than_the_card_and_the_exclusive_are_alone(
-    submissions: list[Submission], rules: Rules, share: float
+    submissions: list[Submission], rules: ClusterRules, share: float
 ) -> None:
     needs = {name: int(peak_bytes * share) for name, peak_bytes in truth(submissions).items()}
     runs = simulate(submissions, needs, rules)
@@ -102,7 +102,7 @@ def test_memory_is_never_more_than_the_card_and_the_exclusive_are_alone(
 @settings(deadline=None, max_examples=100)
 @given(TRACES, RULES, st.floats(1.0, 3.0))
 def test_who_asks_for_enough_never_runs_out_and_queues_in_order(
-    submissions: list[Submission], rules: Rules, share: float
+    submissions: list[Submission], rules: ClusterRules, share: float
 ) -> None:
     needs = {name: int(peak_bytes * share) + 1 for name, peak_bytes in truth(submissions).items()}
     runs = simulate(submissions, needs, rules)
@@ -114,7 +114,7 @@ def test_who_asks_for_enough_never_runs_out_and_queues_in_order(
 
 @settings(deadline=None, max_examples=50)
 @given(TRACES, RULES, SHARES)
-def test_a_simulation_repeats_itself(submissions: list[Submission], rules: Rules, share: float) -> None:
+def test_a_simulation_repeats_itself(submissions: list[Submission], rules: ClusterRules, share: float) -> None:
     needs = {name: int(peak_bytes * share) for name, peak_bytes in truth(submissions).items()}
     assert simulate(submissions, needs, rules) == simulate(submissions, needs, rules)
 
@@ -130,6 +130,6 @@ def test_the_index_chooses_as_the_placement_of_the_service_does(policy: str, dat
         free[gpu] = data.draw(st.sampled_from([CLOSED, *range(9)]))
         index.set(gpu, free[gpu])
         need, count = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 3))
-        ranked = rank(need, [Gpu(str(number), free_mib, 8) for number, free_mib in enumerate(free)], policy)
+        ranked = rank(need, [GpuState(str(number), free_mib, 8) for number, free_mib in enumerate(free)], policy)
         expected = tuple(int(found.gpu.id) for found in ranked[:count]) if len(ranked) >= count else None
         assert index.choose(need, count) == expected

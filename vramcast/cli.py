@@ -11,9 +11,9 @@ _COMMANDS = {
     "build": ("dataset_builder.build_command", "sample, filter, build and measure configurations"),
     "train": ("train.train_command", "train estimators and evaluate them"),
     "evaluate": ("models.evaluate_command", "compare estimates with measured rows"),
-    "serve": ("collocation.commands.serve", "answer schedulers and people over HTTP"),
-    "place": ("collocation.commands.place", "choose a GPU for a job"),
-    "observe": ("collocation.commands.observe", "tell a service what a job took"),
+    "serve": ("collocation.commands.serve_command", "answer schedulers and people over HTTP"),
+    "place": ("collocation.commands.place_command", "choose a GPU for a job"),
+    "observe": ("collocation.commands.observe_command", "tell a service what a job took"),
     "simulate": ("collocation.simulator.simulate_command", "run a trace of jobs on shared GPUs under estimators"),
 }
 

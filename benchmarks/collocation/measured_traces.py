@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from benchmarks.page import write_part
-from vramcast.collocation.simulator.engine import simulate
+from vramcast.collocation.simulator.cluster import simulate
+from vramcast.collocation.simulator.cluster_metrics import ClusterMetrics, cluster_metrics
 from vramcast.collocation.simulator.needs import FLOOR_MIB
-from vramcast.collocation.simulator.report import Report, report
-from vramcast.collocation.simulator.rules import Rules
-from vramcast.collocation.simulator.workload import Job, Submission
+from vramcast.collocation.simulator.rules import ClusterRules
+from vramcast.collocation.simulator.workload import Submission, TraceJob
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.store.importers import read_rows
 from vramcast.errors import check_count
@@ -90,7 +90,9 @@ def bounds_of(examples: Sequence[Example], own: Array) -> Iterator[tuple[float, 
         yield risk, raised(estimated, margins)
 
 
-def traces(measured: Measured, gap_s: float, count: int, rules: Rules) -> Iterator[tuple[list[Submission], list[int]]]:
+def traces(
+    measured: Measured, gap_s: float, count: int, rules: ClusterRules
+) -> Iterator[tuple[list[Submission], list[int]]]:
     """Random traces, and which network each of their jobs is."""
     fitting = np.flatnonzero(measured.peaks_bytes < rules.capacity_bytes).tolist()
     for seed in range(count):
@@ -99,7 +101,7 @@ def traces(measured: Measured, gap_s: float, count: int, rules: Rules) -> Iterat
         arrival_s, submissions = 0.0, []
         for number, index in enumerate(drawn):
             solo_s = random.lognormvariate(math.log(MEDIAN_SOLO_S), SOLO_SIGMA)
-            job = Job(str(number), 1, 1, int(measured.peaks_bytes[index]), solo_s)
+            job = TraceJob(str(number), 1, 1, int(measured.peaks_bytes[index]), solo_s)
             submissions.append(Submission(number, arrival_s, job))
             arrival_s += random.expovariate(1 / gap_s)
         yield submissions, drawn
@@ -107,7 +109,7 @@ def traces(measured: Measured, gap_s: float, count: int, rules: Rules) -> Iterat
 
 def table(measured: Measured, gap_s: float, count: int) -> Iterator[str]:
     """Means over the traces, as ratios to the oracle's on the same trace."""
-    rules = Rules()
+    rules = ClusterRules()
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in measured.needs_bytes}
     for submissions, drawn in tqdm(traces(measured, gap_s, count, rules), total=count, unit="trace", mininterval=5):
         oracle = _run(submissions, measured.peaks_bytes[drawn], rules)
@@ -126,9 +128,9 @@ def table(measured: Measured, gap_s: float, count: int) -> Iterator[str]:
         )
 
 
-def _run(submissions: Sequence[Submission], needs_bytes: Array, rules: Rules) -> Report:
+def _run(submissions: Sequence[Submission], needs_bytes: Array, rules: ClusterRules) -> ClusterMetrics:
     needs = {item.job.name: int(need) for item, need in zip(submissions, needs_bytes, strict=True)}
-    return report(simulate(submissions, needs, rules), rules)
+    return cluster_metrics(simulate(submissions, needs, rules), rules)
 
 
 def _short(value: float) -> str:

@@ -13,13 +13,13 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks.page import write_part
-from vramcast.collocation.simulator.comparison import Outcome, compare, text_table
-from vramcast.collocation.simulator.drawing import draw_gantt
-from vramcast.collocation.simulator.gantt import gantt_table
+from vramcast.collocation.simulator.comparison import EstimatorResult, compare, text_table
+from vramcast.collocation.simulator.gantt_drawing import draw_gantt
+from vramcast.collocation.simulator.gantt_table import gantt_table
 from vramcast.collocation.simulator.needs import ESTIMATORS, ORACLE, OURS, Asking
 from vramcast.collocation.simulator.ours import Asked, bounds_bytes
-from vramcast.collocation.simulator.rules import Rules
-from vramcast.collocation.simulator.workload import Job, Submission, read_jobs, read_trace
+from vramcast.collocation.simulator.rules import ClusterRules
+from vramcast.collocation.simulator.workload import Submission, TraceJob, read_jobs, read_trace
 from vramcast.models.simulation import SimulationCache
 
 TRACES = ("t1", "t2", "heavy60", "mix90")
@@ -36,14 +36,14 @@ PUBLISHED = {
     "none": (0.730, 0.613, "12 of 180"),
 }
 """AEGIS, 3 traces of 60 jobs: makespan and mean JCT against exclusive use, geometric means, and failures."""
-Outcomes = Mapping[str, Outcome]
+Outcomes = Mapping[str, EstimatorResult]
 
 
 class Study:
     """The four traces, and what we set aside for their jobs."""
 
     def __init__(self, data: Path, cache: SimulationCache, asked: Asked, repeats: int) -> None:
-        self.jobs: Mapping[str, Job] = read_jobs(data / "jobs.csv")
+        self.jobs: Mapping[str, TraceJob] = read_jobs(data / "jobs.csv")
         self.traces = {name: read_trace(data / f"philly_{name}.csv", self.jobs) for name in TRACES}
         self.cache, self.asked, self.repeats = cache, asked, repeats
         self.used = {item.job.name: item.job for trace in self.traces.values() for item in trace}
@@ -52,12 +52,14 @@ class Study:
     def bounds_at(self, risk: float) -> Mapping[str, int]:
         return bounds_bytes(self.used.values(), CARD, replace(self.asked, risk=risk), self.cache)
 
-    def outcomes(self, trace: Sequence[Submission], rules: Rules, margin_mib: int = 0, repeats: int = 1) -> Outcomes:
+    def outcomes(
+        self, trace: Sequence[Submission], rules: ClusterRules, margin_mib: int = 0, repeats: int = 1
+    ) -> Outcomes:
         asking = Asking(rules.capacity_bytes, margin_mib)
         needs = {name: asking.needs_bytes(name, self.used.values(), self.bounds) for name in ESTIMATORS}
         return compare(trace, needs, rules, repeats, jitter_s=60)
 
-    def all_outcomes(self, rules: Rules, margin_mib: int = 0, repeats: int = 1) -> dict[str, Outcomes]:
+    def all_outcomes(self, rules: ClusterRules, margin_mib: int = 0, repeats: int = 1) -> dict[str, Outcomes]:
         return {name: self.outcomes(trace, rules, margin_mib, repeats) for name, trace in self.traces.items()}
 
     def at_risk(self, risk: float) -> "Study":
@@ -86,7 +88,7 @@ def ratios(found: Mapping[str, Outcomes], only: Sequence[str] = ESTIMATORS) -> I
 
 
 def _ratio(outcomes: Outcomes, estimator: str) -> str:
-    own, oracle = outcomes[estimator].report, outcomes[ORACLE].report
+    own, oracle = outcomes[estimator].metrics, outcomes[ORACLE].metrics
     return f"{own.makespan_s / oracle.makespan_s:.3f} | {own.mean_jct_s / oracle.mean_jct_s:.3f} | {own.ooms:.3g}"
 
 
@@ -95,7 +97,7 @@ def spread(found: Mapping[str, Outcomes]) -> str:
     cells = []
     for outcomes in found.values():
         oracle = outcomes[ORACLE]
-        for figure, mean in (("makespan_s", oracle.report.makespan_s), ("mean_jct_s", oracle.report.mean_jct_s)):
+        for figure, mean in (("makespan_s", oracle.metrics.makespan_s), ("mean_jct_s", oracle.metrics.mean_jct_s)):
             cells.append(f"{oracle.deviations[figure] / mean:.1%}")
         cells.append("")
     return "| *standard deviation of the oracle* | " + " | ".join(cells) + " |"
@@ -105,9 +107,9 @@ def verdict(found: Mapping[str, Outcomes], what: str) -> str:
     """Where ours is as near to the oracle as it should be, and where it is ahead of all others."""
     near, ahead, crashes = [], [], 0.0
     for name, outcomes in found.items():
-        figures = {key: (item.report.makespan_s, item.report.mean_jct_s) for key, item in outcomes.items()}
+        figures = {key: (item.metrics.makespan_s, item.metrics.mean_jct_s) for key, item in outcomes.items()}
         own, others = figures[OURS], [figures[key] for key in figures if key not in (ORACLE, OURS)]
-        crashes += outcomes[OURS].report.ooms
+        crashes += outcomes[OURS].metrics.ooms
         near += [name] if all(a <= CLOSE * b for a, b in zip(own, figures[ORACLE], strict=True)) else []
         ahead += [name] if all(a < b for other in others for a, b in zip(own, other, strict=True)) else []
     often = f"{crashes:.3g} times" if crashes else "never"
@@ -120,17 +122,17 @@ def verdict(found: Mapping[str, Outcomes], what: str) -> str:
 
 def plain(study: Study, found: Mapping[str, Outcomes]) -> Iterator[str]:
     for name, trace in study.traces.items():
-        alone = study.outcomes(trace, Rules(policy="exclusive"))[ORACLE]
+        alone = study.outcomes(trace, ClusterRules(policy="exclusive"))[ORACLE]
         yield f"\n**{name}**\n\n{text_table({'(exclusive use)': alone, **found[name]})}"
 
 
 def published(study: Study) -> Iterator[str]:
     yield "| estimator | makespan | AEGIS measured | mean JCT | AEGIS measured | OOMs | AEGIS measured |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
-    shared = study.all_outcomes(Rules(), CARMA_MARGIN_MIB).values()
-    alone = [item[ORACLE].report for item in study.all_outcomes(Rules(policy="exclusive")).values()]
+    shared = study.all_outcomes(ClusterRules(), CARMA_MARGIN_MIB).values()
+    alone = [item[ORACLE].metrics for item in study.all_outcomes(ClusterRules(policy="exclusive")).values()]
     for estimator, (makespan, jct, failed) in PUBLISHED.items():
-        own = [outcomes[estimator].report for outcomes in shared]
+        own = [outcomes[estimator].metrics for outcomes in shared]
         spans = _geometric([item.makespan_s / base.makespan_s for item, base in zip(own, alone, strict=True)])
         times = _geometric([item.mean_jct_s / base.mean_jct_s for item, base in zip(own, alone, strict=True)])
         ooms = f"{sum(item.ooms for item in own):.0f} of {sum(item.jobs for item in own)}"
@@ -145,7 +147,7 @@ def widths(study: Study) -> str:
     """How our bounds compare with the true peaks."""
     built = {name: job for name, job in study.used.items() if name in study.bounds}
     over = sorted(study.bounds[name] / job.peak_bytes for name, job in built.items())
-    whole = sum(study.bounds[name] >= Rules().capacity_bytes for name in built)
+    whole = sum(study.bounds[name] >= ClusterRules().capacity_bytes for name in built)
     low = [name for name, job in built.items() if study.bounds[name] < job.peak_bytes]
     return (
         f"With `{study.asked.checkpoint}` at a risk of {study.asked.risk:.0%}, {len(built)} of {len(study.used)} jobs "
@@ -158,28 +160,28 @@ def variants(study: Study) -> Iterator[str]:
     """Each other rule by itself, and other risks; a table each."""
     repeats = study.repeats
     for title, rules, margin_mib in (
-        ("CARMA's margin of 2,048 MiB on point estimates", Rules(), CARMA_MARGIN_MIB),
-        ("`--ledger reserved`", Rules(ledger="reserved"), 0),
-        ("`--queue backfill`", Rules(queue="backfill"), 0),
-        ("`--policy best-fit`", Rules(policy="best-fit"), 0),
-        ("`--remember`: a job that ran before in the trace asks for its peak and 5 %", Rules(remember=True), 0),
+        ("CARMA's margin of 2,048 MiB on point estimates", ClusterRules(), CARMA_MARGIN_MIB),
+        ("`--ledger reserved`", ClusterRules(ledger="reserved"), 0),
+        ("`--queue backfill`", ClusterRules(queue="backfill"), 0),
+        ("`--policy best-fit`", ClusterRules(policy="best-fit"), 0),
+        ("`--remember`: a job that ran before in the trace asks for its peak and 5 %", ClusterRules(remember=True), 0),
     ):
         found = study.all_outcomes(rules, margin_mib, repeats)
         yield f"\n{title}:\n\n" + "\n".join(ratios(found))
     for risk in (0.02, 0.05, 0.1):
-        found = study.at_risk(risk).all_outcomes(Rules(), 0, repeats)
+        found = study.at_risk(risk).all_outcomes(ClusterRules(), 0, repeats)
         yield f"\n`--risk {risk}`:\n\n" + "\n".join(ratios(found, [OURS]))
-    found = study.peaks_of_built().all_outcomes(Rules(), 0, repeats)
+    found = study.peaks_of_built().all_outcomes(ClusterRules(), 0, repeats)
     yield "\nThe true peaks, but whole cards for what cannot be built:\n\n" + "\n".join(ratios(found, [OURS]))
     for share in (0.05, 0.1, 0.15):
-        found = study.above_peaks(share).all_outcomes(Rules(), 0, repeats)
+        found = study.above_peaks(share).all_outcomes(ClusterRules(), 0, repeats)
         yield f"\nBounds that are all {share:.0%} above the true peak:\n\n" + "\n".join(ratios(found, [OURS]))
 
 
 def sections(study: Study) -> Iterator[tuple[str, str]]:
     """The parts of the page that are made here."""
-    once = study.all_outcomes(Rules())
-    again = study.all_outcomes(Rules(), 0, study.repeats)
+    once = study.all_outcomes(ClusterRules())
+    again = study.all_outcomes(ClusterRules(), 0, study.repeats)
     yield "aegis", "\n".join(published(study))
     yield (
         "verdict",
@@ -199,9 +201,9 @@ def sections(study: Study) -> Iterator[tuple[str, str]]:
 
 def draw(study: Study, path: Path) -> None:
     name, estimators = DRAWN
-    outcomes = study.outcomes(study.traces[name], Rules())
+    outcomes = study.outcomes(study.traces[name], ClusterRules())
     charts = {estimator: gantt_table(outcomes[estimator].runs) for estimator in estimators}
-    draw_gantt(charts, Rules().capacity_bytes, f"philly_{name} on 4 x {CARD}, simulated", path)
+    draw_gantt(charts, ClusterRules().capacity_bytes, f"philly_{name} on 4 x {CARD}, simulated", path)
 
 
 def main() -> None:

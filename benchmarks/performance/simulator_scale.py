@@ -6,10 +6,10 @@ import time
 from random import Random
 
 from vramcast.collocation.placement import POLICIES
-from vramcast.collocation.simulator.engine import simulate
-from vramcast.collocation.simulator.report import report
-from vramcast.collocation.simulator.rules import QUEUES, Rules
-from vramcast.collocation.simulator.workload import Job, Submission
+from vramcast.collocation.simulator.cluster import simulate
+from vramcast.collocation.simulator.cluster_metrics import cluster_metrics
+from vramcast.collocation.simulator.rules import QUEUES, ClusterRules
+from vramcast.collocation.simulator.workload import Submission, TraceJob
 from vramcast.virtual_gpu.sizes import MIB
 
 JOBS, GPUS, SECONDS = 10_000, 1_000, 60
@@ -23,7 +23,7 @@ def generated_trace(jobs: int, gpus: int, seed: int = 1) -> list[Submission]:
         peak_bytes = int(min(random.lognormvariate(8.6, 1.0), 40_000) * MIB)
         cards = random.choice((2, 4, 8)) if random.random() < 0.125 else 1
         solo_s = min(random.lognormvariate(7.3, 0.9), 40_000)
-        kinds.append(Job(f"job{index}", cards, 32, peak_bytes, solo_s))
+        kinds.append(TraceJob(f"job{index}", cards, 32, peak_bytes, solo_s))
     gpu_seconds = sum(job.gpus * job.solo_s for job in kinds) / len(kinds)
     arrival_s, trace = 0.0, []
     for number in range(jobs):
@@ -40,9 +40,9 @@ def main() -> int:
     print(f"vramcast simulate, {JOBS:,} jobs on {GPUS:,} GPUs, one core")
     for queue in QUEUES:
         for policy in POLICIES:
-            rules = Rules(gpus=GPUS, policy=policy, queue=queue)
+            rules = ClusterRules(gpus=GPUS, policy=policy, queue=queue)
             start = time.perf_counter()
-            found = report(simulate(trace, needs, rules), rules)
+            found = cluster_metrics(simulate(trace, needs, rules), rules)
             seconds = time.perf_counter() - start
             slowest_s = max(slowest_s, seconds)
             print(f"  {queue:12} {policy:9} {seconds:6.2f} s; makespan {found.makespan_s:,.0f} s", flush=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vramcast.collocation.placement import Gpu, Need, rank, refusals
+from vramcast.collocation.placement import GpuState, Need, rank, refusals
 from vramcast.errors import UserError
 
 JOB, NEED, RISK, BASIS = "vramcast/job", "vramcast/need-mib", "vramcast/risk", "vramcast/basis"
@@ -76,7 +76,7 @@ def limits_of(container: Any) -> Object:
     return _map(_map(_map(container).get("resources")).get("limits"))
 
 
-def gpus_of(node: Object, device_of: Callable[[str], str | None]) -> list[Gpu] | None:
+def gpus_of(node: Object, device_of: Callable[[str], str | None]) -> list[GpuState] | None:
     """The GPUs of a node as its annotations tell; None where they tell nothing, or nothing that can be read.
 
     `device_of` finds the device profile of a card's name.
@@ -91,10 +91,10 @@ def gpus_of(node: Object, device_of: Callable[[str], str | None]) -> list[Gpu] |
     return None
 
 
-def _plain(text: str, node: str, _: Callable[[str], str | None]) -> list[Gpu]:
+def _plain(text: str, node: str, _: Callable[[str], str | None]) -> list[GpuState]:
     items = json.loads(text)
     return [
-        Gpu(
+        GpuState(
             str(item["id"]), float(item["free_mib"]), float(item["total_mib"]), item.get("device"), node,
             int(item.get("jobs", 0)),
         )
@@ -102,7 +102,7 @@ def _plain(text: str, node: str, _: Callable[[str], str | None]) -> list[Gpu]:
     ]  # fmt: skip
 
 
-def _hami(text: str, node: str, device_of: Callable[[str], str | None]) -> list[Gpu]:
+def _hami(text: str, node: str, device_of: Callable[[str], str | None]) -> list[GpuState]:
     """JSON since HAMi 2.6; before that 'ID,slots,MiB,cores,type,NUMA,healthy[,...]:' for each card."""
     if text.lstrip().startswith("["):
         cards = [
@@ -112,11 +112,13 @@ def _hami(text: str, node: str, device_of: Callable[[str], str | None]) -> list[
         parts = [item.split(",") for item in text.split(":") if item]
         cards = [(item[0], int(item[2]), item[4], item[6].lower() == "true") for item in parts]
     return [
-        Gpu(str(id_), float(mib), float(mib), device_of(kind), node) for id_, mib, kind, healthy in cards if healthy
+        GpuState(str(id_), float(mib), float(mib), device_of(kind), node)
+        for id_, mib, kind, healthy in cards
+        if healthy
     ]
 
 
-Known = Mapping[str, list[Gpu] | None]
+Known = Mapping[str, list[GpuState] | None]
 """GPUs by node; None where nothing is known of one."""
 
 
@@ -173,7 +175,7 @@ def prioritize_reply(need: Need | None, names: Sequence[str], known: Known, poli
     return [{"Host": name, "Score": _score(need, known.get(name), policy)} for name in names]
 
 
-def _score(need: Need | None, gpus: list[Gpu] | None, policy: str) -> int:
+def _score(need: Need | None, gpus: list[GpuState] | None, policy: str) -> int:
     ranked = rank(need, gpus, policy) if need is not None and gpus else []
     if not ranked:
         return 0

@@ -11,18 +11,18 @@ from fastapi.responses import HTMLResponse, PlainTextResponse
 from starlette.routing import BaseRoute, Route
 
 from vramcast import __version__
-from vramcast.collocation.service import answers, clusters
+from vramcast.collocation.service import answers, kubernetes_routes
 from vramcast.collocation.service.engine import Engine, many
 from vramcast.collocation.service.estimating import Checkpoint, Estimating
 from vramcast.collocation.service.guard import Guard
 from vramcast.collocation.service.http import PROBLEMS, StrictRoute, add_error_handlers, engine_of, problem, reply
 from vramcast.collocation.service.logs import LOGGER
-from vramcast.collocation.service.metrics import Metrics
-from vramcast.collocation.service.placing import placements
+from vramcast.collocation.service.metrics import ServiceMetrics
+from vramcast.collocation.service.placements import placements
 from vramcast.collocation.service.requests import (
     ClassifyBody,
-    ManyJobs,
-    ManyObservations,
+    JobsBody,
+    ObservationListBody,
     ObservationsBody,
     PlacementBody,
 )
@@ -53,7 +53,7 @@ async def status_of(engine: Engine) -> dict[str, Any]:
 async def classify(request: Request, body: Annotated[ClassifyBody, Body()]) -> Response:
     """How much memory a job will take on a device; or several jobs, each with an answer or a problem of its own."""
     engine = engine_of(request)
-    if isinstance(body, ManyJobs):
+    if isinstance(body, JobsBody):
         outcomes = await asyncio.gather(*(engine.classify(job) for job in body.jobs), return_exceptions=True)
         return reply({"answers": many(outcomes)}, kept=not any(isinstance(item, Exception) for item in outcomes))
     return reply(await engine.classify(body))
@@ -70,7 +70,7 @@ async def observe(request: Request, body: Annotated[ObservationsBody, Body()]) -
     With `forget` in the place of a peak all of it is taken back.
     """
     engine = engine_of(request)
-    if isinstance(body, ManyObservations):
+    if isinstance(body, ObservationListBody):
         return reply({"answers": many(await engine.observe_all(body.observations))})
     return reply(await engine.observe(body))
 
@@ -168,7 +168,7 @@ def path_of(route: BaseRoute) -> str:
 
 def make_app(settings: Settings, load: Callable[[str], Estimating] = Checkpoint) -> Guard:
     """The application behind its guard; a bad checkpoint is told here, before anything starts."""
-    counters = Metrics()
+    counters = ServiceMetrics()
     engine = Engine(settings, counters, load)
 
     @asynccontextmanager
@@ -190,7 +190,7 @@ def make_app(settings: Settings, load: Callable[[str], Estimating] = Checkpoint)
         redoc_url=None,
     )
     app.state.engine, app.state.metrics = engine, counters
-    routers = [jobs, watching, *([clusters.router] if settings.kubernetes else [])]
+    routers = [jobs, watching, *([kubernetes_routes.router] if settings.kubernetes else [])]
     for router in routers:
         app.include_router(router)
     add_error_handlers(app)

@@ -10,26 +10,26 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from vramcast.collocation.service.batching import Batcher
-from vramcast.collocation.service.cache import ByteCache, content_key
+from vramcast.collocation.service.batcher import Batcher
+from vramcast.collocation.service.byte_cache import ByteCache, content_key
 from vramcast.collocation.service.estimating import Asked, Checkpoint, Estimated, Estimating, Seen, observed_json
-from vramcast.collocation.service.known import read_known, spec_of_name
-from vramcast.collocation.service.ledger import NotStoredError
+from vramcast.collocation.service.history import History
+from vramcast.collocation.service.history_file import NotStoredError
 from vramcast.collocation.service.logs import event
-from vramcast.collocation.service.metrics import Metrics
-from vramcast.collocation.service.pool import LostError, OverloadedError, PoolError, TracePool
-from vramcast.collocation.service.remembering import History
+from vramcast.collocation.service.metrics import ServiceMetrics
+from vramcast.collocation.service.named_specs import read_named_specs, spec_of_name
 from vramcast.collocation.service.requests import (
-    AnyJob,
-    FeaturesJob,
-    Forgetting,
-    NamedJob,
-    Observation,
-    SpecJob,
-    TableJob,
+    AnyJobBody,
+    FeaturesJobBody,
+    ForgetBody,
+    NamedJobBody,
+    ObservationBody,
+    SpecJobBody,
+    TableJobBody,
 )
 from vramcast.collocation.service.settings import Settings
 from vramcast.collocation.service.tables import id_of_table, question_of_features, question_of_table_body, training_of
+from vramcast.collocation.service.trace_pool import LostError, OverloadedError, PoolError, TracePool
 from vramcast.collocation.service.tracing import TraceQuestion, check_layers
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.families import FAMILIES, make_spec
@@ -53,11 +53,13 @@ _SEARCHES = 4
 class Engine:
     """All that requests share."""
 
-    def __init__(self, settings: Settings, metrics: Metrics, load: Callable[[str], Estimating] = Checkpoint) -> None:
+    def __init__(
+        self, settings: Settings, metrics: ServiceMetrics, load: Callable[[str], Estimating] = Checkpoint
+    ) -> None:
         self.settings = settings
         self.metrics = metrics
         self._load = load
-        self.known = read_known(settings.known)
+        self.known = read_named_specs(settings.known)
         load_profile(settings.device)  # a device that there is not is told at once
         self.checkpoint = load(settings.checkpoint)
         self.reload_note: str | None = None
@@ -120,31 +122,31 @@ class Engine:
             event("reloaded", content=fresh.status["content"])
             return fresh.status
 
-    async def classify(self, job: AnyJob) -> dict[str, Any]:
+    async def classify(self, job: AnyJobBody) -> dict[str, Any]:
         """The answer to one job, as it goes over the wire."""
         return (await self.estimate(job)).to_json()
 
-    async def estimate(self, job: AnyJob, device: str | None = None) -> Estimated:
+    async def estimate(self, job: AnyJobBody, device: str | None = None) -> Estimated:
         """The answer to one job, on its own device or another."""
         start = time.perf_counter()
         device = self._device(job, device)
         found = await self._on(job, await self._said(job), device, (device,))
-        if isinstance(job, SpecJob) and job.max_batch_size:
+        if isinstance(job, SpecJobBody) and job.max_batch_size:
             most = await self._largest(job, device, found)
             found = replace(found, answer=replace(found.answer, max_batch_size=most))
         seconds = round(time.perf_counter() - start, 6)
         return replace(found, answer=replace(found.answer, seconds=seconds))
 
-    async def estimates(self, job: AnyJob, devices: Iterable[str | None]) -> dict[str | None, Estimated]:
+    async def estimates(self, job: AnyJobBody, devices: Iterable[str | None]) -> dict[str | None, Estimated]:
         """One job on several devices, traced once for all of them."""
         names = self._names(job, devices)
-        if isinstance(job, SpecJob | NamedJob):
+        if isinstance(job, SpecJobBody | NamedJobBody):
             await self._traced(self._spec(job), tuple(sorted(set(names.values()))))
         said = await self._said(job)
         found = await asyncio.gather(*(self._on(job, said, name, names.values()) for name in names.values()))
         return dict(zip(names, found, strict=True))
 
-    async def seen(self, job: AnyJob, devices: Iterable[str | None]) -> dict[str | None, Seen] | None:
+    async def seen(self, job: AnyJobBody, devices: Iterable[str | None]) -> dict[str | None, Seen] | None:
         """What one job took on several devices, None unless it ran on all of them. Nothing is traced for that."""
         said, found = await self._said(job), {}
         for device, name in self._names(job, devices).items():
@@ -155,27 +157,27 @@ class Engine:
         return found
 
     async def set_aside(
-        self, job: AnyJob, devices: Collection[str | None]
+        self, job: AnyJobBody, devices: Collection[str | None]
     ) -> Mapping[str | None, Seen] | Mapping[str | None, Estimated]:
         """For schedulers that want no more than a figure: what is known already, else what is forecast."""
         return await self.seen(job, devices) or await self.estimates(job, devices)
 
-    def _names(self, job: AnyJob, devices: Iterable[str | None]) -> dict[str | None, str]:
+    def _names(self, job: AnyJobBody, devices: Iterable[str | None]) -> dict[str | None, str]:
         return {device: self._device(job, device) for device in devices}
 
-    def _device(self, job: AnyJob, device: str | None) -> str:
+    def _device(self, job: AnyJobBody, device: str | None) -> str:
         """The one that is named beside a job, its own, or the service's."""
         return device or job.device or self.settings.device
 
-    async def _on(self, job: AnyJob, said: bytes, device: str, devices: Iterable[str]) -> Estimated:
+    async def _on(self, job: AnyJobBody, said: bytes, device: str, devices: Iterable[str]) -> Estimated:
         found = await self._ask(await self._question(job, device, tuple(sorted(set(devices)))), job)
         return replace(found, observed=self.history.get(_key(said, device)))
 
-    async def observe(self, told: Observation | Forgetting) -> dict[str, Any]:
+    async def observe(self, told: ObservationBody | ForgetBody) -> dict[str, Any]:
         """Remember what a job took, or forget it; what is now known of it, as it goes over the wire."""
         return await self._remember(told, *await self._understood(told))
 
-    async def observe_all(self, told: Sequence[Observation | Forgetting]) -> list[dict[str, Any] | BaseException]:
+    async def observe_all(self, told: Sequence[ObservationBody | ForgetBody]) -> list[dict[str, Any] | BaseException]:
         """The same for several, in their order: a wrong peak may be taken back before the right one is told."""
         understood = await asyncio.gather(*(self._understood(item) for item in told), return_exceptions=True)
         sound = [
@@ -186,18 +188,18 @@ class Engine:
         outcomes = iter(await asyncio.gather(*sound, return_exceptions=True))
         return [found if isinstance(found, BaseException) else next(outcomes) for found in understood]
 
-    async def _understood(self, told: Observation | Forgetting) -> tuple[bytes, str]:
+    async def _understood(self, told: ObservationBody | ForgetBody) -> tuple[bytes, str]:
         """The key of a job, and the device that it ran on."""
         profile = load_profile(self._device(told.job, told.device))
-        if isinstance(told, Observation):
+        if isinstance(told, ObservationBody):
             check_peak(told.peak_mib, profile)
             await self._check(told.job, profile.name)
         return _key(await self._said(told.job), profile.name), profile.name
 
-    async def _remember(self, told: Observation | Forgetting, key: bytes, device: str) -> dict[str, Any]:
+    async def _remember(self, told: ObservationBody | ForgetBody, key: bytes, device: str) -> dict[str, Any]:
         known = None
         try:
-            if isinstance(told, Observation):
+            if isinstance(told, ObservationBody):
                 known = await self.history.observe(key, math.ceil(told.peak_mib * MIB))
             else:
                 await self.history.forget(key)
@@ -208,41 +210,41 @@ class Engine:
         figures = observed_json(known) if known else {"runs": 0, "peak_mib": None}
         return {"status": "ok", "device": device, **figures}
 
-    async def _check(self, job: AnyJob, device: str) -> None:
+    async def _check(self, job: AnyJobBody, device: str) -> None:
         """Refuse, in the words of an answer, what can never be asked for; nothing is traced for that."""
-        if isinstance(job, TableJob | FeaturesJob):
+        if isinstance(job, TableJobBody | FeaturesJobBody):
             await self._question(job, device, (device,))
         elif (spec := self._spec(job)).family in FAMILIES:
             await asyncio.to_thread(check_layers, spec, self.settings.limits.layers)
 
-    async def _said(self, job: AnyJob) -> bytes:
+    async def _said(self, job: AnyJobBody) -> bytes:
         """What a job says of its network and its training, however the request spells them."""
-        if isinstance(job, SpecJob | NamedJob):
+        if isinstance(job, SpecJobBody | NamedJobBody):
             spec = self._spec(job)
             return replace(spec, training=spec.training.without_rate).id.encode()
         return (await asyncio.to_thread(id_of_table, job)).encode()
 
-    async def _ask(self, question: Question, job: AnyJob) -> Estimated:
+    async def _ask(self, question: Question, job: AnyJobBody) -> Estimated:
         return await self.batcher.ask(Asked(question, job.risk or self.settings.risk, job.bucket_mib, job.distribution))
 
-    async def _question(self, job: AnyJob, device: str, traced_on: tuple[str, ...]) -> Question:
+    async def _question(self, job: AnyJobBody, device: str, traced_on: tuple[str, ...]) -> Question:
         profile = load_profile(device)
-        if isinstance(job, TableJob):
+        if isinstance(job, TableJobBody):
             return await asyncio.to_thread(question_of_table_body, job, profile)
-        if isinstance(job, FeaturesJob):
+        if isinstance(job, FeaturesJobBody):
             return await asyncio.to_thread(question_of_features, job, profile)
         spec = self._spec(job)
-        target = job.name if isinstance(job, NamedJob) else spec.id
+        target = job.name if isinstance(job, NamedJobBody) else spec.id
         findings = pickle.loads(await self._traced(spec, traced_on))  # noqa: S301 - from our own worker
         return question_of(target, findings, profile)
 
-    def _spec(self, job: SpecJob | NamedJob) -> Spec:
-        if isinstance(job, NamedJob):
+    def _spec(self, job: SpecJobBody | NamedJobBody) -> Spec:
+        if isinstance(job, NamedJobBody):
             return spec_of_name(job.name, self.known)
         check_size(job.spec.network, self.settings.limits.layers)
         return make_spec(job.spec.family, job.spec.network, training_of(job.spec.training))
 
-    async def _largest(self, job: SpecJob, device: str, found: Estimated) -> int:
+    async def _largest(self, job: SpecJobBody, device: str, found: Estimated) -> int:
         """The search is one for all of the project and waits for each answer; so it has a thread."""
         spec, loop = self._spec(job), asyncio.get_running_loop()
 
@@ -253,7 +255,7 @@ class Engine:
 
         return (await loop.run_in_executor(self._searches, largest_batch, ask, found.answer))[0]
 
-    async def _at(self, spec: Spec, job: SpecJob, device: str) -> Answer:
+    async def _at(self, spec: Spec, job: SpecJobBody, device: str) -> Answer:
         findings = pickle.loads(await self._traced(spec, (device,)))  # noqa: S301 - from our own worker
         return (await self._ask(question_of(spec.id, findings, load_profile(device)), job)).answer
 

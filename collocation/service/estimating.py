@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from vramcast.collocation.history import Observed, repeated_bytes
+from vramcast.collocation.observed_peak import ObservedPeak, reservation_bytes
 from vramcast.errors import UserError
 from vramcast.models.answer import TIGHT, Answer
 from vramcast.models.checkpoint import checkpoint_directory, load_checkpoint, load_metrics
@@ -41,13 +41,13 @@ class Seen:
 
     device: str
     capacity_mib: float
-    observed: Observed
+    observed: ObservedPeak
     basis: str = "observed"
 
     @property
     def set_aside_mib(self) -> float:
         """What ran on a card needs no more than all of it, and no less than it took, whatever the profile says."""
-        with_margin_mib = repeated_bytes(self.observed.peak_bytes) / MIB
+        with_margin_mib = reservation_bytes(self.observed.peak_bytes) / MIB
         return max(min(with_margin_mib, self.capacity_mib), self.observed.peak_bytes / MIB)
 
     @property
@@ -62,7 +62,7 @@ class Estimated:
 
     answer: Answer
     distribution: list[dict[str, Any]] | None = None
-    observed: Observed | None = None
+    observed: ObservedPeak | None = None
     """What was seen of the job on that device."""
 
     @property
@@ -102,7 +102,7 @@ class Estimated:
         }
 
 
-def observed_json(observed: Observed) -> dict[str, Any]:
+def observed_json(observed: ObservedPeak) -> dict[str, Any]:
     """What was seen of a job, as it goes over the wire."""
     return {"runs": observed.runs, "peak_mib": observed.peak_bytes / MIB}
 

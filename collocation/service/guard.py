@@ -8,8 +8,8 @@ from collections.abc import Collection
 
 from vramcast.collocation.service.answers import problem_bytes
 from vramcast.collocation.service.engine import Engine
-from vramcast.collocation.service.keeping import Application, Keeping, Message, Receive, Scope, Send
 from vramcast.collocation.service.logs import LOGGER, event
+from vramcast.collocation.service.response_cache import Application, Message, Receive, ResponseCache, Scope, Send
 
 ALWAYS = ("/healthz", "/readyz", "/metrics")
 """Answered under overload too: they tell of it."""
@@ -33,7 +33,7 @@ class Guard:
 
     def __init__(self, app: Application, engine: Engine, paths: Collection[str]) -> None:
         self.app = app
-        self.keeping = Keeping(app, engine)
+        self.keeping = ResponseCache(app, engine)
         self.engine = engine
         self.metrics = engine.metrics
         settings = engine.settings

@@ -12,8 +12,8 @@ from starlette.exceptions import HTTPException
 from vramcast.collocation.service.answers import Problem, problem_bytes
 from vramcast.collocation.service.engine import Engine
 from vramcast.collocation.service.guard import RETRY_SECONDS
-from vramcast.collocation.service.ledger import NotStoredError
-from vramcast.collocation.service.pool import OverloadedError, PoolError
+from vramcast.collocation.service.history_file import NotStoredError
+from vramcast.collocation.service.trace_pool import OverloadedError, PoolError
 from vramcast.errors import UserError
 
 JSON = "application/json"

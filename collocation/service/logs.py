@@ -10,7 +10,7 @@ _LONGEST = 500
 LOGGER = logging.getLogger("vramcast.service")
 
 
-class JsonLines(logging.Formatter):
+class JsonLogFormatter(logging.Formatter):
     """Time, level, event, the fields that were given as `extra={"fields": ...}`, and a traceback if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -29,7 +29,7 @@ class JsonLines(logging.Formatter):
 def set_up(stream: TextIO | None = None, level: int = logging.INFO) -> None:
     """Send the service's events, and uvicorn's, to a stream; stderr by default."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines())
+    handler.setFormatter(JsonLogFormatter())
     for name in ("vramcast.service", "uvicorn.error"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False

@@ -21,13 +21,13 @@ Shape = Annotated[list[Amount], Field(max_length=8)]
 Factor = int | float | str | bool | None | list[list[Count]]
 
 
-class Strict(BaseModel):
+class StrictBody(BaseModel):
     """No unknown keys, and no numbers in quotes: what is not understood is told, not guessed."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Training(Strict):
+class TrainingBody(StrictBody):
     """How a network is trained; what is left out has its usual value."""
 
     batch_size: Batch
@@ -44,16 +44,16 @@ class Training(Strict):
     prefetched_batches: Annotated[int, Field(ge=0, le=64)] = 0
 
 
-class SpecBody(Strict):
+class SpecBody(StrictBody):
     """A network of a generated family. Code is never taken."""
 
     family: Literal["mlp", "cnn", "transformer", "template"]
     network: Annotated[dict[Text, Factor], Field(max_length=32)]
     """The factors of the family: see `vramcast build --help`."""
-    training: Training
+    training: TrainingBody
 
 
-class Layer(Strict):
+class LayerBody(StrictBody):
     """A line of a layer table: elements of one sample."""
 
     name: Text = ""
@@ -64,16 +64,16 @@ class Layer(Strict):
     functional: bool = False
 
 
-class Table(Strict):
+class TableBody(StrictBody):
     """The layers of a network in the order in which they run."""
 
-    layers: Annotated[list[Layer], Field(min_length=1, max_length=3000)]
+    layers: Annotated[list[LayerBody], Field(min_length=1, max_length=3000)]
     trainable_shapes: Annotated[list[Shape], Field(max_length=30_000)]
     """Of the parameters that have gradients."""
     input_elements: Count
 
 
-class SimulatedBody(Strict):
+class SimulatedBody(StrictBody):
     """What the virtual GPU said of the job on that device, somewhere else."""
 
     fits: bool
@@ -83,16 +83,16 @@ class SimulatedBody(Strict):
     workspace_bytes: Bytes
 
 
-class Features(Strict):
+class FeaturesBody(StrictBody):
     """All that an estimator looks at, worked out where the network's own code can run."""
 
-    table: Table
-    training: Training
+    table: TableBody
+    training: TrainingBody
     simulated: SimulatedBody
     family: Text | None = None
 
 
-class Options(Strict):
+class JobOptions(StrictBody):
     """What every job may say."""
 
     device: Text | None = None
@@ -104,7 +104,7 @@ class Options(Strict):
     """Whether to tell the probability of each bucket."""
 
 
-class SpecJob(Options):
+class SpecJobBody(JobOptions):
     """A job as a spec."""
 
     spec: SpecBody
@@ -112,23 +112,23 @@ class SpecJob(Options):
     """Whether to look for the largest batch that fits, which takes several traces."""
 
 
-class NamedJob(Options):
+class NamedJobBody(JobOptions):
     """A job by a name: 'gpumemnet:' and a file name of the public sets, or one that the operator prepared."""
 
     name: Annotated[str, Field(min_length=1, max_length=400)]
 
 
-class TableJob(Options):
+class TableJobBody(JobOptions):
     """A job as a layer table."""
 
-    table: Table
-    training: Training
+    table: TableBody
+    training: TrainingBody
 
 
-class FeaturesJob(Options):
+class FeaturesJobBody(JobOptions):
     """A job as features that were computed before."""
 
-    features: Features
+    features: FeaturesBody
 
 
 def _kind_of(value: Any) -> str:
@@ -140,38 +140,38 @@ def _kind_of(value: Any) -> str:
 
 
 _One = (
-    Annotated[SpecJob, Tag("spec")]
-    | Annotated[NamedJob, Tag("name")]
-    | Annotated[TableJob, Tag("table")]
-    | Annotated[FeaturesJob, Tag("features")]
+    Annotated[SpecJobBody, Tag("spec")]
+    | Annotated[NamedJobBody, Tag("name")]
+    | Annotated[TableJobBody, Tag("table")]
+    | Annotated[FeaturesJobBody, Tag("features")]
 )
-Job = Annotated[_One, Discriminator(_kind_of)]
-AnyJob = SpecJob | NamedJob | TableJob | FeaturesJob
+JobBody = Annotated[_One, Discriminator(_kind_of)]
+AnyJobBody = SpecJobBody | NamedJobBody | TableJobBody | FeaturesJobBody
 
 
-class ManyJobs(Strict):
+class JobsBody(StrictBody):
     """Several jobs at once."""
 
-    jobs: Annotated[list[Job], Field(min_length=1, max_length=64)]
+    jobs: Annotated[list[JobBody], Field(min_length=1, max_length=64)]
 
 
-ClassifyBody = Annotated[_One | Annotated[ManyJobs, Tag("jobs")], Discriminator(_kind_of)]
+ClassifyBody = Annotated[_One | Annotated[JobsBody, Tag("jobs")], Discriminator(_kind_of)]
 
 
-class _Ran(Strict):
-    job: Job
+class _Ran(StrictBody):
+    job: JobBody
     device: Text | None = None
     """The card that it ran on, as a device profile. Default: the job's, and the service's where that has none."""
 
 
-class Observation(_Ran):
+class ObservationBody(_Ran):
     """What a job was seen to take."""
 
     peak_mib: Annotated[float, Field(gt=0, le=2**30)]
     """Of the whole process on one card, as nvidia-smi shows it: the highest of a run that did not end early."""
 
 
-class Forgetting(_Ran):
+class ForgetBody(_Ran):
     """That all that is known of a job's runs is wrong."""
 
     forget: Literal[True]
@@ -185,19 +185,19 @@ def _told_of(value: Any) -> str:
     return "peak"
 
 
-_Told = Annotated[Observation, Tag("peak")] | Annotated[Forgetting, Tag("forget")]
+_Told = Annotated[ObservationBody, Tag("peak")] | Annotated[ForgetBody, Tag("forget")]
 
 
-class ManyObservations(Strict):
+class ObservationListBody(StrictBody):
     """Several at once."""
 
     observations: Annotated[list[Annotated[_Told, Discriminator(_told_of)]], Field(min_length=1, max_length=64)]
 
 
-ObservationsBody = Annotated[_Told | Annotated[ManyObservations, Tag("observations")], Discriminator(_told_of)]
+ObservationsBody = Annotated[_Told | Annotated[ObservationListBody, Tag("observations")], Discriminator(_told_of)]
 
 
-class GpuBody(Strict):
+class GpuBody(StrictBody):
     """A GPU as the scheduler sees it."""
 
     id: Annotated[str, Field(min_length=1, max_length=100)]
@@ -209,10 +209,10 @@ class GpuBody(Strict):
     jobs: Annotated[int, Field(ge=0, le=10_000)] = 0
 
 
-class PlacementBody(Strict):
+class PlacementBody(StrictBody):
     """A job, and where it could go."""
 
-    job: Job
+    job: JobBody
     gpus: Annotated[list[GpuBody], Field(min_length=1, max_length=4096)]
     policy: Literal[POLICIES] = "best-fit"  # type: ignore[valid-type]
     margin_mib: Mib = 0.0

@@ -20,11 +20,11 @@ from vramcast.errors import UserError
 def serve(settings: Settings) -> None:
     """Serve until told to stop; requests that are under way are finished."""
     logs.set_up()
-    server = Server(settings, make_app(settings))
+    server = HttpServer(settings, make_app(settings))
     server.run()
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """One process, one event loop."""
 
     def __init__(self, settings: Settings, guard: Guard) -> None:

@@ -4,19 +4,19 @@ import math
 
 from pydantic import TypeAdapter, ValidationError
 
-from vramcast.collocation.adapters.text import job_of_text
+from vramcast.collocation.adapters.job_text import job_of_text
 from vramcast.collocation.service.engine import Engine
 from vramcast.collocation.service.estimating import Estimated
-from vramcast.collocation.service.requests import AnyJob, Job
+from vramcast.collocation.service.requests import AnyJobBody, JobBody
 from vramcast.errors import UserError
 
 SHARD_MIB = 1024
 """A shard stands for a GiB: Gres=gpu:2,shard:64 in gres.conf makes 32 of each card."""
 
-_JOB: TypeAdapter[AnyJob] = TypeAdapter(Job)
+_JOB: TypeAdapter[AnyJobBody] = TypeAdapter(JobBody)
 
 
-def job_from_text(text: str) -> AnyJob:
+def job_from_text(text: str) -> AnyJobBody:
     """A job as the service takes it, from an annotation, a comment or a script."""
     try:
         return _JOB.validate_python(job_of_text(text))

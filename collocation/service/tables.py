@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from vramcast.collocation.service.requests import FeaturesJob, Table, TableJob, Training
+from vramcast.collocation.service.requests import FeaturesJobBody, TableBody, TableJobBody, TrainingBody
 from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS
 from vramcast.dataset_builder.schema import LayerRecord, LayerTable
 from vramcast.errors import UserError
@@ -13,27 +13,27 @@ from vramcast.virtual_gpu.records import content_hash, without_defaults
 from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
 
 
-def training_of(body: Training) -> TrainingSetup:
+def training_of(body: TrainingBody) -> TrainingSetup:
     """What a request says of the training; what it leaves out has its default."""
     return TrainingSetup(**body.model_dump(exclude_unset=True))
 
 
-def id_of_table(job: TableJob | FeaturesJob) -> str:
+def id_of_table(job: TableJobBody | FeaturesJobBody) -> str:
     """Content hash over all that decides the memory, as a spec has one; names of layers do not."""
-    said = job if isinstance(job, TableJob) else job.features
+    said = job if isinstance(job, TableJobBody) else job.features
     table = said.table.model_dump(exclude={"layers": {"__all__": {"name"}}})
-    simulated = None if isinstance(job, TableJob) else job.features.simulated.model_dump()
+    simulated = None if isinstance(job, TableJobBody) else job.features.simulated.model_dump()
     return content_hash(
         {"table": table, "training": without_defaults(training_of(said.training).without_rate), "simulated": simulated}
     )
 
 
-def question_of_table_body(job: TableJob, profile: DeviceProfile) -> Question:
+def question_of_table_body(job: TableJobBody, profile: DeviceProfile) -> Question:
     """A layer table alone."""
     return question_of_table("layer table", _table(job.table), _known_training(job.training), profile)
 
 
-def question_of_features(job: FeaturesJob, profile: DeviceProfile) -> Question:
+def question_of_features(job: FeaturesJobBody, profile: DeviceProfile) -> Question:
     """A layer table with what the virtual GPU said of it on that device."""
     body = job.features
     found = question_of_table("features", _table(body.table), _known_training(body.training), profile, body.family)
@@ -42,7 +42,7 @@ def question_of_features(job: FeaturesJob, profile: DeviceProfile) -> Question:
     return replace(found, example=replace(found.example, simulated=simulated), notes=notes)
 
 
-def _known_training(body: Training) -> TrainingSetup:
+def _known_training(body: TrainingBody) -> TrainingSetup:
     training = training_of(body)
     name, _ = parse_call(training.optimizer)
     if name not in OPTIMIZERS:
@@ -50,7 +50,7 @@ def _known_training(body: Training) -> TrainingSetup:
     return training
 
 
-def _table(body: Table) -> LayerTable:
+def _table(body: TableBody) -> LayerTable:
     layers = (
         LayerRecord(
             layer.name, layer.kind, tuple(layer.output_shape), layer.activations, layer.parameters, layer.functional

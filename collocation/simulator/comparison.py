@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from vramcast.collocation.simulator.engine import Run, simulate
+from vramcast.collocation.simulator.cluster import AttemptRecord, simulate
+from vramcast.collocation.simulator.cluster_metrics import ClusterMetrics, cluster_metrics
 from vramcast.collocation.simulator.needs import NONE, ORACLE
-from vramcast.collocation.simulator.report import Report, report
-from vramcast.collocation.simulator.rules import OBSERVED, Rules
+from vramcast.collocation.simulator.rules import OBSERVED, ClusterRules
 from vramcast.collocation.simulator.workload import Submission
 from vramcast.dataset_builder.progress import bar
 
@@ -20,26 +20,26 @@ _MANY_JOBS = 20_000
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EstimatorResult:
     """An estimator's figures: means over the repeats, their standard deviations, and the runs of the first."""
 
-    report: Report
+    metrics: ClusterMetrics
     deviations: Mapping[str, float]
     """By figure; empty where a trace was run once."""
-    runs: Sequence[Run]
+    runs: Sequence[AttemptRecord]
 
     def to_json(self) -> dict[str, Any]:
         """The figures by name."""
-        return {**self.report.to_json(), **({"sd": dict(self.deviations)} if self.deviations else {})}
+        return {**self.metrics.to_json(), **({"sd": dict(self.deviations)} if self.deviations else {})}
 
 
 def compare(
     trace: Sequence[Submission],
     needs_bytes: Mapping[str, Mapping[str, int]],
-    rules: Rules,
+    rules: ClusterRules,
     repeats: int = 1,
     jitter_s: float = 0.0,
-) -> dict[str, Outcome]:
+) -> dict[str, EstimatorResult]:
     """Run every estimator's needs; repeat k is the same shifted trace for all of them, and the first is not shifted.
 
     Without an estimator nothing is set aside, so that what is free can only be observed. The oracle need not remember.
@@ -68,15 +68,15 @@ def jittered(trace: Sequence[Submission], jitter_s: float, seed: int) -> list[Su
     return [replace(item, number=number) for number, item in enumerate(moved)]
 
 
-def _outcome(runs: Sequence[Sequence[Run]], rules: Rules) -> Outcome:
-    reports = [report(item, rules).to_json() for item in runs]
+def _outcome(runs: Sequence[Sequence[AttemptRecord]], rules: ClusterRules) -> EstimatorResult:
+    reports = [cluster_metrics(item, rules).to_json() for item in runs]
     if len(reports) == 1:
-        return Outcome(report(runs[0], rules), {}, runs[0])
+        return EstimatorResult(cluster_metrics(runs[0], rules), {}, runs[0])
     values = {name: np.array([item[name] for item in reports]) for name in reports[0]}
     jobs = int(values.pop("jobs")[0])  # the same in all
     deviations = {name: float(value.std(ddof=1)) for name, value in values.items()}
     means = {name: float(value.mean()) for name, value in values.items()}
-    return Outcome(Report(jobs=jobs, **means), deviations, runs[0])
+    return EstimatorResult(ClusterMetrics(jobs=jobs, **means), deviations, runs[0])
 
 
 _COLUMNS = {
@@ -91,11 +91,11 @@ _COLUMNS = {
 }
 
 
-def text_table(outcomes: Mapping[str, Outcome]) -> str:
+def text_table(outcomes: Mapping[str, EstimatorResult]) -> str:
     """All estimators, a line each, in Markdown; times in seconds."""
     lines = [["estimator", *(title for title, _ in _COLUMNS.values())], ["---", *["---:"] * len(_COLUMNS)]]
     for name, outcome in outcomes.items():
-        figures = outcome.report.to_json()
+        figures = outcome.metrics.to_json()
         lines.append([name, *(form.format(figures[column]) for column, (_, form) in _COLUMNS.items())])
     widths = [max(len(line[index]) for line in lines) for index in range(len(lines[0]))]
     return "\n".join(_line(line, widths) for line in lines)

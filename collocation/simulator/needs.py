@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from vramcast.collocation.simulator.workload import ESTIMATE_COLUMNS, Job
+from vramcast.collocation.simulator.workload import ESTIMATE_COLUMNS, TraceJob
 from vramcast.errors import UserError, check_count
 from vramcast.virtual_gpu.sizes import MIB
 
@@ -28,12 +28,12 @@ class Asking:
         check_count("--floor-mib", self.floor_mib)
 
     def needs_bytes(
-        self, estimator: str, jobs: Iterable[Job], bounds_bytes: Mapping[str, int] | None = None
+        self, estimator: str, jobs: Iterable[TraceJob], bounds_bytes: Mapping[str, int] | None = None
     ) -> dict[str, int]:
         """By the job's name; `bounds_bytes` are ours."""
         return {job.name: self._need(estimator, job, bounds_bytes or {}) for job in jobs}
 
-    def _need(self, estimator: str, job: Job, bounds_bytes: Mapping[str, int]) -> int:
+    def _need(self, estimator: str, job: TraceJob, bounds_bytes: Mapping[str, int]) -> int:
         if estimator == NONE:
             return self.floor_mib * MIB
         if estimator == OURS:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from vramcast.collocation.simulator.workload import Job
+from vramcast.collocation.simulator.workload import TraceJob
 from vramcast.dataset_builder.defaults import CHECKPOINT, RISK
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.recipes import spec_of_recipe
@@ -37,14 +37,14 @@ class Asked:
         check_count("--bucket-mib", self.bucket_mib)
 
 
-def specs_of(jobs: Iterable[Job], definitions: Path = DEFINITIONS) -> dict[str, Spec]:
+def specs_of(jobs: Iterable[TraceJob], definitions: Path = DEFINITIONS) -> dict[str, Spec]:
     """The jobs that are defined, each with its own batch size."""
     recipe_of = _recipes(definitions)
     return {job.name: spec_of_recipe(recipe_of[job.name], job.batch_size) for job in jobs if job.name in recipe_of}
 
 
 def bounds_bytes(
-    jobs: Iterable[Job], card: str, asked: Asked, cache: SimulationCache, definitions: Path = DEFINITIONS
+    jobs: Iterable[TraceJob], card: str, asked: Asked, cache: SimulationCache, definitions: Path = DEFINITIONS
 ) -> dict[str, int]:
     """What to set aside for each job that can be built, on each of its GPUs."""
     jobs, profile = list(jobs), load_profile(card)

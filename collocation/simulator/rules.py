@@ -15,7 +15,7 @@ LEDGERS = (RESERVED, OBSERVED)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class ClusterRules:
     """How jobs are placed, what sharing costs them, and what becomes of those that run out of memory."""
 
     gpus: int = 4

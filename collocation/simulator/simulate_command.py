@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from vramcast.collocation.placement import POLICIES
-from vramcast.collocation.simulator.comparison import Outcome, compare, text_table
-from vramcast.collocation.simulator.gantt import gantt_table
+from vramcast.collocation.simulator.comparison import EstimatorResult, compare, text_table
+from vramcast.collocation.simulator.gantt_table import gantt_table
 from vramcast.collocation.simulator.needs import ESTIMATORS, FLOOR_MIB, OURS, Asking, estimators_of
-from vramcast.collocation.simulator.rules import LEDGERS, QUEUES, Rules
-from vramcast.collocation.simulator.workload import Job, read_jobs, read_trace
+from vramcast.collocation.simulator.rules import LEDGERS, QUEUES, ClusterRules
+from vramcast.collocation.simulator.workload import TraceJob, read_jobs, read_trace
 from vramcast.dataset_builder.defaults import CHECKPOINT, RISK, SIMULATIONS
 from vramcast.dataset_builder.devices import DEFAULT_DEVICE, load_profile
 from vramcast.dataset_builder.exit_codes import exit_code
@@ -28,14 +28,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    rules = {item.name: item.default for item in fields(Rules)}
+    rules = {item.name: item.default for item in fields(ClusterRules)}
     parser = argparse.ArgumentParser(prog="vramcast simulate", description=__doc__)
     add = parser.add_argument
     add("--jobs", required=True, metavar="FILE", help="a table of jobs: peak, GPUs, solo seconds, published estimates")
     add("--trace", required=True, metavar="FILE", help="arrivals: arrival_s, job")
     add("--estimator", default="all", metavar="NAMES", help=f"of {', '.join(ESTIMATORS)}, with commas, or all")
     add("--gpus", type=int, default=rules["gpus"])
-    add("--card", default=DEFAULT_DEVICE, help="a device profile")
+    add("--device", default=DEFAULT_DEVICE, help="a device profile")
     add("--policy", default=rules["policy"], choices=POLICIES)
     add("--queue", default=rules["queue"], choices=QUEUES, help="whether jobs may overtake one that finds no place")
     add("--ledger", default=rules["ledger"], choices=LEDGERS, help="what counts as taken of a GPU")
@@ -76,13 +76,13 @@ def _simulate(arguments: argparse.Namespace) -> None:
     _tell(arguments, outcomes)
 
 
-def _rules(arguments: argparse.Namespace) -> Rules:
-    profile = load_profile(arguments.card)
-    named = {item.name: getattr(arguments, item.name) for item in fields(Rules) if hasattr(arguments, item.name)}
-    return Rules(**named, capacity_bytes=profile.available_bytes)
+def _rules(arguments: argparse.Namespace) -> ClusterRules:
+    profile = load_profile(arguments.device)
+    named = {item.name: getattr(arguments, item.name) for item in fields(ClusterRules) if hasattr(arguments, item.name)}
+    return ClusterRules(**named, capacity_bytes=profile.available_bytes)
 
 
-def _bounds(arguments: argparse.Namespace, jobs: Sequence[Job]) -> dict[str, int]:
+def _bounds(arguments: argparse.Namespace, jobs: Sequence[TraceJob]) -> dict[str, int]:
     from vramcast.collocation.simulator.ours import DEFINITIONS, Asked, bounds_bytes
     from vramcast.models.simulation import SimulationCache
 
@@ -90,19 +90,19 @@ def _bounds(arguments: argparse.Namespace, jobs: Sequence[Job]) -> dict[str, int
     asked = Asked(arguments.checkpoint, arguments.risk, arguments.bucket_mib)
     definitions = Path(arguments.definitions) if arguments.definitions else DEFINITIONS
     cache = SimulationCache(arguments.cache, arguments.workers)
-    return bounds_bytes(jobs, arguments.card, asked, cache, definitions)
+    return bounds_bytes(jobs, arguments.device, asked, cache, definitions)
 
 
-def _draw(arguments: argparse.Namespace, outcomes: Mapping[str, Outcome], rules: Rules) -> None:
-    from vramcast.collocation.simulator.drawing import draw_gantt
+def _draw(arguments: argparse.Namespace, outcomes: Mapping[str, EstimatorResult], rules: ClusterRules) -> None:
+    from vramcast.collocation.simulator.gantt_drawing import draw_gantt
 
-    title = f"{Path(arguments.trace).stem} on {rules.gpus} x {arguments.card}, {rules.policy}, simulated"
+    title = f"{Path(arguments.trace).stem} on {rules.gpus} x {arguments.device}, {rules.policy}, simulated"
     charts = {name: gantt_table(outcome.runs) for name, outcome in outcomes.items()}
     draw_gantt(charts, rules.capacity_bytes, title, Path(arguments.gantt))
 
 
-def _tell(arguments: argparse.Namespace, outcomes: Mapping[str, Outcome]) -> None:
-    names = ("gpus", "card", "policy", "queue", "ledger", "remember", "slowdown", "margin_mib", "risk", "repeats")
+def _tell(arguments: argparse.Namespace, outcomes: Mapping[str, EstimatorResult]) -> None:
+    names = ("gpus", "device", "policy", "queue", "ledger", "remember", "slowdown", "margin_mib", "risk", "repeats")
     settings = {name: getattr(arguments, name) for name in names}
     if not arguments.json:
         print(text_table(outcomes))

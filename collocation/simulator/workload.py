@@ -20,7 +20,7 @@ _TRACE_COLUMNS = ("arrival_s", "job")
 
 
 @dataclass(frozen=True)
-class Job:
+class TraceJob:
     """What a job takes and for how long it runs when it is alone."""
 
     name: str
@@ -39,12 +39,12 @@ class Submission:
 
     number: int
     arrival_s: float
-    job: Job
+    job: TraceJob
 
 
-def read_jobs(path: Path) -> dict[str, Job]:
+def read_jobs(path: Path) -> dict[str, TraceJob]:
     """The table of jobs, by name."""
-    jobs: dict[str, Job] = {}
+    jobs: dict[str, TraceJob] = {}
     for number, line in _lines(path, _JOB_COLUMNS):
         job = _job(line, f"{path}:{number}")
         if job.name in jobs:
@@ -53,7 +53,7 @@ def read_jobs(path: Path) -> dict[str, Job]:
     return jobs
 
 
-def read_trace(path: Path, jobs: Mapping[str, Job]) -> list[Submission]:
+def read_trace(path: Path, jobs: Mapping[str, TraceJob]) -> list[Submission]:
     """The arrivals in a trace, in order of time."""
     found = []
     for number, line in _lines(path, _TRACE_COLUMNS):
@@ -83,14 +83,14 @@ def _lines(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, str]
     return lines
 
 
-def _job(line: Mapping[str, str], where: str) -> Job:
+def _job(line: Mapping[str, str], where: str) -> TraceJob:
     counts = {name: int(_number(line[name], name, where, least=1)) for name in ("num_gpus", "batch_size")}
     estimates = {
         name: round(_number(line[column], column, where, least=0) * MIB)
         for name, column in ESTIMATE_COLUMNS.items()
         if line.get(column)
     }
-    return Job(
+    return TraceJob(
         line["job"],
         counts["num_gpus"],
         counts["batch_size"],

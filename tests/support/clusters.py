@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
-from vramcast.collocation.simulator.workload import Job, Submission
+from vramcast.collocation.simulator.workload import Submission, TraceJob
 
 GB = 10**9
 
 
-def job(name: str, peak_gb: float, solo_s: float, gpus: int = 1) -> Job:
-    return Job(name, gpus, 1, int(peak_gb * GB), solo_s)
+def job(name: str, peak_gb: float, solo_s: float, gpus: int = 1) -> TraceJob:
+    return TraceJob(name, gpus, 1, int(peak_gb * GB), solo_s)
 
 
-def trace(*arrivals: tuple[float, Job]) -> list[Submission]:
+def trace(*arrivals: tuple[float, TraceJob]) -> list[Submission]:
     return [Submission(number, arrival_s, job) for number, (arrival_s, job) in enumerate(arrivals)]
 
 

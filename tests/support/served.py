@@ -12,7 +12,7 @@ from typing import Any
 from vramcast.collocation.service.app import make_app
 from vramcast.collocation.service.estimating import Asked, Estimated, Estimating
 from vramcast.collocation.service.guard import Guard
-from vramcast.collocation.service.server import Server
+from vramcast.collocation.service.server import HttpServer
 from vramcast.collocation.service.settings import Settings
 from vramcast.collocation.service.tracing import TraceQuestion, trace
 from vramcast.models.answer import Answer, Bucket
@@ -192,7 +192,7 @@ def on_loopback(settings: Settings, load: Callable[[str], Estimating] = Scripted
     """The URL of a service with a port, in a thread of this process."""
     guard = make_app(settings, load)
     guard.engine.pool = InProcess()  # type: ignore[assignment]
-    server = Server(settings, guard)
+    server = HttpServer(settings, guard)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

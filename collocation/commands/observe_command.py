@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vramcast.collocation.client import Client, ServiceError
-from vramcast.collocation.commands.jobs import FORMS, read_job
-from vramcast.collocation.commands.tokens import TOKEN, read_token
+from vramcast.collocation.commands.job_argument import FORMS, read_job
+from vramcast.collocation.commands.service_token import TOKEN, read_token
 from vramcast.dataset_builder.exit_codes import exit_code
 from vramcast.errors import UserError, check_amount
 

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vramcast.collocation.simulator.engine import Run
+from vramcast.collocation.simulator.cluster import AttemptRecord
 
 
 @dataclass(frozen=True)
-class Bar:
+class GanttBar:
     """A run on one of its GPUs."""
 
     gpu: int
@@ -21,7 +21,7 @@ class Bar:
     exclusive: bool
 
 
-def gantt_table(runs: Sequence[Run]) -> list[Bar]:
+def gantt_table(runs: Sequence[AttemptRecord]) -> list[GanttBar]:
     """All bars, GPU by GPU in order of time; each run lies in the lowest lane that is free."""
     ends_s: dict[int, list[float]] = {}
     bars = []
@@ -29,11 +29,13 @@ def gantt_table(runs: Sequence[Run]) -> list[Bar]:
         job = run.submission.job
         for gpu in run.gpus:
             lane = _lane(ends_s.setdefault(gpu, []), run)
-            bars.append(Bar(gpu, lane, run.start_s, run.end_s, job.name, job.peak_bytes, run.crashed, run.exclusive))
+            bars.append(
+                GanttBar(gpu, lane, run.start_s, run.end_s, job.name, job.peak_bytes, run.crashed, run.exclusive)
+            )
     return sorted(bars, key=lambda bar: (bar.gpu, bar.start_s, bar.lane))
 
 
-def _lane(ends_s: list[float], run: Run) -> int:
+def _lane(ends_s: list[float], run: AttemptRecord) -> int:
     """Take a lane whose last run is over, or open one."""
     for lane, end_s in enumerate(ends_s):
         if end_s <= run.start_s:

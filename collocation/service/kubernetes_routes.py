@@ -9,12 +9,12 @@ from fastapi import APIRouter, Body, Request, Response
 
 from vramcast.collocation.adapters import admission, kubernetes, volcano
 from vramcast.collocation.adapters.kubernetes import JOB, NEED, RISK, Known
-from vramcast.collocation.placement import Gpu, Need
+from vramcast.collocation.placement import GpuState, Need
 from vramcast.collocation.service.engine import Engine
 from vramcast.collocation.service.estimating import Estimated, Seen
 from vramcast.collocation.service.http import PROBLEMS, StrictRoute, engine_of, reply
 from vramcast.collocation.service.logs import event
-from vramcast.collocation.service.nodes import NodeBook
+from vramcast.collocation.service.node_registry import NodeRegistry
 from vramcast.collocation.service.slurm import job_from_text
 from vramcast.dataset_builder.devices import device_names, device_of_card
 from vramcast.errors import UserError
@@ -25,17 +25,17 @@ POLICY = "best-fit"
 router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
 
 
-def _book(request: Request) -> NodeBook:
+def _book(request: Request) -> NodeRegistry:
     if not hasattr(request.app.state, "nodes"):
-        request.app.state.nodes = NodeBook()
-    book: NodeBook = request.app.state.nodes
+        request.app.state.nodes = NodeRegistry()
+    book: NodeRegistry = request.app.state.nodes
     return book
 
 
 profile_for = lru_cache(maxsize=256)(device_of_card)
 
 
-async def need_of(engine: Engine, pod: Mapping[str, Any], gpus: Sequence[Gpu]) -> Need | None:
+async def need_of(engine: Engine, pod: Mapping[str, Any], gpus: Sequence[GpuState]) -> Need | None:
     """What the pod needs on each kind of card: as it says itself, or as its job is answered; None without either."""
     stated = _stated(pod)
     if stated is not None:
@@ -75,10 +75,10 @@ def _risk(text: str) -> float:
 
 def _known(
     request: Request, nodes: Sequence[Mapping[str, Any]] | None, names: Sequence[str]
-) -> dict[str, list[Gpu] | None]:
+) -> dict[str, list[GpuState] | None]:
     """The GPUs of each node: as it says itself, else as it was told before."""
     book = _book(request)
-    found: dict[str, list[Gpu] | None] = {}
+    found: dict[str, list[GpuState] | None] = {}
     for node in nodes or ():
         gpus = kubernetes.gpus_of(node, profile_for)
         if gpus is not None:
@@ -88,10 +88,10 @@ def _known(
     return found
 
 
-def _with_profile(gpu: Gpu) -> Gpu:
+def _with_profile(gpu: GpuState) -> GpuState:
     """A device that has no profile is answered for as the default one."""
     known = gpu.device is None or gpu.device in device_names()
-    return gpu if known else Gpu(gpu.id, gpu.free_mib, gpu.total_mib, None, gpu.node, gpu.jobs)
+    return gpu if known else GpuState(gpu.id, gpu.free_mib, gpu.total_mib, None, gpu.node, gpu.jobs)
 
 
 async def _need_or_none(request: Request, pod: Mapping[str, Any], known: Known) -> Need | None:

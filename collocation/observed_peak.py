@@ -12,19 +12,19 @@ most in 18 jobs; this is twice that.
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedPeak:
     """How often a job was seen on a card, and what it took there at most."""
 
     runs: int
     peak_bytes: int
 
-    def joined(self, other: "Observed | None") -> "Observed":
+    def joined(self, other: "ObservedPeak | None") -> "ObservedPeak":
         """Both together."""
         if other is None:
             return self
-        return Observed(self.runs + other.runs, max(self.peak_bytes, other.peak_bytes))
+        return ObservedPeak(self.runs + other.runs, max(self.peak_bytes, other.peak_bytes))
 
 
-def repeated_bytes(peak_bytes: int) -> int:
+def reservation_bytes(peak_bytes: int) -> int:
     """What to set aside where the job's highest peak is known."""
     return peak_bytes + math.ceil(REPEAT_MARGIN * peak_bytes)

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vramcast.collocation.history import Observed
-from vramcast.collocation.service.ledger import Change, Ledger, NotStoredError
+from vramcast.collocation.observed_peak import ObservedPeak
+from vramcast.collocation.service.history_file import Change, HistoryFile, NotStoredError
 from vramcast.collocation.service.logs import event
 from vramcast.collocation.service.settings import Limits
 
 _LARGEST_BATCH = 1024
 """Observations that one sync takes to the disk."""
 
-LOOKED_UP: ContextVar[dict[bytes, Observed | None]] = ContextVar("LOOKED_UP")
+LOOKED_UP: ContextVar[dict[bytes, ObservedPeak | None]] = ContextVar("LOOKED_UP")
 """What the request under way was told of jobs: its answer is true as long as that is."""
 
 
@@ -30,7 +30,7 @@ class _Told:
     key: bytes
     peak_bytes: int | None
     """None where what is known of the job is to be forgotten."""
-    stored: "asyncio.Future[Observed | None]"
+    stored: "asyncio.Future[ObservedPeak | None]"
 
 
 class History:
@@ -41,7 +41,7 @@ class History:
 
     def __init__(self, path: Path | None, limits: Limits) -> None:
         self._limits = limits
-        self._ledger = Ledger(path, limits.history_jobs) if path else None
+        self._ledger = HistoryFile(path, limits.history_jobs) if path else None
         self._known = self._ledger.found if self._ledger else OrderedDict()
         self._waiting: list[_Told] = []
         self._writing: asyncio.Task[None] | None = None
@@ -51,7 +51,7 @@ class History:
     def __len__(self) -> int:
         return len(self._known)
 
-    def get(self, key: bytes) -> Observed | None:
+    def get(self, key: bytes) -> ObservedPeak | None:
         """What is known of a job."""
         found = self._known.get(key)
         if found is not None:
@@ -59,7 +59,7 @@ class History:
         LOOKED_UP.get({}).setdefault(key, found)  # a later one may know more than what was answered
         return found
 
-    async def observe(self, key: bytes, peak_bytes: int) -> Observed:
+    async def observe(self, key: bytes, peak_bytes: int) -> ObservedPeak:
         """Remember a run; what is known with it."""
         known = await self._change(key, peak_bytes)
         if known is None:
@@ -82,7 +82,7 @@ class History:
         except TimeoutError:
             event("history not closed", logging.ERROR, reason="the disk says nothing")
 
-    async def _change(self, key: bytes, peak_bytes: int | None) -> Observed | None:
+    async def _change(self, key: bytes, peak_bytes: int | None) -> ObservedPeak | None:
         loop = asyncio.get_running_loop()
         told = _Told(key, peak_bytes, loop.create_future())
         if self._ledger is None:
@@ -100,7 +100,7 @@ class History:
         except TimeoutError:
             raise NotStoredError(f"a disk that says nothing for {self._limits.store_seconds:g} s") from None
 
-    async def _write(self, ledger: Ledger) -> None:
+    async def _write(self, ledger: HistoryFile) -> None:
         """Store what waits; what arrives meanwhile is the next batch."""
         while self._waiting:
             batch, self._waiting = self._waiting[:_LARGEST_BATCH], self._waiting[_LARGEST_BATCH:]
@@ -132,15 +132,15 @@ class History:
     def _after(self, batch: Sequence[_Told]) -> list[Change]:
         """What is known of a job after each of them."""
         after: list[Change] = []
-        changed: dict[bytes, Observed | None] = {}
+        changed: dict[bytes, ObservedPeak | None] = {}
         for told in batch:
             before = changed[told.key] if told.key in changed else self._known.get(told.key)
-            known = None if told.peak_bytes is None else Observed(1, told.peak_bytes).joined(before)
+            known = None if told.peak_bytes is None else ObservedPeak(1, told.peak_bytes).joined(before)
             changed[told.key] = known
             after.append((told.key, known))
         return after
 
-    def _put(self, key: bytes, known: Observed | None) -> None:
+    def _put(self, key: bytes, known: ObservedPeak | None) -> None:
         self._known.pop(key, None)
         if known:
             self._known[key] = known

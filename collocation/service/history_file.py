@@ -11,13 +11,13 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from vramcast.collocation.history import Observed
+from vramcast.collocation.observed_peak import ObservedPeak
 from vramcast.collocation.service.logs import event
 from vramcast.dataset_builder.store.durable import held, replacing, sync, write_all
 from vramcast.dataset_builder.store.lines import decode_line, encode_line
 from vramcast.errors import UserError
 
-Change = tuple[bytes, Observed | None]
+Change = tuple[bytes, ObservedPeak | None]
 """A job's key and what is known of it from now on; None where it is forgotten."""
 
 _HISTORY, _VERSION = "history", 1
@@ -38,7 +38,7 @@ class NotStoredError(Exception):
         super().__init__(f"expected to store what was observed, found: {found}; see to the disk, and send it again")
 
 
-class Ledger:
+class HistoryFile:
     """One file with one writer. What it has when it is opened is in `found`, least recently observed first."""
 
     def __init__(self, path: Path, most_jobs: int) -> None:
@@ -85,7 +85,7 @@ class Ledger:
             raise NotStoredError(error.strerror or str(error)) from error
         self._lines += len(changes)
 
-    def shorten(self, known: Sequence[tuple[bytes, Observed]]) -> None:
+    def shorten(self, known: Sequence[tuple[bytes, ObservedPeak]]) -> None:
         """Leave a line for each job that is known. Where there is no room for that, the file stays as it is."""
         data = _HEADER + b"".join(_line(key, item) for key, item in known)
         fresh: int | None = None
@@ -111,9 +111,9 @@ class Ledger:
         """Let another have the file."""
         self._stack.close()
 
-    def _read(self) -> tuple[OrderedDict[bytes, Observed], int, int]:
+    def _read(self) -> tuple[OrderedDict[bytes, ObservedPeak], int, int]:
         """What the file says, in how many lines, and where the last whole one ends."""
-        found: OrderedDict[bytes, Observed] = OrderedDict()
+        found: OrderedDict[bytes, ObservedPeak] = OrderedDict()
         lines = end_bytes = 0
         for number, raw in enumerate(self._raw_lines(), 1):
             end_bytes += len(raw)
@@ -193,13 +193,13 @@ class Ledger:
             return False
 
 
-def _line(key: bytes, known: Observed | None) -> bytes:
+def _line(key: bytes, known: ObservedPeak | None) -> bytes:
     if known is None:
         return encode_line(_FORGOTTEN, {"job": key.hex()})
     return encode_line(_KNOWN, {"job": key.hex(), "runs": known.runs, "peak_bytes": known.peak_bytes})
 
 
-def _change(record: Mapping[str, Any], before: Mapping[bytes, Observed]) -> Change:
+def _change(record: Mapping[str, Any], before: Mapping[bytes, ObservedPeak]) -> Change:
     """What a sound line says; an error where it says something else."""
     kind = record["type"]
     if kind not in (_KNOWN, _FORGOTTEN, _OBSERVED):
@@ -209,7 +209,7 @@ def _change(record: Mapping[str, Any], before: Mapping[bytes, Observed]) -> Chan
         raise ValueError(f"with a job of {len(key)} bytes")
     if kind == _FORGOTTEN:
         return key, None
-    found = Observed(_count(record, "runs"), _count(record, "peak_bytes"))
+    found = ObservedPeak(_count(record, "runs"), _count(record, "peak_bytes"))
     return key, found.joined(before.get(key)) if kind == _OBSERVED else found
 
 

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from vramcast.collocation.commands.tokens import TOKEN, read_token
+from vramcast.collocation.commands.service_token import TOKEN, read_token
 from vramcast.dataset_builder.defaults import CHECKPOINT, RISK
 from vramcast.dataset_builder.devices import DEFAULT_DEVICE
 from vramcast.dataset_builder.exit_codes import exit_code

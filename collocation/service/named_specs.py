@@ -11,7 +11,7 @@ from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import UserError
 
 
-def read_known(path: Path | None) -> dict[str, Spec]:
+def read_named_specs(path: Path | None) -> dict[str, Spec]:
     """JSON lines of {"name": ..., "spec": ...}; a spec may be of a library's network, since the operator wrote it."""
     if path is None:
         return {}

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from vramcast.collocation.adapters.carma import GPUMEMNET_LINE, write_rad, write_yaml
-from vramcast.collocation.adapters.gpus import parse_gpu, parse_gpus
-from vramcast.collocation.commands.jobs import FORMS, read_job
-from vramcast.collocation.commands.tokens import TOKEN, read_token
-from vramcast.collocation.placement import POLICIES, Gpu, Need, rank, refusals
+from vramcast.collocation.adapters.gpu_text import parse_gpu, parse_gpus
+from vramcast.collocation.commands.job_argument import FORMS, read_job
+from vramcast.collocation.commands.service_token import TOKEN, read_token
+from vramcast.collocation.placement import POLICIES, GpuState, Need, rank, refusals
 from vramcast.dataset_builder.defaults import CHECKPOINT, RISK
 from vramcast.dataset_builder.devices import DEFAULT_DEVICE
 from vramcast.dataset_builder.exit_codes import exit_code
@@ -47,7 +47,7 @@ def _place(arguments: argparse.Namespace) -> int:
     return _tell(arguments, need, gpus, answers)
 
 
-def _tell(arguments: argparse.Namespace, need: Need, gpus: Sequence[Gpu], answers: Mapping[str, Any]) -> int:
+def _tell(arguments: argparse.Namespace, need: Need, gpus: Sequence[GpuState], answers: Mapping[str, Any]) -> int:
     ranked, refused = rank(need, gpus, arguments.policy), refusals(need, gpus, arguments.policy)
     if arguments.json:
         found = {
@@ -68,7 +68,7 @@ def _tell(arguments: argparse.Namespace, need: Need, gpus: Sequence[Gpu], answer
     return 0 if ranked else _NONE
 
 
-def _need(arguments: argparse.Namespace, gpus: Sequence[Gpu]) -> tuple[Need, dict[str, Any]]:
+def _need(arguments: argparse.Namespace, gpus: Sequence[GpuState]) -> tuple[Need, dict[str, Any]]:
     """What to set aside, margin included, by device profile; and the answers behind it."""
     if (arguments.job is None) == (arguments.need_mib is None):
         raise UserError("expected a job or --need-mib, found both or neither: give one of them")
@@ -85,7 +85,7 @@ def _classified(
     arguments: argparse.Namespace, job: Mapping[str, Any], devices: set[str | None]
 ) -> dict[str | None, dict[str, Any]]:
     """In this process. Code is never taken here: `vramcast classify` does that."""
-    from vramcast.collocation.local import answers_on  # noqa: PLC0415 - torch
+    from vramcast.collocation.local_answers import answers_on  # noqa: PLC0415 - torch
 
     found = answers_on(job, {device or arguments.device for device in devices}, arguments.checkpoint, arguments.risk)
     answers = {device: found[device or arguments.device] for device in devices}
@@ -120,7 +120,7 @@ def _on_default(need: Need, arguments: argparse.Namespace) -> float:
     return need[None] if isinstance(need, Mapping) else need
 
 
-def _gpus(arguments: argparse.Namespace) -> list[Gpu]:
+def _gpus(arguments: argparse.Namespace) -> list[GpuState]:
     found = [parse_gpu(text) for text in arguments.gpu]
     if arguments.gpus:
         try:

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vramcast.collocation.placement import Gpu, rank, refusals
+from vramcast.collocation.placement import GpuState, rank, refusals
 from vramcast.collocation.service.engine import Engine
 from vramcast.collocation.service.estimating import Estimated, Seen
-from vramcast.collocation.service.pool import OverloadedError, PoolError
 from vramcast.collocation.service.requests import PlacementBody
+from vramcast.collocation.service.trace_pool import OverloadedError, PoolError
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.errors import UserError
 
@@ -16,7 +16,7 @@ async def placements(engine: Engine, body: PlacementBody) -> dict[str, Any]:
     """The reply to a placement request."""
     found = await _found(engine, body)
     gpus = [
-        Gpu(item.id, item.free_mib, _total(item.total_mib, found[item.device]), item.device, item.node, item.jobs)
+        GpuState(item.id, item.free_mib, _total(item.total_mib, found[item.device]), item.device, item.node, item.jobs)
         for item in body.gpus
     ]
     need = needs(found, body.margin_mib)

@@ -9,7 +9,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.patches import Patch
 
-from vramcast.collocation.simulator.gantt import Bar
+from vramcast.collocation.simulator.gantt_table import GanttBar
 from vramcast.errors import UserError
 from vramcast.models.drawing import picture, quiet
 
@@ -21,7 +21,7 @@ _CRASHED = "#d62728"
 _LANE_INCHES = 0.13
 
 
-def draw_gantt(charts: Mapping[str, Sequence[Bar]], capacity_bytes: int, title: str, path: Path) -> None:
+def draw_gantt(charts: Mapping[str, Sequence[GanttBar]], capacity_bytes: int, title: str, path: Path) -> None:
     """A panel for each simulation, all over one axis of time; a bar's colour is the job's true peak."""
     lanes = {name: _lanes(bars) for name, bars in charts.items()}
     if any(len(found) > MOST_GPUS for found in lanes.values()):
@@ -44,7 +44,7 @@ def _legend() -> list[Patch]:
     return [Patch(facecolor=_CRASHED, label="ran out of memory"), alone]
 
 
-def _lanes(bars: Sequence[Bar]) -> dict[int, int]:
+def _lanes(bars: Sequence[GanttBar]) -> dict[int, int]:
     """How many lanes each GPU has."""
     found: dict[int, int] = {}
     for bar in bars:
@@ -52,7 +52,7 @@ def _lanes(bars: Sequence[Bar]) -> dict[int, int]:
     return dict(sorted(found.items()))
 
 
-def _panel(axes: Any, name: str, bars: Sequence[Bar], lanes: Mapping[int, int], scale: Any) -> None:
+def _panel(axes: Any, name: str, bars: Sequence[GanttBar], lanes: Mapping[int, int], scale: Any) -> None:
     base, total = {}, 0
     for gpu, count in lanes.items():
         base[gpu] = total

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import count, islice
 
-from vramcast.collocation.history import repeated_bytes
-from vramcast.collocation.simulator.free import CLOSED, free_memory
-from vramcast.collocation.simulator.rules import EXCLUSIVE, HEAD_OF_LINE, OBSERVED, Rules
-from vramcast.collocation.simulator.workload import Job, Submission
+from vramcast.collocation.observed_peak import reservation_bytes
+from vramcast.collocation.simulator.free_memory import CLOSED, free_memory
+from vramcast.collocation.simulator.rules import EXCLUSIVE, HEAD_OF_LINE, OBSERVED, ClusterRules
+from vramcast.collocation.simulator.workload import Submission, TraceJob
 from vramcast.errors import UserError
 
 
 @dataclass(frozen=True)
-class Run:
+class AttemptRecord:
     """One attempt at a job, as it went."""
 
     submission: Submission
@@ -59,12 +59,12 @@ class _Attempt:
     """Counts changes of speed: an end that was foreseen before the last one is void."""
 
     @property
-    def job(self) -> Job:
+    def job(self) -> TraceJob:
         return self.submission.job
 
 
 @dataclass(eq=False)
-class _Gpu:
+class _SimulatedGpu:
     """What is on a GPU: what the scheduler believes, and what is true."""
 
     attempts: list[_Attempt] = field(default_factory=list)
@@ -72,41 +72,43 @@ class _Gpu:
     used_bytes: int = 0
 
 
-def simulate(submissions: Sequence[Submission], needs_bytes: Mapping[str, int], rules: Rules) -> list[Run]:
+def simulate(
+    submissions: Sequence[Submission], needs_bytes: Mapping[str, int], rules: ClusterRules
+) -> list[AttemptRecord]:
     """Run a trace to its end; `needs_bytes` says what each job asks for on each of its GPUs. Runs in order of end."""
     for job in {item.job.name: item.job for item in submissions}.values():
         _check_runs(job, rules)
     return _Cluster(needs_bytes, rules).run(submissions)
 
 
-def _check_runs(job: Job, rules: Rules) -> None:
+def _check_runs(job: TraceJob, rules: ClusterRules) -> None:
     """Refuse what could not run if it had the cluster to itself: it would wait, or crash, forever."""
     if job.gpus > rules.gpus:
         raise UserError(f"expected {job.gpus} GPUs or more for {job.name}, found {rules.gpus}: raise --gpus")
     if job.peak_bytes > rules.capacity_bytes:
         raise UserError(
             f"expected a card that {job.name} fits on, with {job.peak_bytes} bytes, found {rules.capacity_bytes}: "
-            "name a larger --card, or leave the job out"
+            "name a larger --device, or leave the job out"
         )
 
 
 class _Cluster:
     """All state of a simulation."""
 
-    def __init__(self, needs_bytes: Mapping[str, int], rules: Rules) -> None:
+    def __init__(self, needs_bytes: Mapping[str, int], rules: ClusterRules) -> None:
         self.needs_bytes = needs_bytes
         self.remembered_bytes: dict[str, int] = {}
         self.rules = rules
-        self.gpus = [_Gpu() for _ in range(rules.gpus)]
+        self.gpus = [_SimulatedGpu() for _ in range(rules.gpus)]
         self.free = free_memory(rules.policy, rules.gpus, rules.capacity_bytes)
         self.events: list[tuple[float, int, int, int, Submission | _Attempt]] = []
         self.order = count()
         self.retries: deque[Submission] = deque()
         self.waiting: deque[Submission] = deque()
-        self.runs: list[Run] = []
+        self.runs: list[AttemptRecord] = []
         self.now_s = 0.0
 
-    def run(self, submissions: Sequence[Submission]) -> list[Run]:
+    def run(self, submissions: Sequence[Submission]) -> list[AttemptRecord]:
         for submission in submissions:
             self._foresee(submission.arrival_s, _Event.ARRIVAL, submission)
         while self.events:
@@ -187,7 +189,7 @@ class _Cluster:
             return
         attempt.peak_s = self.now_s
         if self.rules.remember:
-            self.remembered_bytes[attempt.job.name] = repeated_bytes(attempt.job.peak_bytes)
+            self.remembered_bytes[attempt.job.name] = reservation_bytes(attempt.job.peak_bytes)
         for index, gpu in zip(attempt.gpus, gpus, strict=True):
             gpu.used_bytes += attempt.job.peak_bytes
             self._tell_free(index)
@@ -199,7 +201,9 @@ class _Cluster:
             gpu.reserved_bytes -= attempt.reserved_bytes
             gpu.used_bytes -= attempt.job.peak_bytes if attempt.peak_s is not None else 0
         found = attempt
-        self.runs.append(Run(found.submission, found.gpus, found.start_s, self.now_s, found.peak_s, found.exclusive))
+        self.runs.append(
+            AttemptRecord(found.submission, found.gpus, found.start_s, self.now_s, found.peak_s, found.exclusive)
+        )
         self._changed(attempt)
 
     def _changed(self, attempt: _Attempt) -> None:
@@ -223,7 +227,7 @@ class _Cluster:
     def _tell_free(self, index: int) -> None:
         self.free.set(index, self._free_bytes(self.gpus[index]))
 
-    def _free_bytes(self, gpu: _Gpu) -> int:
+    def _free_bytes(self, gpu: _SimulatedGpu) -> int:
         """What the scheduler believes to be free."""
         if any(attempt.exclusive for attempt in gpu.attempts):
             return CLOSED

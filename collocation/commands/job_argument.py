@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vramcast.collocation.adapters.text import job_of_text
+from vramcast.collocation.adapters.job_text import job_of_text
 from vramcast.dataset_builder.jobs.targets import GPUMEMNET
 from vramcast.errors import UserError
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vramcast.collocation.simulator.engine import Run
-from vramcast.collocation.simulator.rules import Rules
+from vramcast.collocation.simulator.cluster import AttemptRecord
+from vramcast.collocation.simulator.rules import ClusterRules
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class ClusterMetrics:
     """Times in seconds; utilisation as a share of all GPUs over the makespan."""
 
     jobs: int
@@ -36,7 +36,7 @@ class Report:
         return dict(vars(self))
 
 
-def report(runs: Sequence[Run], rules: Rules) -> Report:
+def cluster_metrics(runs: Sequence[AttemptRecord], rules: ClusterRules) -> ClusterMetrics:
     """The figures of a simulation."""
     start_s = min(run.submission.arrival_s for run in runs)
     makespan_s = max(run.end_s for run in runs) - start_s
@@ -49,7 +49,7 @@ def report(runs: Sequence[Run], rules: Rules) -> Report:
     crashed = [run for run in runs if run.crashed]
     times_s = np.array(list(completion_s.values()))
     gpu_seconds = makespan_s * rules.gpus
-    return Report(
+    return ClusterMetrics(
         jobs=len(finished),
         makespan_s=makespan_s,
         mean_jct_s=float(times_s.mean()),
@@ -62,12 +62,12 @@ def report(runs: Sequence[Run], rules: Rules) -> Report:
     )
 
 
-def _byte_seconds(run: Run) -> float:
+def _byte_seconds(run: AttemptRecord) -> float:
     held_s = 0.0 if run.peak_s is None else run.end_s - run.peak_s
     return held_s * run.submission.job.peak_bytes * len(run.gpus)
 
 
-def _busy_s(runs: Sequence[Run]) -> float:
+def _busy_s(runs: Sequence[AttemptRecord]) -> float:
     """GPU time in which there was a job: overlapping runs count once."""
     busy_s, until_s = 0.0, dict[int, float]()
     for run in sorted(runs, key=lambda run: run.start_s):

@@ -6,24 +6,24 @@ import math
 import re
 from typing import Any
 
-from vramcast.collocation.placement import Gpu
+from vramcast.collocation.placement import GpuState
 from vramcast.dataset_builder.devices import device_of_card
 from vramcast.errors import UserError
 
 _GPU = re.compile(r"(?P<id>[^=]+)=(?P<free>\d+(?:\.\d+)?)(?:/(?P<total>\d+(?:\.\d+)?))?(?:@(?P<device>\w+))?")
 
 
-def parse_gpu(text: str) -> Gpu:
+def parse_gpu(text: str) -> GpuState:
     """'0=12000/40960@a100_40gb': the total may be left out, and the device where there is one."""
     found = _GPU.fullmatch(text.strip())
     if not found:
         raise UserError(
             f"expected a GPU such as 0=12000 or 0=12000/40960@a100_40gb, found {text!r}: write it like that"
         )
-    return Gpu(found["id"], float(found["free"]), _amount(found["total"]), found["device"])
+    return GpuState(found["id"], float(found["free"]), _amount(found["total"]), found["device"])
 
 
-def parse_gpus(text: str) -> list[Gpu]:
+def parse_gpus(text: str) -> list[GpuState]:
     """A JSON list, or lines of nvidia-smi's CSV: index, free, total, and perhaps the name of the card."""
     try:
         found = _from_json(json.loads(text)) if text.lstrip().startswith("[") else _from_csv(text)
@@ -36,9 +36,9 @@ def parse_gpus(text: str) -> list[Gpu]:
     return found
 
 
-def _from_json(items: Any) -> list[Gpu]:
+def _from_json(items: Any) -> list[GpuState]:
     return [
-        Gpu(
+        GpuState(
             str(item["id"]),
             float(item["free_mib"]),
             _amount(item.get("total_mib")),
@@ -54,9 +54,9 @@ def _amount(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _from_csv(text: str) -> list[Gpu]:
+def _from_csv(text: str) -> list[GpuState]:
     lines = [line for line in csv.reader(text.splitlines(), skipinitialspace=True) if line]
     return [
-        Gpu(line[0], float(line[1]), float(line[2]), device_of_card(line[3]) if len(line) > 3 else None)
+        GpuState(line[0], float(line[1]), float(line[2]), device_of_card(line[3]) if len(line) > 3 else None)
         for line in lines
     ]

@@ -4,10 +4,10 @@ import struct
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from typing import Any
 
-from vramcast.collocation.history import Observed
-from vramcast.collocation.service.cache import content_key
+from vramcast.collocation.observed_peak import ObservedPeak
+from vramcast.collocation.service.byte_cache import content_key
 from vramcast.collocation.service.engine import Engine
-from vramcast.collocation.service.remembering import LOOKED_UP
+from vramcast.collocation.service.history import LOOKED_UP
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -30,7 +30,7 @@ _COUNT, _TOLD = struct.Struct(">H"), struct.Struct(">16sQQ")
 """Before a kept answer: how many jobs it looked up, and what it was told of each, 0 runs where nothing was known."""
 
 
-class Keeping:
+class ResponseCache:
     """Pure ASGI around the application: a kept answer takes a fraction of the time of the frameworks behind it."""
 
     def __init__(self, app: Application, engine: Engine, paths: Collection[str] = tuple(KEPT)) -> None:
@@ -58,7 +58,7 @@ class Keeping:
 
     async def _worked_out(self, key: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         checkpoint, good, parts = self.engine.checkpoint, False, []
-        told: dict[bytes, Observed | None] = {}
+        told: dict[bytes, ObservedPeak | None] = {}
         LOOKED_UP.set(told)
 
         async def noted(message: Message) -> None:
@@ -84,9 +84,9 @@ class Keeping:
         return entry[start:] if same else None
 
 
-def _heading(told: Mapping[bytes, Observed | None]) -> bytes:
+def _heading(told: Mapping[bytes, ObservedPeak | None]) -> bytes:
     return _COUNT.pack(len(told)) + b"".join(_TOLD.pack(key, *_figures(found)) for key, found in told.items())
 
 
-def _figures(found: Observed | None) -> list[int]:
+def _figures(found: ObservedPeak | None) -> list[int]:
     return [found.runs, found.peak_bytes] if found else [0, 0]
