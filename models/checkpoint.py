@@ -100,7 +100,7 @@ def render_card(card: Card, metrics: Mapping[str, Any]) -> str:
 
 ```python
 from pathlib import Path
-from models.checkpoint import load_checkpoint
+from vramcast.models.checkpoint import load_checkpoint
 
 estimator = load_checkpoint(Path("."))  # this directory
 ```

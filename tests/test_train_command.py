@@ -1,4 +1,4 @@
-"""`python -m train`: end to end with tiny sizes, one sentence for bad input, runs that are taken up again."""
+"""`vramcast train`: end to end with tiny sizes, one sentence for bad input, resumed runs."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from vramcast.dataset_builder.store import JournalWriter, read_journal
 from vramcast.dataset_builder.store.splits import Split
 from vramcast.models.checkpoint import load_checkpoint
 from vramcast.train.configuration import configure
-from vramcast.train.tasks.kfold import split_for, spread
+from vramcast.train.tasks.kfold import split_for, summarise
 from vramcast.train.tasks.release import RELEASES, read_release, replace_directory
 from vramcast.train.train_command import main
 from vramcast.virtual_gpu.sizes import MIB
@@ -29,7 +29,7 @@ TINY = [
 
 @pytest.fixture(scope="module")
 def room(tmp_path_factory) -> Path:
-    """A directory in which `python -m train` has been run once."""
+    """A directory in which `python -m train` ran once."""
     directory = tmp_path_factory.mktemp("room")
     environment = {**os.environ, "PYTHONPATH": str(CONF.parent), "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
@@ -55,7 +55,7 @@ def _figures(run: Path) -> dict:
     return json.loads((run / "metrics.json").read_text())["estimators"]["this run"]
 
 
-def test_a_run_leaves_a_directory_that_explains_itself(room):
+def test_a_run_writes_config_figures_pictures_and_checkpoint(room):
     run = next((room / "runs" / "train").iterdir())
     assert run.name.endswith("-virtual-mlp")
     names = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
@@ -73,11 +73,11 @@ def test_the_table_has_the_estimator_the_baselines_and_the_directory(room):
     lines = (room / "stdout").read_text().splitlines()
     assert lines[0].startswith("estimator")
     assert {line.split()[0] for line in lines[1:-1]} >= {"this", "majority", "horus", "gap"}
-    assert not any(line.startswith("virtual") for line in lines[:-1])  # it would be held against itself
+    assert not any(line.startswith("virtual") for line in lines[:-1])  # the simulation is the label of these rows
     assert "runs/train/" in lines[-1]
 
 
-def test_rows_of_earlier_builds_take_the_place_of_new_ones(inside, capsys):
+def test_rows_of_earlier_builds_replace_new_ones(inside, capsys):
     (build,) = (inside / "runs" / "rows").glob("*/mlp-24-seed0")
     tiny = [word for word in TINY if not word.startswith("data.counts")]
     assert main([*tiny, f"data.builds=[{build}]", "task.figures=false"]) == 0
@@ -85,35 +85,35 @@ def test_rows_of_earlier_builds_take_the_place_of_new_ones(inside, capsys):
     assert _figures(_newest(inside)) == _figures(min((inside / "runs" / "train").iterdir()))
 
 
-def test_rows_of_a_card_are_learned_from_and_said_to_be_measured(room, tmp_path, monkeypatch, capsys):
+def test_rows_of_a_gpu_are_used_and_the_card_says_that_they_were_measured(room, tmp_path, monkeypatch, capsys):
     (build,) = (room / "runs" / "rows").glob("*/mlp-24-seed0")
     monkeypatch.chdir(tmp_path)
-    rows = [_read_off_a_card(row, alone=index > 1) for index, row in enumerate(read_journal(build).rows)]
-    with JournalWriter(tmp_path / "card", {}) as journal:
+    rows = [_measured_on_a_gpu(row, alone=index > 1) for index, row in enumerate(read_journal(build).rows)]
+    with JournalWriter(tmp_path / "gpu", {}) as journal:
         for row in rows:
             journal.append(row)
     tiny = [word for word in TINY if not word.startswith("data.counts")]
-    assert main([*tiny, f"data.builds=[{tmp_path / 'card'}]", "features=full", "task.figures=false"]) == 0
+    assert main([*tiny, f"data.builds=[{tmp_path / 'gpu'}]", "features=full", "task.figures=false"]) == 0
     printed = capsys.readouterr()
     assert "2 rows are left out: other processes were on the card" in printed.err
-    assert any(line.startswith("virtual") for line in printed.out.splitlines())  # a card is no simulation
+    assert any(line.startswith("virtual") for line in printed.out.splitlines())  # unlike above
     card = (_newest(tmp_path) / "checkpoint" / "README.md").read_text()
-    assert "Measured by vramcast on cards like these: a100_40gb." in card
+    assert "Measured by vramcast on a100_40gb." in card
     assert "virtual GPU" not in card
     assert "CC BY" not in card
 
 
-def test_rows_of_a_card_without_a_profile_are_refused(room, tmp_path, monkeypatch, capsys):
+def test_rows_of_a_gpu_without_a_profile_are_refused(room, tmp_path, monkeypatch, capsys):
     (build,) = (room / "runs" / "rows").glob("*/mlp-24-seed0")
     monkeypatch.chdir(tmp_path)
-    with JournalWriter(tmp_path / "card", {}) as journal:
-        row = _read_off_a_card(read_journal(build).rows[0], alone=True)
+    with JournalWriter(tmp_path / "gpu", {}) as journal:
+        row = _measured_on_a_gpu(read_journal(build).rows[0], alone=True)
         journal.append(replace(row, provenance=replace(row.provenance, device="NVIDIA A100-SXM4-40GB MIG 1g.5gb")))
-    assert main([*TINY, f"data.builds=[{tmp_path / 'card'}]", "features=full"]) == 2
+    assert main([*TINY, f"data.builds=[{tmp_path / 'gpu'}]", "features=full"]) == 2
     assert "expected a profile in conf/device for the card NVIDIA A100-SXM4-40GB MIG 1g.5gb" in capsys.readouterr().err
 
 
-def _read_off_a_card(row, alone):
+def _measured_on_a_gpu(row, alone):
     provenance = replace(row.provenance, origin="measured", backend="cuda", device="NVIDIA A100-SXM4-40GB")
     used_bytes = row.measurement.peak_bytes + 30 * MIB
     return replace(row, provenance=provenance, measurement=replace(
@@ -140,37 +140,37 @@ def test_the_same_seed_gives_the_same_weights_and_figures(inside):
     assert (first / "metrics.json").read_bytes() == (second / "metrics.json").read_bytes()
 
 
-def test_a_run_that_was_stopped_is_taken_up(inside, monkeypatch, capsys):
+def test_an_interrupted_run_resumes(inside, monkeypatch, capsys):
     whole = _newest(inside)
     with monkeypatch.context() as patch:
         patch.setattr("vramcast.train.tasks.fit.evaluate", _interrupt)
         assert main(TINY) == 130
     stopped = _newest(inside)
-    assert f"go on with: python -m train run.resume={stopped.relative_to(inside)}" in capsys.readouterr().err
+    assert f"resume with: vramcast train run.resume={stopped.relative_to(inside)}" in capsys.readouterr().err
     assert not (stopped / "metrics.json").exists()
     assert main([f"run.resume={stopped}"]) == 0
     assert _figures(stopped) == _figures(whole)
     assert main([f"run.resume={stopped}"]) == 2
-    assert "it is complete" in capsys.readouterr().err
+    assert "the run is complete" in capsys.readouterr().err
 
 
 def _interrupt(*_):
     raise KeyboardInterrupt
 
 
-def test_every_fold_is_the_test_once(inside, capsys):
+def test_every_fold_is_the_test_part_once(inside, capsys):
     assert main([*TINY, "task=kfold", "task.folds=3", "estimator.members=1"]) == 0
     run = _newest(inside)
-    found = json.loads((run / "metrics.json").read_text())
-    accuracy = found["estimators"]["this run"]["accuracy"]
-    assert found["folds"] == len(accuracy["folds"]) == 3
+    summary = json.loads((run / "metrics.json").read_text())
+    accuracy = summary["estimators"]["this run"]["accuracy"]
+    assert summary["folds"] == len(accuracy["folds"]) == 3
     assert accuracy["mean"] == pytest.approx(sum(accuracy["folds"]) / 3)
     assert "±" in capsys.readouterr().out
     rows = [json.loads((run / f"fold{index}" / "metrics.json").read_text())["rows"]["test"] for index in range(3)]
     assert sum(rows) == 24
 
 
-def test_a_fold_is_parted_without_its_test_rows():
+def test_a_split_for_a_fold_divides_the_other_folds():
     folds = Split(0, {}, {f"fold{i}": tuple(f"{i}-{j}" for j in range(10)) for i in range(3)})
     fractions = {"train": 0.8, "validation": 0.1, "test": 0.1}
     parts = split_for(folds, "fold1", fractions).parts
@@ -179,14 +179,14 @@ def test_a_fold_is_parted_without_its_test_rows():
     assert len({group for groups in parts.values() for group in groups}) == 30
 
 
-def test_the_spread_leaves_out_what_a_fold_does_not_know():
+def test_the_summary_leaves_out_figures_that_a_fold_lacks():
     figures = ("accuracy", "macro_f1", "too_low", "safe_too_low", "over_reservation_mib", "median_relative_error",
                "mean_relative_error")  # fmt: skip
     folds = [{"estimators": {"a": {**dict.fromkeys(figures), "accuracy": value}}} for value in (0.5, 0.7, None)]
-    found = spread(folds)["estimators"]["a"]
-    assert found["accuracy"]["mean"] == pytest.approx(0.6)
-    assert found["accuracy"]["deviation"] == pytest.approx(0.1414, abs=1e-4)
-    assert found["macro_f1"] is None
+    summary = summarise(folds)["estimators"]["a"]
+    assert summary["accuracy"]["mean"] == pytest.approx(0.6)
+    assert summary["accuracy"]["deviation"] == pytest.approx(0.1414, abs=1e-4)
+    assert summary["macro_f1"] is None
 
 
 def test_measured_rows_become_a_released_checkpoint(public_table, tmp_path, monkeypatch, capsys):
@@ -207,12 +207,12 @@ def test_measured_rows_become_a_released_checkpoint(public_table, tmp_path, monk
 @pytest.mark.parametrize("path", sorted(RELEASES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_release_can_be_configured(path):
     release = read_release(path)
-    found = configure(list(release.overrides))
-    assert str(found.network.bucket_mib) in release.title
-    assert found.data.path is not None
+    configuration = configure(list(release.overrides))
+    assert str(configuration.network.bucket_mib) in release.title
+    assert configuration.data.path is not None
 
 
-def test_a_directory_is_replaced_whole(tmp_path):
+def test_a_directory_is_replaced_as_a_whole(tmp_path):
     source, target = tmp_path / "new", tmp_path / "out" / "old"
     source.mkdir()
     (source / "a").write_text("new")
@@ -268,47 +268,47 @@ def test_a_file_of_the_configuration_is_short(path):
         (["data.counts={mlp: 0, cnn: 0, transformer: 0, template: 0}"], "found none: choose other families"),
         (["data.device=gtx_1"], "expected device to be one of"),
         (["run.resume=/nonexistent"], "expected the directory of a run, found no config.yaml"),
-        (["run.resume=.", "seed=1"], "expected run.resume=DIR alone, found ['seed=1'] beside it"),
+        (["run.resume=.", "seed=1"], "expected run.resume=DIR alone, found ['seed=1'] with it"),
         (["run.name=a/b"], "expected run.name to be a word"),
         (["run.root="], "expected run.root to be a text"),
         (["logger=wandb"], "expected logger to be one of ['csv', 'mlflow', 'tensorboard']"),
         (["executor.workers=0"], "expected executor.workers to be a whole number from 1"),
         (["task=release", "task.only=[best]"], "expected a checkpoint of task.only to be one of"),
         (["task=release", "task.only=7"], "expected task.only to be a list"),
-        (["hello"], "expected KEY=VALUE, found 'hello': see python -m train --help"),
+        (["hello"], "expected KEY=VALUE, found 'hello': see vramcast train --help"),
         (["[broken"], "expected"),
         (["--cfg", "famly=cnn"], "did you mean family?"),
     ],
 )
 def test_bad_input_gets_one_sentence_and_exit_code_2(words, sentence, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("vramcast.train.data.run_with_bar", None)  # what is wrong is told before a row is built
+    monkeypatch.setattr("vramcast.train.data.run_with_bar", None)  # errors are raised before a row is built
     assert main(words) == 2
     errors = capsys.readouterr().err.strip().splitlines()
     assert errors[-1].startswith("vramcast train: ")
     assert sentence in errors[-1]
     assert "Traceback" not in "\n".join(errors)
-    assert not Path("runs").exists()  # nor is a directory left behind
+    assert not Path("runs").exists()  # and no directory is left behind
 
 
 def test_the_composed_configuration_is_printed(capsys):
     assert main(["--cfg", "family=cnn", "data=mixed", "logger=[csv,mlflow]"]) == 0
-    found = OmegaConf.create(capsys.readouterr().out)
-    assert found.data.families == "cnn"
-    assert list(found.logger) == ["csv", "mlflow"]
-    assert found.features.name == "full"
+    config = OmegaConf.create(capsys.readouterr().out)
+    assert config.data.families == "cnn"
+    assert list(config.logger) == ["csv", "mlflow"]
+    assert config.features.name == "full"
 
 
-def test_simulated_rows_are_not_learned_from_their_own_simulation(capsys):
+def test_simulated_rows_do_not_have_their_simulation_as_a_feature(capsys):
     assert configure([]).network.features == "gpumemnet"
     assert configure(["features=full"]).network.features == "full"
     assert configure(["data=gpumemnet"]).network.features == "full"
 
 
 @pytest.mark.parametrize("words", [["--help"], ["data=mixed", "-h"]])
-def test_help_needs_nothing_heavy(words):
+def test_help_imports_nothing_heavy(words):
     code = f"import sys; from vramcast.train.train_command import main; main({words!r})\n"
     code += "print(sorted({'torch', 'lightning', 'hydra'} & sys.modules.keys()))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.startswith("usage: python -m train")
+    assert result.stdout.startswith("usage: vramcast train")
     assert result.stdout.endswith("[]\n")

@@ -1,4 +1,4 @@
-"""Pictures of a run: their tables, and that each can be drawn."""
+"""Pictures of a run: their tables, and their drawing."""
 
 import numpy as np
 import pytest
@@ -32,20 +32,20 @@ def test_buckets_are_named_in_whole_numbers():
 
 
 def test_a_confusion_table_counts_pairs_from_the_lowest_bucket_to_the_highest():
-    truth, said = np.array([2, 2, 4, WIDE.fitting]), np.array([2, 3, 4, WIDE.fitting])
-    table = confusion_table(truth, said, WIDE)
+    truth, predicted = np.array([2, 2, 4, WIDE.fitting]), np.array([2, 3, 4, WIDE.fitting])
+    table = confusion_table(truth, predicted, WIDE)
     assert list(table.index) == ["16000-24000", "24000-32000", "32000-40000", "does not fit"]
     assert table.loc["16000-24000", "24000-32000"] == 1
     assert int(np.trace(table.to_numpy())) == 3
     assert int(table.to_numpy().sum()) == 4
 
 
-def test_a_confusion_table_of_jobs_that_all_fail_has_one_cell():
-    died = np.full(3, WIDE.fitting)
-    assert confusion_table(died, died, WIDE).to_numpy().tolist() == [[3]]
+def test_a_confusion_table_has_one_cell_when_no_job_fits():
+    oom = np.full(3, WIDE.fitting)
+    assert confusion_table(oom, oom, WIDE).to_numpy().tolist() == [[3]]
 
 
-def test_reliability_is_the_share_that_came_true_in_each_bin():
+def test_reliability_is_the_accuracy_in_each_bin():
     probabilities = np.array([[0.95, 0.05], [0.97, 0.03], [0.45, 0.55], [0.4, 0.6]])
     table = reliability_table(probabilities, np.array([0, 1, 1, 1]))
     assert table["rows"].to_dict() == {5: 1, 6: 1, 9: 2}
@@ -53,21 +53,21 @@ def test_reliability_is_the_share_that_came_true_in_each_bin():
     assert calibration_error(table) == pytest.approx((0.45 + 0.4 + 2 * 0.46) / 4)
 
 
-def test_a_certain_answer_is_in_the_last_bin():
+def test_a_probability_of_one_is_in_the_last_bin():
     assert list(reliability_table(np.array([[1.0, 0.0]]), np.array([0])).index) == [9]
 
 
-def test_curves_have_a_line_for_each_epoch_of_each_member():
+def test_curves_have_one_line_per_member_and_epoch():
     epochs = [{"epoch": e, "train_loss": 2.0 - e, "validation_loss": 3.0 - e} for e in range(2)]
     table = curves_table({"member0": epochs, "member1": epochs[:1]})
     assert table["member"].tolist() == ["member0", "member0", "member1"]
     assert table["validation_loss"].tolist() == [3.0, 2.0, 3.0]
 
 
-def test_projections_keep_what_varies_and_repeat_with_a_seed():
+def test_projections_drop_constant_columns_and_repeat_with_a_seed():
     features = np.random.RandomState(0).randn(40, 5)
     features[:, 0] *= 10
-    features[:, 4] = 0.1 + 1e-17 * np.arange(40)  # varies in no digit that counts: no direction of its own
+    features[:, 4] = 0.1 + 1e-17 * np.arange(40)  # constant up to rounding
     classes = np.arange(40) % 3
     table, again = (projections_table(features, classes, seed=1) for _ in range(2))
     assert table.equals(again)
@@ -76,18 +76,18 @@ def test_projections_keep_what_varies_and_repeat_with_a_seed():
     assert np.corrcoef(table["pca_x"], table["pca_y"])[0, 1] == pytest.approx(0, abs=1e-6)
 
 
-def test_features_that_vary_in_one_direction_still_have_a_picture():
+def test_features_that_vary_in_one_direction_can_be_projected():
     table = projections_table(np.arange(12.0)[:, None] * np.ones((1, 2)), np.zeros(12, dtype=np.int64), seed=0)
     assert table["pca_y"].abs().max() == pytest.approx(0, abs=1e-9)
 
 
 def test_too_few_points_are_refused():
-    with pytest.raises(ValueError, match="a projection takes 4 points, found 2"):
+    with pytest.raises(ValueError, match="expected at least 4 points to project, found 2"):
         projections_table(np.zeros((2, 2)), np.zeros(2, dtype=np.int64), seed=0)
 
 
 @pytest.mark.parametrize(("buckets", "occurring"), [(WIDE, 1), (GIB_BUCKETS, GIB_BUCKETS.classes)])
-def test_every_picture_is_drawn_the_same_twice(tmp_path, buckets, occurring):
+def test_pictures_are_reproducible(tmp_path, buckets, occurring):
     truth = np.arange(60) % occurring
     probabilities = np.eye(buckets.classes)[truth]
     projections = projections_table(np.random.RandomState(0).randn(60, 4), truth, 0)

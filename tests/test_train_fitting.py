@@ -1,4 +1,4 @@
-"""Lightning around a classifier: the same weights for the same seed, also after a stop."""
+"""The Lightning fitter: the same seed gives the same weights, also for a resumed run."""
 
 import signal
 from pathlib import Path
@@ -23,7 +23,7 @@ TRAINER = {
 
 
 class StopAt(Callback):
-    """Ctrl-C in the middle of an epoch."""
+    """Raises KeyboardInterrupt in the middle of an epoch."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -59,7 +59,7 @@ def test_training_lowers_the_loss_and_keeps_the_best_epoch(tmp_path):
         )
 
 
-def test_a_seed_decides_every_weight(tmp_path):
+def test_the_same_seed_gives_the_same_weights(tmp_path):
     first, second = (_fitter(tmp_path / name) for name in ("first", "second"))
     assert _equal(_weights(first), _weights(second))
     assert first.history == second.history
@@ -68,35 +68,35 @@ def test_a_seed_decides_every_weight(tmp_path):
 
 
 @pytest.mark.parametrize(("epoch", "rate"), [(0, 0.01), (3, 0.01), (3, 0.5)], ids=["first", "better", "worse"])
-def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(tmp_path, epoch, rate):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, epoch, rate):
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         _weights(_fitter(tmp_path / "stopped", [StopAt(epoch)], learning_rate=rate))
     assert signal.getsignal(signal.SIGINT) is handler
-    if epoch:  # whether or not the last epoch was a good one, it is where training goes on
+    if epoch:  # training resumes from the last epoch, not from the best
         assert torch.load(tmp_path / "stopped" / "member0" / "last.ckpt", weights_only=True)["epoch"] == epoch - 1
     resumed, whole = (_fitter(tmp_path / name, learning_rate=rate) for name in ("stopped", "whole"))
     assert _equal(_weights(resumed), _weights(whole))
     assert resumed.history == whole.history
 
 
-def test_a_checkpoint_that_is_torn_costs_its_member_alone(tmp_path, capsys):
+def test_a_truncated_checkpoint_restarts_its_member_alone(tmp_path, capsys):
     with pytest.raises(KeyboardInterrupt):
         _weights(_fitter(tmp_path / "stopped", [StopAt(3)]))
     last = tmp_path / "stopped" / "member0" / "last.ckpt"
     last.write_bytes(last.read_bytes()[:1000])
     assert _equal(_weights(_fitter(tmp_path / "stopped")), _weights(_fitter(tmp_path / "whole")))
-    assert "cannot be read; its member is trained from the start" in capsys.readouterr().err
+    assert "training its member from the start" in capsys.readouterr().err
 
 
-def test_a_member_that_is_done_is_not_trained_again(tmp_path):
+def test_a_complete_member_is_not_trained_again(tmp_path):
     weights = _weights(_fitter(tmp_path))
     again = _fitter(tmp_path, [StopAt(0)])
     assert _equal(_weights(again), weights)
     assert len(again.history["member0"]) == 6
 
 
-def test_members_have_directories_of_their_own(tmp_path):
+def test_every_member_has_its_own_directory(tmp_path):
     fitter = _fitter(tmp_path)
     _weights(fitter)
     _weights(fitter)
@@ -104,13 +104,13 @@ def test_members_have_directories_of_their_own(tmp_path):
     assert list(fitter.history) == ["member0", "member1"]
 
 
-def test_training_ends_when_validation_does_not_improve(tmp_path):
+def test_training_stops_when_validation_does_not_improve(tmp_path):
     fitter = _fitter(tmp_path, epochs=50, patience=1, learning_rate=1.0)
     _weights(fitter)
     assert len(fitter.history["member0"]) < 50
 
 
-def test_mini_batches_hold_every_row_once_in_an_order_of_seed_and_epoch():
+def test_mini_batches_contain_every_row_once_in_an_order_set_by_seed_and_epoch():
     order = MiniBatches(prepare(SETTINGS, TRAIN[:10], VALIDATION).train, 4, seed=1)
     first = torch.cat(list(order))
     assert len(list(order)) == len(order) == 3
@@ -120,7 +120,7 @@ def test_mini_batches_hold_every_row_once_in_an_order_of_seed_and_epoch():
     assert not torch.equal(torch.cat(list(order)), first)
 
 
-def test_losses_are_written_as_a_table(tmp_path):
+def test_losses_are_written_as_csv(tmp_path):
     _weights(_fitter(tmp_path, loggers=make_loggers({"csv": {}})))
     lines = (tmp_path / "member0" / "csv" / "version_0" / "metrics.csv").read_text().splitlines()
     assert {"epoch", "train_loss", "validation_loss"} <= set(lines[0].split(","))
@@ -128,7 +128,7 @@ def test_losses_are_written_as_a_table(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
-def test_a_logger_without_its_library_is_told_before_training(monkeypatch, name):
+def test_a_logger_without_its_library_fails_before_training(monkeypatch, name):
     monkeypatch.setattr("vramcast.train.loggers.find_spec", lambda library: None)
     with pytest.raises(UserError, match=rf"pip install 'vramcast\[{name}\]'"):
         make_loggers({name: {}})
@@ -142,7 +142,7 @@ def test_a_logger_without_its_library_is_told_before_training(monkeypatch, name)
         ({"csv": 7}, "expected the settings of logger=csv, found 7"),
     ],
 )
-def test_a_logger_that_is_not_known_is_refused(settings, sentence):
+def test_an_unknown_logger_is_refused(settings, sentence):
     with pytest.raises(UserError, match=sentence):
         make_loggers(settings)
 

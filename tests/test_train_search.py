@@ -1,4 +1,4 @@
-"""`task=search`: trials are pruned, kept, and gone on with."""
+"""`task=search`: trials are pruned and stored, and a study resumes."""
 
 import optuna
 import pytest
@@ -28,17 +28,17 @@ def _states(study: optuna.Study) -> list[TrialState]:
     return [trial.state for trial in study.trials]
 
 
-def test_a_search_runs_its_trials_and_tells_the_best(configured, tmp_path, capsys):
+def test_a_search_runs_its_trials_and_prints_the_best(configured, tmp_path, capsys):
     study = task.search(configured("task.trials=3"))
     assert len(study.trials) == 3
     assert {"estimator.width", "trainer.learning_rate"} <= study.best_params.keys()
     assert f"best validation loss {study.best_value:.4f}" in capsys.readouterr().out
-    kept = OmegaConf.load(tmp_path / "studies" / "made.yaml")
-    assert kept.validation_loss == study.best_value
-    configure([f"{name}={value}" for name, value in kept.settings.items()])  # can be trained with as it stands
+    stored = OmegaConf.load(tmp_path / "studies" / "made.yaml")
+    assert stored.validation_loss == study.best_value
+    configure([f"{name}={value}" for name, value in stored.settings.items()])  # valid overrides as they are
 
 
-def test_the_same_command_goes_on_and_draws_anew(configured):
+def test_the_same_command_resumes_and_draws_new_trials(configured):
     first = [trial.params for trial in task.search(configured("task.trials=2")).trials]
     second = task.search(configured("task.trials=4"))
     assert [trial.params for trial in second.trials[:2]] == first
@@ -47,13 +47,13 @@ def test_the_same_command_goes_on_and_draws_anew(configured):
     assert len(task.search(configured("task.trials=4")).trials) == 4
 
 
-def test_a_trial_of_a_process_that_died_is_no_trial(configured):
+def test_a_trial_of_a_killed_process_does_not_count(configured):
     configuration = configured("task.trials=2")
     study = task._open(configuration)
     study.ask()  # and the process is killed
-    found = task.search(configuration)
-    assert _states(found).count(TrialState.FAIL) == 1
-    assert sum(state in (TrialState.COMPLETE, TrialState.PRUNED) for state in _states(found)) == 2
+    study = task.search(configuration)
+    assert _states(study).count(TrialState.FAIL) == 1
+    assert sum(state in (TrialState.COMPLETE, TrialState.PRUNED) for state in _states(study)) == 2
 
 
 def test_an_interrupted_search_keeps_its_trials(configured, monkeypatch):
@@ -72,7 +72,7 @@ def test_an_interrupted_search_keeps_its_trials(configured, monkeypatch):
     assert _states(task.search(configuration))[:2] == [TrialState.COMPLETE, TrialState.FAIL]
 
 
-def test_a_trial_that_is_worse_than_others_at_its_age_is_pruned(configured):
+def test_a_trial_that_is_worse_than_others_at_the_same_epoch_is_pruned(configured):
     words = ("task.trials=8", "task.warmup_epochs=0", "search.trainer.learning_rate.float=[1e-7,0.1]", "seed=1")
     assert TrialState.PRUNED in _states(task.search(configured(*words)))
 
@@ -90,11 +90,11 @@ def test_a_study_of_another_configuration_is_refused(configured):
         ("search.estimator.blocks.int=[4,1]", "expected search.estimator.blocks to be such as"),
         ("search.trainer.learning_rate.log=7", "expected search.trainer.learning_rate to be such as"),
         ("+search.estimator.colour={choice: [1]}", "found 'estimator.colour'"),
-        ("+search.bucket_mib={choice: [1000]}", "losses would not compare"),
+        ("+search.bucket_mib={choice: [1000]}", "losses would not be comparable"),
         ("+search.width=7", "expected search.width to have one of choice, int, float"),
     ],
 )
-def test_a_space_that_cannot_be_searched_is_refused(configured, word, sentence):
+def test_an_invalid_search_space_is_refused(configured, word, sentence):
     with pytest.raises(UserError, match=sentence):
         task.search(configured(word))
 

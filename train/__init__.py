@@ -1,1 +1,1 @@
-"""Training of estimators."""
+"""Trains, evaluates and releases estimators (`vramcast train`)."""

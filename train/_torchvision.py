@@ -1,4 +1,4 @@
-"""Imported before lightning: torchmetrics, which it imports, fails on a torchvision whose operators do not load."""
+"""Import this before lightning: torchmetrics fails to import when torchvision's operators do not load."""
 
 from vramcast.dataset_builder.families.libraries import cope_with_torchvision
 

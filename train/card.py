@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: its card, and the figures on it."""
+"""The card of a checkpoint (its README) and the figures on it."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,50 +18,52 @@ _FIGURES = (
     "mean_relative_error", "p95_relative_error", "oom_recall", "oom_false_alarms",
 )  # fmt: skip
 _ORIGINS = {
-    PUBLISHED: "Measured by others on NVIDIA A100 40 GB cards: maxima of nvidia-smi at 1 Hz, and 'does not fit'.",
-    CUDA: "Measured by vramcast on cards like these: {sources}.",
-    VIRTUAL: "Simulated by vramcast's virtual GPU; no figure was read off a card.",
+    PUBLISHED: "Measured by others on NVIDIA A100 40 GB: maxima of nvidia-smi at 1 Hz, and 'does not fit'.",
+    CUDA: "Measured by vramcast on {sources}.",
+    VIRTUAL: "Simulated by vramcast's virtual GPU, without a GPU.",
 }
-"""By the backend of a row."""
+"""Sentences by the backend of the rows."""
 
 
 def figures_of(configuration: Configuration, reports: Mapping[str, Report]) -> dict[str, Any]:
-    """The figures on test rows: of all, of each family, and the accuracy of the best baseline."""
-    found = reports[ESTIMATOR]
-    overall = found.overall.to_json()
+    """Return the figures on test rows: overall, by family, and the accuracy of the best baseline."""
+    report = reports[ESTIMATOR]
+    overall = report.overall.to_json()
     figures: dict[str, Any] = {"bucket_mib": configuration.network.bucket_mib, "risk": configuration.risk}
     figures |= {name: overall[name] for name in _FIGURES}
-    figures |= {f"accuracy of {name}": part.accuracy for name, part in found.by_family.items()}
+    figures |= {f"accuracy of {name}": part.accuracy for name, part in report.by_family.items()}
     others = {name: report.overall.accuracy or 0.0 for name, report in reports.items() if name != ESTIMATOR}
     best = max(others, key=lambda name: others[name])
     return {**figures, f"accuracy of the best baseline ({best})": others[best]}
 
 
 def card_of(configuration: Configuration, parts: Parts, title: str | None) -> Card:
-    """The card of an estimator that was trained on these parts."""
+    """Return the card of an estimator that was trained on these parts."""
     network = configuration.network
     published = any(example.backend == PUBLISHED for example in parts.train)
     return Card(
         title=title or f"GPU memory of training jobs, estimated by networks of the kind '{network.network}'",
         summary=(
             f"An ensemble of {configuration.members} networks of the kind '{network.network}' over the features "
-            f"'{network.features}'. It gives a distribution of the memory that a training job uses on its device, from "
-            f"which buckets of any width follow; it was trained, and is judged below, at {network.bucket_mib} MiB."
+            f"'{network.features}'. It predicts the distribution of the GPU memory that a training job takes, from "
+            f"which buckets of any width follow. It was trained and is evaluated below at {network.bucket_mib} MiB."
         ),
         data="\n\n".join(_data_lines(parts)),
-        licence="CC BY 4.0" if published else "that of vramcast",
+        licence="CC BY 4.0" if published else "the licence of vramcast",
         citation=CITATION if published else "vramcast",
-        command=configuration.run.command or "python -m train",
+        command=configuration.run.command or "vramcast train",
     )
 
 
 def _data_lines(parts: Parts) -> Sequence[str]:
     sources = {name: {item.source for item in parts.train if item.backend == name} for name in _ORIGINS}
-    kinds = [text.format(sources=", ".join(sorted(sources[name]))) for name, text in _ORIGINS.items() if sources[name]]
-    split = f"Split by configuration of the network: {parts.describe()} rows; the figures are those of the test rows."
-    return [*kinds, f"Training rows by family: {_counts(parts.train)}.", split]
+    origins = [
+        text.format(sources=", ".join(sorted(sources[name]))) for name, text in _ORIGINS.items() if sources[name]
+    ]
+    split = f"Split by configuration of the network: {parts.describe()} rows. The figures are from the test rows."
+    return [*origins, f"Training rows by family: {_counts(parts.train)}.", split]
 
 
 def _counts(examples: Sequence[Example]) -> str:
-    found = Counter(example.family for example in examples)
-    return ", ".join(f"{family} {count}" for family, count in sorted(found.items()))
+    counts = Counter(example.family for example in examples)
+    return ", ".join(f"{family} {count}" for family, count in sorted(counts.items()))

@@ -1,4 +1,4 @@
-"""From the words of a command line to a run: Hydra composes `conf/train.yaml`, this module checks what comes out."""
+"""Configuration of a run: Hydra composes `conf/train.yaml`, this module validates the result."""
 
 import difflib
 import shlex
@@ -20,20 +20,20 @@ from vramcast.virtual_gpu.sizes import MIB
 
 GROUPS = ("data", "estimator", "executor", "family", "features", "logger", "search", "task", "trainer")
 KEYS = (*GROUPS, "bucket_mib", "risk", "run", "seed", "split")
-COMMAND = Command("train", "python -m train", "run", KEYS, "data=gpumemnet family=cnn estimator=transformer")
+COMMAND = Command("train", "vramcast train", "run", KEYS, "data=gpumemnet family=cnn estimator=transformer")
 TASKS = {
     "fit": {"figures"},
     "kfold": {"folds", "figures"},
     "search": {"trials", "study", "storage", "startup_trials", "warmup_epochs"},
     "release": {"only", "out"},
 }
-"""The settings of each task, beside its name."""
+"""The settings of each task, apart from its name."""
 _SEEDS = 2**32
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One run, checked."""
+    """The validated configuration of one run."""
 
     task: Mapping[str, Any]
     data: DataSettings
@@ -42,30 +42,30 @@ class Configuration:
     trainer: TrainerSettings
     split: Mapping[str, float]
     risk: float
-    """Of the safe bucket: how often it may be too low."""
+    """How often the safe bucket may be too low."""
     run: RunSettings
     executor: Mapping[str, Any]
     logger: Mapping[str, Any]
     search: Mapping[str, Any]
     values: Mapping[str, Any]
-    """All of it as plain values, as a run directory keeps it."""
+    """The whole configuration as plain values, as stored in the run directory."""
 
     @property
     def bucket_bytes(self) -> int:
-        """The width of the buckets."""
+        """Return the width of the buckets."""
         return self.network.bucket_mib * MIB
 
     @property
     def seed(self) -> int:
-        """Of the split, the weights and the order of the rows."""
+        """Return the seed of the split, the weights and the order of the rows."""
         return self.network.seed
 
 
 def configure(overrides: Sequence[str]) -> Configuration:
-    """The run that overrides of `conf/train.yaml` describe."""
+    """Return the configuration that overrides of `conf/train.yaml` describe."""
     for word in overrides:
         if "=" not in word and not word.startswith("~"):
-            raise UserError(f"expected KEY=VALUE, found {word!r}: see python -m train --help")
+            raise UserError(f"expected KEY=VALUE, found {word!r}: see vramcast train --help")
     values = plain(compose_config(COMMAND, overrides))
     if isinstance(values.get("run"), dict):
         values["run"].setdefault("command", command_of(overrides))
@@ -73,36 +73,36 @@ def configure(overrides: Sequence[str]) -> Configuration:
 
 
 def command_of(overrides: Sequence[str]) -> str:
-    """What makes a run again, with nothing of this machine in it."""
-    kept = [word for word in overrides if not word.startswith(("run.", "data.cache=", "data.rows=", "executor"))]
-    words = ["data.path=DIR" if word.startswith("data.path=") else word for word in kept]
-    return " ".join(["python -m train", *map(shlex.quote, words)])
+    """Return the command that repeats a run, without paths of this machine."""
+    portable = [word for word in overrides if not word.startswith(("run.", "data.cache=", "data.rows=", "executor"))]
+    words = ["data.path=DIR" if word.startswith("data.path=") else word for word in portable]
+    return " ".join(["vramcast train", *map(shlex.quote, words)])
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
-    """A configuration as plain values."""
+    """Return a configuration as plain values."""
     values: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
     return values
 
 
 def read_configuration(path: Path) -> Configuration:
-    """The configuration that a run directory keeps."""
+    """Read the configuration of a run directory."""
     try:
         values = OmegaConf.to_container(OmegaConf.load(path))
     except OSError as error:
-        found = f"no {path.name} ({error.strerror})"
-        raise UserError(f"expected the directory of a run, found {found} in {path.parent}: check the path") from error
+        cause = f"no {path.name} ({error.strerror})"
+        raise UserError(f"expected the directory of a run, found {cause} in {path.parent}: check the path") from error
     except (OmegaConfBaseException, YAMLError, ValueError) as error:
         raise UserError(f"expected a configuration in {path}, found: {error}; start a new run") from error
     return check_configuration(values)  # type: ignore[arg-type]
 
 
 def check_configuration(values: Mapping[str, Any]) -> Configuration:
-    """Refuse what cannot be run, in a sentence."""
+    """Validate plain values; raise UserError if they describe no run."""
     _check_keys("a run", values, set(KEYS))
     for key in ("task", "data", "features", "estimator", "trainer", "executor", "run", "split"):
         if not isinstance(values[key], Mapping):
-            raise UserError(f"expected {key} to be settings, found {values[key]!r}: see python -m train --cfg")
+            raise UserError(f"expected {key} to be settings, found {values[key]!r}: see vramcast train --cfg")
     try:
         canonical_json(values)
     except ValueError as error:
@@ -149,12 +149,12 @@ def _network(values: Mapping[str, Any]) -> tuple[NetworkSettings, int]:
     return from_mapping(NetworkSettings, {**settings, **shared}, "the estimator"), members
 
 
-def _check_keys(what: str, values: Mapping[str, Any], known: set[str], required: bool = True) -> None:
+def _check_keys(owner: str, values: Mapping[str, Any], known: set[str], required: bool = True) -> None:
     unknown = sorted(map(str, values.keys() - known))
     if unknown:
         near = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f"did you mean {near[0]}?" if near else "remove them"
-        raise UserError(f"expected only the keys {sorted(known)} in {what}, found {unknown}: {hint}")
+        raise UserError(f"expected only the keys {sorted(known)} in {owner}, found {unknown}: {hint}")
     missing = sorted(known - values.keys())
     if missing and required:
-        raise UserError(f"expected the keys {sorted(known)} in {what}, found no {missing}: do not delete them")
+        raise UserError(f"expected the keys {sorted(known)} in {owner}, found no {missing}: do not delete them")

@@ -1,4 +1,4 @@
-"""Lightning as a shell around a classifier's network and loss: a fitter that can be stopped and taken up again."""
+"""A fitter that trains classifiers with Lightning; an interrupted run resumes from its last epoch."""
 
 import vramcast.train._torchvision  # noqa: F401
 
@@ -28,12 +28,12 @@ from vramcast.models.classifiers import NetworkClassifier
 from vramcast.train.settings import TrainerSettings
 
 _LAST, _BEST, _HISTORY = "last.ckpt", "best.ckpt", "history.json"
-_SLOWEST = 50
-"""The learning rate falls to this part of itself."""
+_FINAL_RATE_DIVISOR = 50
+"""The learning rate falls to this fraction of its start."""
 
 
 class LightningFitter:
-    """The `fitter=` of network classifiers: every call trains one member, in a directory of its own."""
+    """A `fitter=` for network classifiers: each call trains one member in its own directory."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class LightningFitter:
         """Losses by member and epoch."""
 
     def __call__(self, classifier: NetworkClassifier, train: Batch, validation: Batch) -> None:
-        """Train until validation has not improved for a while; the weights of the best epoch are kept."""
+        """Train with early stopping, then load the weights of the best epoch."""
         member = f"member{len(self.history)}"
         directory = self.directory / member
         if not (directory / _HISTORY).exists():
@@ -71,19 +71,19 @@ class LightningFitter:
         history = History(self.settings.epochs, member, self.bar)
         order = MiniBatches(train, size, seed)
         done = _epochs_done(directory / _LAST)
-        order.set_epoch(done)  # Lightning says it too late for the first epoch of a run that goes on
-        loaders = (_loader(train, order), _loader(validation, InOrder(validation, size)))
+        order.set_epoch(done)  # Lightning sets it too late for the first epoch of a resumed run
+        loaders = (_loader(train, order), _loader(validation, SequentialMiniBatches(validation, size)))
         with _quietly():
             trainer = self._trainer(directory, [history, *self.callbacks])
             _fit(trainer, Shell(classifier, self.settings, seed), loaders, directory / _LAST if done else None)
-        with replacing(directory / _HISTORY) as path:  # its being there says that the member is done
+        with replacing(directory / _HISTORY) as path:  # this file marks the member as complete
             path.write_text(json.dumps(history.epochs) + "\n")
 
     def _trainer(self, directory: Path, callbacks: list[Callback]) -> Trainer:
         monitor = "validation_loss"
         options: dict[str, Any] = {"save_on_train_epoch_end": True, "enable_version_counter": False}
         best = ModelCheckpoint(directory, Path(_BEST).stem, monitor=monitor, **options)
-        last = ModelCheckpoint(directory, Path(_LAST).stem, **options)  # second: it keeps what the first one knows
+        last = ModelCheckpoint(directory, Path(_LAST).stem, **options)  # second, to store the state of `best`
         return Trainer(
             accelerator="cpu",
             max_epochs=self.settings.epochs,
@@ -99,18 +99,18 @@ class LightningFitter:
 
 
 def _epochs_done(checkpoint: Path) -> int:
-    """How many epochs a checkpoint is worth: none if there is none, or if it was being written when the power went."""
+    """Return how many epochs a checkpoint has completed: 0 if it is absent or cannot be read."""
     if not checkpoint.exists():
         return 0
     try:
         return int(torch.load(checkpoint, weights_only=True)["epoch"]) + 1
     except (RuntimeError, EOFError, KeyError, pickle.UnpicklingError):
-        print(f"note: {checkpoint} cannot be read; its member is trained from the start", file=sys.stderr)
+        print(f"note: cannot read {checkpoint}; training its member from the start", file=sys.stderr)
         return 0
 
 
 def _fit(trainer: Trainer, shell: "Shell", loaders: tuple[Any, Any], resume: Path | None) -> None:
-    """Lightning answers Ctrl-C by ending the process; here it stays an interrupt that the caller hears of."""
+    """Fit, and raise KeyboardInterrupt on Ctrl-C, where Lightning would exit the process."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         trainer.fit(shell, *loaders, ckpt_path=resume)
@@ -121,7 +121,7 @@ def _fit(trainer: Trainer, shell: "Shell", loaders: tuple[Any, Any], resume: Pat
 
 
 class Shell(LightningModule):
-    """A classifier as Lightning wants it. What is random in an epoch follows from seed and epoch alone."""
+    """A Lightning module around a classifier. Randomness depends on the seed and the epoch alone."""
 
     def __init__(self, classifier: NetworkClassifier, settings: TrainerSettings, seed: int) -> None:
         super().__init__()
@@ -131,40 +131,40 @@ class Shell(LightningModule):
         self.seed = seed
 
     def on_train_epoch_start(self) -> None:
-        """Dropout's seed and the learning rate, along a cosine.
+        """Set dropout's seed and the cosine learning rate.
 
-        Set here and not by a scheduler, whose state in a checkpoint lags an epoch behind: a run that is taken up again
-        goes on as if it had never stopped.
+        A scheduler's state in a checkpoint lags an epoch behind. Set here, a resumed run gives the same result as an
+        uninterrupted one.
         """
         torch.manual_seed(_epoch_seed(self.seed, self.current_epoch) + 1)
         rate, share = self.settings.learning_rate, self.current_epoch / self.settings.epochs
-        low = rate / _SLOWEST
+        low = rate / _FINAL_RATE_DIVISOR
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = low + (rate - low) * (1 + math.cos(math.pi * share)) / 2
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
-        """The loss of a mini-batch."""
+        """Return the loss of a mini-batch."""
         loss = self.classifier.loss(batch)
         self.log("train_loss", loss, batch_size=len(batch), on_step=False, on_epoch=True)
         return loss
 
     def validation_step(self, batch: Batch, index: int) -> None:
-        """The loss without dropout."""
+        """Log the loss without dropout."""
         self.log("validation_loss", self.classifier.loss(batch), batch_size=len(batch))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW."""
+        """Return AdamW."""
         return torch.optim.AdamW(
             self.parameters(), self.settings.learning_rate, weight_decay=self.settings.weight_decay
         )
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, index: int) -> Batch:
-        """As it is: networks of this size are trained where their rows are."""
+        """Return the batch as it is: networks of this size train on the CPU."""
         return batch
 
 
 class History(Callback):
-    """Keeps the losses of every epoch, also across a restart, and shows them in a bar."""
+    """A callback that records the losses of every epoch, also across restarts, and shows a progress bar."""
 
     def __init__(self, total: int, member: str, bar: bool) -> None:
         self.total = total
@@ -173,37 +173,37 @@ class History(Callback):
         self.epochs: list[dict[str, float]] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin the bar where training begins."""
+        """Start the bar at the first epoch to train."""
         done = len(self.epochs)
         self.bar = bar(total=self.total, initial=done, desc=self.member, unit="epoch", disable=not self.shown)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Validation is over by now."""
+        """Record the losses; Lightning has validated the epoch by now."""
         losses = {name: float(trainer.callback_metrics[name]) for name in ("train_loss", "validation_loss")}
         self.epochs.append({"epoch": trainer.current_epoch, **losses})
         self.bar.set_postfix({name: f"{loss:.3f}" for name, loss in losses.items()}, refresh=False)
         self.bar.update()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End the bar."""
+        """Close the bar."""
         self.bar.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """End it before anything is said of the interrupt."""
+        """Close the bar before the error is printed."""
         if hasattr(self, "bar"):
             self.bar.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the losses, to be stored in a checkpoint."""
         return {"epochs": self.epochs}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the losses of before."""
+        """Restore the losses from a checkpoint."""
         self.epochs = list(state_dict["epochs"])
 
 
 class MiniBatches(Sampler[Tensor]):
-    """Indices of an epoch's mini-batches, in an order that only seed and epoch decide."""
+    """A sampler of mini-batch indices whose order depends on the seed and the epoch alone."""
 
     def __init__(self, rows: Batch, size: int, seed: int) -> None:
         self.rows, self.size, self.seed, self.epoch = rows, size, seed, 0
@@ -217,12 +217,12 @@ class MiniBatches(Sampler[Tensor]):
             return iter(self.rows.shuffled(self.size))
 
     def set_epoch(self, epoch: int) -> None:
-        """Lightning says which epoch begins."""
+        """Set the epoch; Lightning calls this at its start."""
         self.epoch = epoch
 
 
-class InOrder(MiniBatches):
-    """The same without shuffling."""
+class SequentialMiniBatches(MiniBatches):
+    """A sampler of mini-batch indices without shuffling."""
 
     def __init__(self, rows: Batch, size: int) -> None:
         super().__init__(rows, size, seed=0)
@@ -232,7 +232,7 @@ class InOrder(MiniBatches):
 
 
 class _Selection(Dataset[Batch]):
-    """A batch as a dataset whose items are mini-batches."""
+    """A dataset over a batch; its items are mini-batches."""
 
     def __init__(self, rows: Batch) -> None:
         self.rows = rows
@@ -242,17 +242,17 @@ class _Selection(Dataset[Batch]):
 
 
 def _loader(rows: Batch, order: MiniBatches) -> DataLoader[Batch]:
-    # a generator of its own: a loader draws a seed for each pass, and may not disturb what dropout draws
+    # A separate generator: a loader draws a seed for each pass, which would shift dropout's random numbers.
     return DataLoader(_Selection(rows), batch_size=None, sampler=order, generator=torch.Generator())
 
 
 def _epoch_seed(seed: int, epoch: int) -> int:
-    """Far enough apart that no two members meet."""
+    """Return a seed per epoch; members' seeds are far enough apart not to collide."""
     return (seed * 1_000_003 + 2 * epoch) % 2**63
 
 
 class _quietly(warnings.catch_warnings):  # noqa: N801
-    """Without Lightning's advice about workers and devices, which does not concern tables of this size."""
+    """A context without Lightning's advice about workers and devices, which does not apply to small tables."""
 
     def __enter__(self) -> None:
         super().__enter__()

@@ -1,4 +1,4 @@
-"""Where Lightning writes the losses: tables, TensorBoard, MLflow."""
+"""Lightning's loggers: CSV tables, TensorBoard, MLflow."""
 
 import vramcast.train._torchvision  # noqa: F401
 
@@ -13,12 +13,12 @@ from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoa
 from vramcast.errors import UserError, check_choice
 
 _LIBRARIES = {"csv": (), "tensorboard": ("tensorboard", "tensorboardX"), "mlflow": ("mlflow",)}
-"""What each logger needs, one of them."""
+"""The libraries of each logger, of which one is needed."""
 _SETTINGS: Mapping[str, set[str]] = {"csv": set(), "tensorboard": set(), "mlflow": {"tracking_uri", "experiment"}}
 
 
 def make_loggers(settings: Mapping[str, Any]) -> Callable[[Path], list[Logger]]:
-    """What makes the loggers of a member's directory; checked before anything is trained."""
+    """Validate the settings and return a function that makes the loggers of a member's directory."""
     for name, options in settings.items():
         check_choice("logger", name, _LIBRARIES)
         _check_library(name)
@@ -40,7 +40,7 @@ def _check_library(name: str) -> None:
 
 
 def _make(name: str, options: Mapping[str, Any], directory: Path) -> Logger:
-    """Each attempt at a member is a version of its own, so that taking up a run deletes nothing."""
+    """Make a logger. Lightning numbers each attempt as a new version, so resuming deletes nothing."""
     if name == "csv":
         return CSVLogger(directory, "csv")
     if name == "tensorboard":

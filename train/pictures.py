@@ -1,4 +1,4 @@
-"""All pictures of a run, each with its table beside it."""
+"""Draws all pictures of a run, each with its table as CSV."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,22 +28,22 @@ def draw_all(
     buckets: Buckets,
     history: Mapping[str, Sequence[Mapping[str, float]]],
 ) -> None:
-    """Confusion, reliability, learning curves, and the features in two dimensions."""
+    """Draw confusion, reliability, learning curves, and projections of the features."""
     directory.mkdir(exist_ok=True)
-    _draw_answers(directory, estimator, parts, buckets)
+    _draw_predictions(directory, estimator, parts, buckets)
     curves = curves_table(history)
     curves.to_csv(directory / "curves.csv", index=False)
     draw_curves(curves, f"{estimator.name}: loss of {len(history)} members", directory / "curves.png")
     _draw_features(directory, estimator, parts, buckets)
 
 
-def _draw_answers(directory: Path, estimator: Ensemble, parts: Parts, buckets: Buckets) -> None:
+def _draw_predictions(directory: Path, estimator: Ensemble, parts: Parts, buckets: Buckets) -> None:
     truth = buckets.of([_needed_bytes(example) for example in parts.test])
     probabilities = estimator.predict_proba(parts.test, buckets)
-    said = told(probabilities)
-    confusion = confusion_table(truth, said, buckets)
+    predicted = told(probabilities)
+    confusion = confusion_table(truth, predicted, buckets)
     confusion.to_csv(directory / "confusion.csv")
-    title = f"{estimator.name}: {np.mean(said == truth):.1%} of {len(truth)} test rows in the right bucket"
+    title = f"{estimator.name}: {np.mean(predicted == truth):.1%} of {len(truth)} test rows in the right bucket"
     draw_confusion(confusion, buckets, title, directory / "confusion.png")
     reliability = reliability_table(probabilities, truth)
     reliability.to_csv(directory / "reliability.csv")

@@ -1,4 +1,4 @@
-"""Run directories: made once, never written over, and enough by themselves to go on with."""
+"""Run directories: never overwritten, and self-contained, so that an interrupted run resumes from its directory."""
 
 import json
 from collections.abc import Mapping
@@ -24,23 +24,23 @@ class Run:
     directory: Path
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> None:
-        """Keep figures, whole or not at all."""
+        """Write figures atomically."""
         with replacing(self.directory / name) as path:
             path.write_text(json.dumps(values, indent=1, allow_nan=False) + "\n")
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Figures that were kept."""
-        found: dict[str, Any] = json.loads((self.directory / name).read_text())
-        return found
+        """Read figures."""
+        values: dict[str, Any] = json.loads((self.directory / name).read_text())
+        return values
 
     @property
     def finished(self) -> bool:
-        """The metrics are the last that a run writes."""
+        """Return whether the run is complete: it writes its metrics last."""
         return (self.directory / METRICS).exists()
 
 
-def begin(configuration: Configuration) -> Run:
-    """A new directory with the configuration in it."""
+def start_run(configuration: Configuration) -> Run:
+    """Make a new run directory and store the configuration in it."""
     root = Path(configuration.run.root)
     stamp = f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{configuration.run.name}"
     directory = _make_new(root, stamp)
@@ -62,12 +62,14 @@ def _make_new(root: Path, name: str) -> Path:
     raise UserError(f"expected room for a new directory {name} in {root}, found none: use run.root=DIR")
 
 
-def take_up(directory: Path, overrides: list[str]) -> Run:
-    """A run that was stopped, with the configuration that it began with."""
+def resume_run(directory: Path, overrides: list[str]) -> Run:
+    """Open an interrupted run with its stored configuration."""
     others = [word for word in overrides if not word.startswith("run.resume=")]
     if others:
-        raise UserError(f"expected run.resume=DIR alone, found {others} beside it: a run goes on as it began")
+        raise UserError(
+            f"expected run.resume=DIR alone, found {others} with it: a run resumes with its own configuration"
+        )
     run = Run(read_configuration(directory / CONFIG), directory)
     if run.finished:
-        raise UserError(f"expected a run that was stopped in {directory}, found one with {METRICS}: it is complete")
+        raise UserError(f"expected an interrupted run in {directory}, found {METRICS}: the run is complete")
     return run

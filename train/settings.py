@@ -1,4 +1,4 @@
-"""The parts of a configuration, each checked on its own."""
+"""Validated parts of a configuration."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,23 +11,23 @@ from vramcast.dataset_builder.store.splits import make_split
 from vramcast.errors import UserError, check_amount, check_choice, check_count
 
 LIBRARIES = ("torchvision", "hf")
-"""Those whose networks can be named; timm's are in the tables."""
+"""Libraries whose networks `data.networks` can name; timm's networks are in the tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerSettings:
-    """The training loop of `conf/trainer`."""
+    """Settings of the training loop (`conf/trainer`)."""
 
     epochs: int
     patience: int
-    """Epochs without a better validation loss before training ends."""
+    """Training stops after this many epochs without a better validation loss."""
     batch_size: int
     learning_rate: float
     weight_decay: float
     gradient_clip: float
-    """The norm to which gradients are cut: one odd row has a likelihood that is as good as zero."""
+    """The maximum norm of gradients: a single outlier with a likelihood near zero would dominate a step."""
     threads: int
-    """Of torch. Another number may give other last digits."""
+    """Threads of torch. Another number may change the last digits of a result."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "patience", "batch_size", "threads"):
@@ -39,11 +39,11 @@ class TrainerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """What to learn from: tables of measurements below `path`, virtual rows that are built, or both."""
+    """The training data: tables of measurements below `path`, virtual rows that are built, or both."""
 
     name: str
     families: str | Sequence[str] | None = None
-    """Those that are kept; None for all."""
+    """The families to use; None for all."""
     path: str | None = None
     files: Sequence[str] = ()
     cache: str = SIMULATIONS
@@ -51,11 +51,11 @@ class DataSettings:
     counts: Mapping[str, int] = field(default_factory=dict)
     """Virtual rows by family."""
     optimizers: Sequence[str] = ()
-    """Under which libraries' networks, those of the tables and those of `networks`, are simulated beside."""
+    """Optimizers under which the libraries' networks (of the tables and of `networks`) are also simulated."""
     networks: Sequence[str] = ()
-    """Such as torchvision:vgg11: what no table has, and is simulated where `optimizers` names some."""
+    """Networks that no table has, such as torchvision:vgg11, to simulate under each of `optimizers`."""
     builds: Sequence[str] = ()
-    """Directories of `vramcast build`, virtual or of a card, whose rows take the place of those."""
+    """Directories of `vramcast build`; their rows replace the virtual rows that `counts` asks for."""
     device: str | None = None
     seed: int = 0
 
@@ -79,31 +79,31 @@ class DataSettings:
         for network in self.networks:
             check_choice(f"the library of {network!r} in data.networks", network.partition(":")[0], LIBRARIES)
         if self.networks and not self.optimizers:
-            raise UserError("expected data.optimizers for data.networks, found none: name those to simulate them under")
+            raise UserError("expected data.optimizers for data.networks, found none: name at least one optimizer")
         check_count("data.seed", self.seed, least=0)
         self.wanted_families()
 
     def wanted_families(self) -> tuple[str, ...] | None:
-        """The families that are kept, None for all."""
+        """Return the families to use, or None for all."""
         if self.families is None:
             return None
-        found = [self.families] if isinstance(self.families, str) else self.families
-        if not isinstance(found, Sequence) or not found:
-            raise UserError(f"expected data.families to be a list such as [cnn, timm], found {found!r}: change it")
-        for family in found:
+        families = [self.families] if isinstance(self.families, str) else self.families
+        if not isinstance(families, Sequence) or not families:
+            raise UserError(f"expected data.families to be a list such as [cnn, timm], found {families!r}: change it")
+        for family in families:
             check_choice("a family of data.families", family, (*FAMILIES, "timm"))
-        return tuple(found)
+        return tuple(families)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """Where a run is kept."""
+    """Where a run is stored, and how to repeat it."""
 
     root: str
     name: str
     resume: str | None = None
     command: str | None = None
-    """What makes it again."""
+    """The command that repeats the run."""
 
     def __post_init__(self) -> None:
         for name in ("root", "name"):
@@ -111,14 +111,14 @@ class RunSettings:
             if not isinstance(value, str) or not value:
                 raise UserError(f"expected run.{name} to be a text, found {value!r}: use run.{name}=...")
         if "/" in self.name:
-            raise UserError(f"expected run.name to be a word, found {self.name!r}: the directory is run.root")
+            raise UserError(f"expected run.name to be a word, found {self.name!r}: set the directory with run.root")
 
 
 PARTS = ("train", "validation", "test")
 
 
 def check_split(fractions: Mapping[str, Any]) -> None:
-    """Refuse a split without its parts, or with fractions that are none, before any row is built for it."""
+    """Raise UserError for missing parts or invalid fractions, before any row is built."""
     if set(fractions) != set(PARTS):
         raise UserError(f"expected the parts {list(PARTS)} in split, found {list(fractions)}: name them all")
     make_split(PARTS, fractions, seed=0)

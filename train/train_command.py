@@ -1,4 +1,4 @@
-"""`vramcast train`: one word a task, one composed configuration a run."""
+"""The command `vramcast train`: one composed configuration is one run."""
 
 import signal
 import sys
@@ -8,27 +8,27 @@ from types import FrameType
 from vramcast.dataset_builder.exit_codes import exit_code
 
 _USAGE = """\
-usage: python -m train [KEY=VALUE ...]        train, evaluate, and write a run directory
-       python -m train --cfg [KEY=VALUE ...]  print the configuration instead
+usage: vramcast train [KEY=VALUE ...]        train, evaluate, and write a run directory
+       vramcast train --cfg [KEY=VALUE ...]  print the configuration instead
 
   task=fit|kfold|search|release
   data=virtual|gpumemnet|mixed  data.path=DIR   the directory with the public tables
   family=mlp|cnn|transformer|template           one family of the data
   features=full|gpumemnet  estimator=mlp|transformer  bucket_mib=1024
   trainer.epochs=200  estimator.members=3  logger=csv|tensorboard|mlflow  seed=0
-  run.resume=DIR                                go on with a run that was stopped
+  run.resume=DIR                                resume an interrupted run
 
-All keys are in conf/train.yaml and the groups beside it. Ctrl-C is safe at any time.
+All keys are in conf/train.yaml and its groups. Ctrl-C is safe at any time: the run can be resumed.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Carry out a task; the return value is the exit code."""
+    """Run a task and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    return exit_code("vramcast train", lambda: _carry_out(words))
+    return exit_code("vramcast train", lambda: _dispatch(words))
 
 
-def _carry_out(words: Sequence[str]) -> None:
+def _dispatch(words: Sequence[str]) -> None:
     overrides = [word for word in words if word != "--cfg"]
     if {"-h", "--help"} & set(words):
         print(_USAGE, end="")
@@ -49,10 +49,10 @@ def _show(overrides: Sequence[str]) -> None:
 
 def _run(overrides: Sequence[str]) -> None:
     from vramcast.train.configuration import configure
-    from vramcast.train.tasks import carry_out
+    from vramcast.train.tasks import run_task
 
     signal.signal(signal.SIGTERM, _interrupt)
-    carry_out(configure(overrides), list(overrides))
+    run_task(configure(overrides), list(overrides))
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Pictures of a run. Each is two functions: one computes a table, one draws it."""
+"""Pictures of a run. Each consists of two functions: one computes a table, one draws it."""
 
 from vramcast.train.figures.confusion import confusion_table, draw_confusion
 from vramcast.train.figures.curves import curves_table, draw_curves

@@ -1,4 +1,4 @@
-"""Which bucket was said where which one was true."""
+"""Confusion matrix: predicted buckets against true ones."""
 
 from pathlib import Path
 
@@ -12,16 +12,16 @@ from vramcast.models.labels import Buckets
 from vramcast.train.figures.drawing import bucket_names, unit_of
 
 _MOST_WITH_NUMBERS = 24
-"""Classes up to which each cell shows its count."""
+"""Cells show their counts up to this many classes."""
 _MOST_TICKS = 24
 
 
-def confusion_table(truth: NDArray[np.int64], said: NDArray[np.int64], buckets: Buckets) -> pd.DataFrame:
-    """Counts, [true, said] by the names of the buckets, from the lowest that occurs to the highest."""
+def confusion_table(truth: NDArray[np.int64], predicted: NDArray[np.int64], buckets: Buckets) -> pd.DataFrame:
+    """Return counts, indexed [true, predicted] by bucket name, from the lowest bucket that occurs to the highest."""
     names = bucket_names(buckets)
     counts = np.zeros((buckets.classes, buckets.classes), dtype=np.int64)
-    np.add.at(counts, (truth, said), 1)
-    occurring = np.concatenate([truth, said])
+    np.add.at(counts, (truth, predicted), 1)
+    occurring = np.concatenate([truth, predicted])
     fitting = occurring[occurring < buckets.fitting]
     shown = list(range(fitting.min(), fitting.max() + 1)) if fitting.size else []
     shown += [buckets.fitting] if (occurring == buckets.fitting).any() else []
@@ -30,7 +30,7 @@ def confusion_table(truth: NDArray[np.int64], said: NDArray[np.int64], buckets: 
 
 
 def draw_confusion(table: pd.DataFrame, buckets: Buckets, title: str, path: Path) -> None:
-    """A square a cell, coloured by its share of the true bucket's rows."""
+    """Draw one square per cell, coloured by its share of the true bucket's rows."""
     counts = table.to_numpy()
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     classes, unit = len(table), unit_of(buckets)[0]
@@ -38,7 +38,7 @@ def draw_confusion(table: pd.DataFrame, buckets: Buckets, title: str, path: Path
     with picture(path, side + 0.9, side) as figure:
         axes = figure.add_subplot()
         image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-        for index in range(classes):  # where answers are right, also where there are none
+        for index in range(classes):  # outline the diagonal, where predictions are right
             axes.add_patch(Rectangle((index - 0.5, index - 0.5), 1, 1, fill=False, edgecolor="0.75", linewidth=0.7))
         step = -(-classes // _MOST_TICKS)
         ticks = sorted({*range(0, classes, step), classes - 1} - set(range(classes - step, classes - 1)))

@@ -1,4 +1,4 @@
-"""How the loss fell while an estimator learned."""
+"""Learning curves: losses by epoch."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,13 +12,13 @@ _COLOURS = {"train_loss": "#4c78a8", "validation_loss": "#e45756"}
 
 
 def curves_table(history: Mapping[str, Sequence[Mapping[str, float]]]) -> pd.DataFrame:
-    """One line an epoch and member, from what the fitter kept of each."""
+    """Return one line per member and epoch of a fitter's history."""
     lines = [{"member": member, **epoch} for member, epochs in history.items() for epoch in epochs]
     return pd.DataFrame(lines, columns=COLUMNS).sort_values(["member", "epoch"], ignore_index=True)
 
 
 def draw_curves(table: pd.DataFrame, title: str, path: Path) -> None:
-    """Loss over epochs: training and validation of every member, the best epoch of each marked."""
+    """Draw training and validation losses of every member, and mark each member's best epoch."""
     with picture(path, 7, 4.2) as figure:
         axes = figure.add_subplot()
         for number, (_, curve) in enumerate(table.groupby("member", sort=False)):
@@ -26,16 +26,16 @@ def draw_curves(table: pd.DataFrame, title: str, path: Path) -> None:
                 label = column.replace("_", " ") if number == 0 else None
                 axes.plot(curve["epoch"], curve[column], color=colour, linewidth=1.2, alpha=0.8, label=label)
             best = curve.iloc[int(curve["validation_loss"].to_numpy().argmin())]
-            label = "epoch that is kept" if number == 0 else None
+            label = "best epoch" if number == 0 else None
             axes.plot(best["epoch"], best["validation_loss"], "o", color="black", markersize=5, label=label)
-        axes.set(xlabel="epoch", ylabel="loss [nats a row]", ylim=_limits(table))
+        axes.set(xlabel="epoch", ylabel="loss [nats per row]", ylim=_limits(table))
         axes.set_title(title, fontsize=10)
         axes.legend(fontsize=8)
         quiet(axes)
 
 
 def _limits(table: pd.DataFrame) -> tuple[float, float]:
-    """Without the first epochs' peaks, which would press all the rest into a line."""
+    """Return limits without the peaks of the first epochs, which would flatten the rest."""
     losses = pd.concat([table["train_loss"], table["validation_loss"]]).dropna()
     low, high = losses.min(), losses.quantile(0.97)
     margin = 0.08 * max(high - low, 1e-3)

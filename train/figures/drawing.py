@@ -1,4 +1,4 @@
-"""What the pictures of a run share: the names of buckets."""
+"""Names of buckets, shared by the pictures of a run."""
 
 from itertools import pairwise
 
@@ -10,12 +10,12 @@ DOES_NOT_FIT = "does not fit"
 
 
 def unit_of(buckets: Buckets) -> tuple[str, int]:
-    """The unit in which bounds of buckets are whole numbers."""
+    """Return the unit (name, bytes) in which the edges of buckets are whole numbers."""
     return ("GiB", GIB) if buckets.width_bytes % GIB == 0 else ("MiB", MIB)
 
 
 def bucket_names(buckets: Buckets) -> list[str]:
-    """'2-3' and so on, in the unit of `unit_of`; the last is 'does not fit'."""
+    """Return names such as '2-3', in the unit of `unit_of`; the last is 'does not fit'."""
     _, unit_bytes = unit_of(buckets)
     digits = ".4g" if unit_bytes == GIB else ".0f"
     edges = [f"{edge / unit_bytes:{digits}}" for edge in buckets.edges_bytes]

@@ -1,4 +1,4 @@
-"""The features in two dimensions, coloured by bucket: whether buckets lie apart before anything is learned."""
+"""Projections of the features to two dimensions, coloured by bucket: shows how well features separate buckets."""
 
 from pathlib import Path
 
@@ -14,19 +14,19 @@ from vramcast.models.labels import Buckets
 from vramcast.train.figures.drawing import DOES_NOT_FIT, bucket_names, unit_of
 
 MOST_POINTS = 600
-"""t-SNE takes seconds for that many; more make no clearer picture."""
+"""t-SNE takes seconds for this many points, and more points make the picture no clearer."""
 _LEAST_POINTS = 4
 _MOST_TICKS = 12
 _NOISE = 1e-9
 
 
 def projections_table(features: NDArray[np.float64], classes: NDArray[np.int64], seed: int) -> pd.DataFrame:
-    """One line a point of at most `MOST_POINTS`: `pca_x`, `pca_y`, `tsne_x`, `tsne_y`, `bucket`.
+    """Project at most `MOST_POINTS` rows; the columns are `pca_x`, `pca_y`, `tsne_x`, `tsne_y`, `bucket`.
 
     `attrs["explained"]` is the share of the variance on the two axes of the PCA.
     """
     if len(features) < _LEAST_POINTS:
-        raise ValueError(f"a projection takes {_LEAST_POINTS} points, found {len(features)}")
+        raise ValueError(f"expected at least {_LEAST_POINTS} points to project, found {len(features)}")
     chosen = np.random.RandomState(seed).permutation(len(features))[:MOST_POINTS]
     points = features[np.sort(chosen)]
     scaled = _standardised(points)
@@ -44,21 +44,21 @@ def projections_table(features: NDArray[np.float64], classes: NDArray[np.int64],
 
 
 def _standardised(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Without columns that are constant but for the last digits, whose deviation would be noise."""
+    """Standardise columns; drop those that are constant up to rounding, whose deviation would be noise."""
     mean, deviation = points.mean(axis=0), points.std(axis=0)
     varies = deviation > _NOISE * (1 + np.abs(mean))
     return np.asarray((points[:, varies] - mean[varies]) / deviation[varies])
 
 
 def _two_columns(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """At least two, for features that vary in one direction alone."""
+    """Pad features that vary in one direction alone to two columns."""
     return points if points.shape[1] > 1 else np.hstack([points, np.zeros_like(points)])
 
 
 def draw_projections(table: pd.DataFrame, buckets: Buckets, title: str, path: Path) -> None:
-    """PCA and t-SNE side by side; what does not fit is drawn as crosses."""
+    """Draw PCA and t-SNE side by side; crosses are jobs that do not fit."""
     fits = table[table["bucket"] < buckets.fitting]
-    died = table[table["bucket"] == buckets.fitting]
+    oom = table[table["bucket"] == buckets.fitting]
     lowest, highest = (int(fits["bucket"].min()), int(fits["bucket"].max())) if len(fits) else (0, 0)
     bounds = np.arange(lowest, highest + 2) - 0.5
     with picture(path, 11, 4.8) as figure:
@@ -70,8 +70,8 @@ def draw_projections(table: pd.DataFrame, buckets: Buckets, title: str, path: Pa
             norm = BoundaryNorm(bounds, 256) if len(bounds) > 2 else None
             axes.scatter(fits[f"{kind}_x"], fits[f"{kind}_y"], c=fits["bucket"], norm=norm, **options)
             axes.scatter(
-                died[f"{kind}_x"],
-                died[f"{kind}_y"],
+                oom[f"{kind}_x"],
+                oom[f"{kind}_y"],
                 marker="x",
                 s=18,
                 linewidths=0.9,
@@ -79,7 +79,7 @@ def draw_projections(table: pd.DataFrame, buckets: Buckets, title: str, path: Pa
                 label=DOES_NOT_FIT,
             )
         _name_axes(both, table)
-        if len(died):
+        if len(oom):
             both[1].legend(loc="best", fontsize=8, framealpha=0.9)
         figure.suptitle(title, fontsize=11)
         step = -(-(highest - lowest + 1) // _MOST_TICKS)
@@ -96,4 +96,4 @@ def _name_axes(both: "NDArray[np.object_]", table: pd.DataFrame) -> None:
     both[0].set_xlabel(f"first component ({explained[0]:.0%} of the variance)", fontsize=9)
     both[0].set_ylabel(f"second component ({explained[1]:.0%})", fontsize=9)
     both[1].set_title("t-SNE", fontsize=10)
-    both[1].set_xlabel("no unit: only neighbourhoods mean something", fontsize=9)
+    both[1].set_xlabel("no unit: only neighbourhoods are meaningful", fontsize=9)

@@ -1,4 +1,4 @@
-"""Whether a probability that was said is how often it came true."""
+"""Reliability diagram: predicted probabilities against observed frequencies."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from vramcast.models.drawing import picture, quiet
 
 
 def reliability_table(probabilities: NDArray[np.float64], truth: NDArray[np.int64], bins: int = 10) -> pd.DataFrame:
-    """Per bin of the likeliest bucket's probability: mean probability, share that was right, rows. No empty bins."""
+    """Bin rows by the probability of the likeliest bucket: mean probability, accuracy, rows. Omit empty bins."""
     confidence = probabilities.max(axis=1)
     right = probabilities.argmax(axis=1) == truth
     index = np.minimum((confidence * bins).astype(int), bins - 1)
@@ -20,17 +20,17 @@ def reliability_table(probabilities: NDArray[np.float64], truth: NDArray[np.int6
 
 
 def calibration_error(table: pd.DataFrame) -> float:
-    """Expected calibration error: the distance of said and true, weighted by rows."""
+    """Return the expected calibration error: |confidence - accuracy|, weighted by rows."""
     distance = (table["confidence"] - table["accuracy"]).abs()
     return float((distance * table["rows"]).sum() / table["rows"].sum())
 
 
 def draw_reliability(table: pd.DataFrame, title: str, path: Path, bins: int = 10) -> None:
-    """Bars of what came true against the diagonal, and below them how many rows a bin has."""
+    """Draw accuracy by confidence against the diagonal, and the rows of each bin below."""
     with picture(path, 5.2, 5.6) as figure:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3.2, 1])
         middle = table["low"] + 0.5 / bins
-        upper.bar(middle, table["accuracy"], width=0.94 / bins, color="#4c78a8", label="came true")
+        upper.bar(middle, table["accuracy"], width=0.94 / bins, color="#4c78a8", label="observed")
         upper.plot(table["confidence"], table["accuracy"], "o", color="black", markersize=4, label="mean of the bin")
         upper.plot([0, 1], [0, 1], "--", color="0.4", linewidth=1, label="perfectly calibrated")
         upper.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="share of rows in that bucket")

@@ -1,4 +1,4 @@
-"""`task=fit`: train, evaluate, and leave a directory that explains itself."""
+"""`task=fit`: train, evaluate, and write a self-explanatory run directory."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,14 +18,14 @@ CHECKPOINT, FIGURES, MEMBERS, SPLIT = "checkpoint", "figures", "members", "split
 
 
 def fit(run: Run, examples: Sequence[Example]) -> None:
-    """Carry out a run, or the rest of one."""
+    """Run, or resume, a fit and print its figures."""
     reports = fit_on(run, examples, stored_split(run, examples))
     print(text_table(reports))
     print(f"buckets of {run.configuration.network.bucket_mib} MiB; everything is in {run.directory}")
 
 
 def stored_split(run: Run, examples: Sequence[Example]) -> Split:
-    """The split of a run, made once."""
+    """Return the split of a run; make and store it the first time."""
     path = run.directory / SPLIT
     if not path.exists():
         split_of(examples, run.configuration).save(path)
@@ -33,7 +33,7 @@ def stored_split(run: Run, examples: Sequence[Example]) -> Split:
 
 
 def fit_on(run: Run, examples: Sequence[Example], split: Split, title: str | None = None) -> dict[str, Report]:
-    """Train on a part, judge on another, and write down what came of it."""
+    """Train, evaluate on the test part, and write checkpoint, pictures and figures."""
     configuration = run.configuration
     parts = parts_of(examples, split)
     buckets = buckets_of(examples, configuration.bucket_bytes)
@@ -49,7 +49,7 @@ def fit_on(run: Run, examples: Sequence[Example], split: Split, title: str | Non
 
 
 def write_reports(run: Run, reports: Mapping[str, Report], parts: Parts) -> None:
-    """The figures of all estimators, for programs and for people."""
+    """Write the figures of all estimators as text and as JSON."""
     (run.directory / "metrics.txt").write_text(text_table(reports, families_of=reports) + "\n")
     rows = {name: len(examples) for name, examples in vars(parts).items()}
-    run.write_json(METRICS, {"rows": rows, "estimators": {name: found.to_json() for name, found in reports.items()}})
+    run.write_json(METRICS, {"rows": rows, "estimators": {name: report.to_json() for name, report in reports.items()}})

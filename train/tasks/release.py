@@ -1,4 +1,4 @@
-"""`task=release`: rebuild the checkpoints that `conf/release` lists, each by a run of its own."""
+"""`task=release`: rebuild the checkpoints listed in `conf/release`, one run each."""
 
 import shutil
 import sys
@@ -16,7 +16,7 @@ from vramcast.errors import UserError, check_choice
 from vramcast.models.comparison import Report, text_table
 from vramcast.train.configuration import Configuration, configure
 from vramcast.train.experiment import ESTIMATOR, examples_for
-from vramcast.train.run import begin
+from vramcast.train.run import start_run
 from vramcast.train.tasks.fit import CHECKPOINT, fit_on, stored_split
 
 RELEASES = CONF / "release"
@@ -24,7 +24,7 @@ RELEASES = CONF / "release"
 
 @dataclass(frozen=True)
 class Release:
-    """A checkpoint to build."""
+    """The definition of a checkpoint to build."""
 
     name: str
     title: str
@@ -32,26 +32,26 @@ class Release:
 
 
 def release(configuration: Configuration, overrides: Sequence[str]) -> None:
-    """Build all that are asked for; what else the command line says holds for each of them."""
+    """Build the chosen checkpoints; other overrides of the command line apply to each."""
     shared = [word for word in overrides if word.split("=")[0].lstrip("+~").split(".")[0] != "task"]
     chosen = _chosen(configuration.task["only"])
     configured = {item.name: configure([*item.overrides, *shared, f"run.name={item.name}"]) for item in chosen}
     out = Path(configuration.task["out"])
     reports: dict[str, Report] = {}
-    for item in chosen:  # all are configured by now: a word that one of them does not know ends no release half-way
+    for item in chosen:  # all were validated above, so a bad override cannot end a release half-way
         reports[item.name] = _build(item, configured[item.name], out)
     print(text_table(reports))
     print(f"{len(reports)} checkpoints in {out}")
 
 
 def read_release(path: Path) -> Release:
-    """One file of `conf/release`."""
+    """Read one file of `conf/release`."""
     try:
         values: Any = OmegaConf.to_container(OmegaConf.load(path))
     except (OSError, OmegaConfBaseException, YAMLError) as error:
-        raise UserError(f"expected a release in {path}, found: {error}; mend the file") from error
+        raise UserError(f"expected a release in {path}, found: {error}; fix the file") from error
     if not isinstance(values, Mapping) or values.keys() != {"title", "overrides"}:
-        raise UserError(f"expected title and overrides in {path}, found {values!r}: write them down")
+        raise UserError(f"expected title and overrides in {path}, found {values!r}: add what is missing")
     return Release(path.stem, str(values["title"]), tuple(map(str, values["overrides"])))
 
 
@@ -67,7 +67,7 @@ def _chosen(only: Any) -> list[Release]:
 
 def _build(item: Release, configuration: Configuration, out: Path) -> Report:
     examples = examples_for(configuration)
-    run = begin(configuration)
+    run = start_run(configuration)
     print(f"{item.name}: {item.title}; run directory {run.directory}", file=sys.stderr)
     reports = fit_on(run, examples, stored_split(run, examples), item.title)
     replace_directory(run.directory / CHECKPOINT, out / item.name)
@@ -75,7 +75,7 @@ def _build(item: Release, configuration: Configuration, out: Path) -> Report:
 
 
 def replace_directory(source: Path, target: Path) -> None:
-    """Put a copy in the place of a directory, so that at no time there is half of one."""
+    """Replace a directory by a copy of another; the target is never half-written."""
     new, old = (target.with_name(f".{target.name}.{suffix}") for suffix in ("new", "old"))
     for left in (new, old):
         shutil.rmtree(left, ignore_errors=True)

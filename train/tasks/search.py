@@ -1,4 +1,4 @@
-"""`task=search`: an Optuna study over an estimator's configuration, in a file that the next command goes on with."""
+"""`task=search`: an Optuna study over an estimator's configuration; the same command resumes it."""
 
 import sys
 import tempfile
@@ -24,26 +24,26 @@ _DECIDED_BY = "configuration"
 
 
 class Pruning(Callback):
-    """Tells a trial its losses, and ends it when others were better at that age."""
+    """A callback that reports losses to a trial and prunes it."""
 
     def __init__(self, trial: Trial) -> None:
         self.trial = trial
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """After each epoch."""
+        """Report the validation loss of the epoch."""
         self.trial.report(float(trainer.callback_metrics["validation_loss"]), trainer.current_epoch)
         if self.trial.should_prune():
             raise optuna.TrialPruned
 
 
 def search(configuration: Configuration) -> optuna.Study:
-    """Run the trials that are still missing, and say which settings were the best."""
+    """Run the remaining trials and print the best settings."""
     factors = dict(factors_of(configuration.search))
-    changed(configuration.values, dict.fromkeys(factors, 0))  # before rows are built: whether there are such settings
+    changed(configuration.values, dict.fromkeys(factors, 0))  # fail on unknown settings before rows are built
     fixed = sorted({"features", "bucket_mib", "seed"} & {name.split(".")[0] for name in factors})
     if fixed:
         raise UserError(
-            f"expected settings of estimator and trainer in search, found {fixed}: losses would not compare"
+            f"expected settings of estimator and trainer in search, found {fixed}: losses would not be comparable"
         )
     study = _open(configuration)
     parts = load_parts(configuration)
@@ -67,28 +67,28 @@ def _open(configuration: Configuration) -> optuna.Study:
         load_if_exists=True,
     )
     _check_same(study, configuration)
-    for trial in study.get_trials(states=(TrialState.RUNNING,)):  # of a process that was killed
+    for trial in study.get_trials(states=(TrialState.RUNNING,)):  # left by a killed process
         study.tell(trial.number, state=TrialState.FAIL)
-    # another seed for each command: the sampler would draw again what it drew first
+    # With the same seed, a resumed study would draw the same trials again.
     seed = configuration.seed + len(study.trials)
     study.sampler = optuna.samplers.TPESampler(n_startup_trials=task["startup_trials"], seed=seed)
     return study
 
 
 def _check_same(study: optuna.Study, configuration: Configuration) -> None:
-    """A study compares losses: those of other data, features or seeds have no place in it."""
+    """Raise UserError if the study belongs to another configuration: their losses are not comparable."""
     values = {key: value for key, value in configuration.values.items() if key not in ("task", "run", "logger")}
     decided = content_hash(values)
     if study.user_attrs.setdefault(_DECIDED_BY, decided) != decided:
         raise UserError(
-            f"expected the study {study.study_name} to be of this configuration, found one of another in "
+            f"expected the study {study.study_name} to have this configuration, found another in "
             f"{configuration.task['storage']}: use task.study=OTHER"
         )
     study.set_user_attr(_DECIDED_BY, decided)
 
 
 def _loss(trial: Trial, configuration: Configuration, factors: Mapping[str, Any], data: Prepared) -> float:
-    """The best validation loss of one member with the trial's settings."""
+    """Train one member with the trial's settings and return its best validation loss."""
     chosen = {key: suggest(trial, key, factor) for key, factor in factors.items()}
     try:
         tried = check_configuration(changed(configuration.values, chosen))
@@ -101,7 +101,7 @@ def _loss(trial: Trial, configuration: Configuration, factors: Mapping[str, Any]
 
 
 def factors_of(search: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings that are varied, by their dotted names."""
+    """Yield the varied settings by their dotted names."""
     for key, value in search.items():
         name = f"{prefix}{key}"
         if not isinstance(value, Mapping):
@@ -132,7 +132,7 @@ def _is_number(value: Any) -> bool:
 
 
 def suggest(trial: Trial, name: str, factor: Mapping[str, Any]) -> Any:
-    """A value of a factor."""
+    """Let a trial suggest a value of a factor."""
     if "choice" in factor:
         return trial.suggest_categorical(name, factor["choice"])
     if "int" in factor:
@@ -141,14 +141,14 @@ def suggest(trial: Trial, name: str, factor: Mapping[str, Any]) -> Any:
 
 
 def changed(values: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with some settings, by dotted names, replaced."""
+    """Return a configuration with some settings, given by dotted names, replaced."""
     config = OmegaConf.create({**values})
     for name, value in settings.items():
         if OmegaConf.select(config, name) is None:
             raise UserError(f"expected settings of the run in search, found {name!r}: rename it")
         OmegaConf.update(config, name, value)
-    found: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
-    return found
+    result: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
+    return result
 
 
 def _report(study: optuna.Study, configuration: Configuration) -> None:
@@ -157,13 +157,15 @@ def _report(study: optuna.Study, configuration: Configuration) -> None:
     storage = Path(configuration.task["storage"])
     if not complete:
         raise UserError(
-            f"expected a trial that ends in the study {study.study_name}, found {pruned} pruned ones: raise task.trials"
+            f"expected a completed trial in the study {study.study_name}, found {pruned} pruned: raise task.trials"
         )
     best: FrozenTrial = study.best_trial
     words = " ".join(f"{name}={_short(value)}" for name, value in best.params.items())
     with replacing(storage.with_suffix(".yaml")) as path:
         path.write_text(OmegaConf.to_yaml({"validation_loss": best.value, "settings": best.params}))
-    print(f"{len(complete)} trials complete, {pruned} pruned; kept in {storage}, the same command goes on with more")
+    print(
+        f"{len(complete)} trials complete, {pruned} pruned; stored in {storage}; the same command continues the study"
+    )
     print(f"best validation loss {best.value:.4f} (trial {best.number}): {words}")
     sys.stdout.flush()
 
