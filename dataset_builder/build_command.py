@@ -1,16 +1,13 @@
 """`python -m dataset_builder`, which is `vramcast build`."""
 
-import signal
 import sys
 import textwrap
 from collections.abc import Sequence
-from contextlib import suppress
 from shutil import get_terminal_size
-from types import FrameType
 
 from vramcast.dataset_builder.build_subcommands import COMMANDS, run_command
-from vramcast.dataset_builder.exit_codes import INTERRUPTED, exit_code
-from vramcast.errors import UserError
+from vramcast.dataset_builder.exit_codes import INTERRUPTED, exit_code, interrupt_on_sigterm
+from vramcast.errors import UserError, suggestion
 
 _USAGE = f"""\
 usage: vramcast build [KEY=VALUE ...]        build rows, or go on with a build
@@ -31,8 +28,7 @@ The same command resumes a build that was stopped. Ctrl-C is safe at any time.
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a build or one of its sub-commands; the return value is the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    with suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGTERM, _interrupt)
+    interrupt_on_sigterm()
     return exit_code("vramcast build", lambda: _carry_out(words))
 
 
@@ -62,9 +58,8 @@ def _build(overrides: Sequence[str]) -> int:
 
     for word in overrides:
         if "=" not in word and not word.startswith("~"):
-            raise UserError(
-                f"expected KEY=VALUE or one of {sorted(COMMANDS)}, found {word!r}: see vramcast build --help"
-            )
+            hint = suggestion(word, COMMANDS, "see vramcast build --help")
+            raise UserError(f"expected KEY=VALUE or one of {sorted(COMMANDS)}, found {word!r}: {hint}")
     config = compose_build(overrides)
     build = make_build(settings_of(config, overrides), out_of(config))
     executor = make_executor(config, build.backend)
@@ -81,7 +76,3 @@ def _build(overrides: Sequence[str]) -> int:
     pairs = f"{result.coverage.pairs_covered:.1%} of all pairs of levels occur"
     print(f"{counts}, in {build.out}; {pairs}: see {COVERAGE_NAME}")
     return 0
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -1,5 +1,6 @@
-"""`vramcast build calibrate`: a device profile from rows that were measured on the card, or are measured for it now."""
+"""`vramcast device calibrate`: fit a device profile to rows that were measured on a GPU."""
 
+import argparse
 import datetime
 import os
 import random
@@ -14,6 +15,7 @@ from typing import Any
 import yaml
 
 from vramcast.dataset_builder.configuration import compose_build, make_build, make_executor, out_of, settings_of
+from vramcast.dataset_builder.devices import DEFAULT_DEVICE, device_names, is_shipped, load_profile, user_conf
 from vramcast.dataset_builder.measure.virtual import trace_spec
 from vramcast.dataset_builder.pipeline import run_with_bar
 from vramcast.dataset_builder.progress import bar
@@ -21,9 +23,10 @@ from vramcast.dataset_builder.schema import Row, Spec
 from vramcast.dataset_builder.store import read_journal
 from vramcast.dataset_builder.store.durable import replacing
 from vramcast.dataset_builder.store.importers import read_rows
-from vramcast.errors import UserError
+from vramcast.dataset_builder.store.splits import in_half
+from vramcast.errors import UserError, check_count
 from vramcast.virtual_gpu.allocator import AllocatorOptions
-from vramcast.virtual_gpu.calibration import Calibration, Sample
+from vramcast.virtual_gpu.calibration import Calibration, Sample, calibrate
 from vramcast.virtual_gpu.measurement import Status
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.records import without_defaults
@@ -31,11 +34,47 @@ from vramcast.virtual_gpu.simulate import simulate
 from vramcast.virtual_gpu.trace import Trace
 
 PLAN: Mapping[str, int] = {"mlp": 6, "cnn": 16, "template": 8}
-"""Rows that are measured of each family: the first of an orthogonal array over its space."""
+"""Rows to measure of each family: the first ones of an orthogonal array over its space."""
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Fit a profile, write it, and print its errors."""
+    check_count("--rows", arguments.rows)
+    check_count("--test", arguments.test, least=0)
+    name = arguments.name
+    path = _profile_path(name, arguments.output, arguments.force)
+    start = load_profile(arguments.start or (name if name in device_names() else DEFAULT_DEVICE))
+    if arguments.from_rows:
+        rows, source = load_rows(Path(arguments.from_rows)), Path(arguments.from_rows).name
+    else:
+        rows, source = measure_rows(Path("rows/calibrate") / name, [f"device={start.name}"]), "its own"
+    rows = [row for row in rows if in_half(row.spec, arguments.half)]
+    chosen, rest = choose(rows, arguments.rows, arguments.seed)
+    initial = from_scratch(start) if arguments.from_scratch else start
+    result = calibrate(initial, samples_of(chosen, start.compute_capability))
+    write_profile(path, result, name, source)
+    print(f"{path}: fitted to {result.rows} rows, median error {result.median_error_before:.2%} -> ", end="")
+    print(f"{result.median_error_after:.2%}; {'; '.join(result.changed) or 'nothing changed'}")
+    if arguments.test and rest:
+        samples = samples_of(rest[: arguments.test], start.compute_capability)
+        for label, profile in (("before", initial), ("fitted", result.profile), (f"profile {start.name}", start)):
+            print(f"on {len(samples)} other rows, {label}: median error {error_on(profile, samples):.2%}")
+
+
+def _profile_path(name: str, output: str | None, force: bool) -> Path:
+    """Return the file to write, which must not exist unless `force` is set."""
+    if not name.isidentifier():
+        raise UserError(f"expected letters, digits and underscores in a device's name, found {name!r}: change it")
+    if is_shipped(name) and not output:
+        raise UserError(f"expected a new name, found the shipped profile {name}: choose another, or write it with -o")
+    path = Path(output or user_conf() / "device" / f"{name}.yaml")
+    if path.exists() and not force:
+        raise UserError(f"expected no profile at {path}, found one: choose another with -o, or replace it with --force")
+    return path
 
 
 def measure_rows(out: Path, overrides: Sequence[str]) -> list[Row]:
-    """Measure the rows of the plan on this machine's card; a run that was stopped goes on where it was."""
+    """Measure the rows of the plan on this machine's GPU; an interrupted run resumes."""
     rows: list[Row] = []
     for family, count in PLAN.items():
         words = [f"family={family}", f"n={count}", "sampler=orthogonal", "backend=cuda", f"out={out / family}"]
@@ -43,28 +82,28 @@ def measure_rows(out: Path, overrides: Sequence[str]) -> list[Row]:
         build = make_build(settings_of(config, words), out_of(config))
         run_with_bar(build, make_executor(config, build.backend), family)
         rows += read_journal(build.out).rows
-    return _of_one_card(rows, out)
+    return _check_one_gpu(rows, out)
 
 
 def load_rows(path: Path) -> list[Row]:
-    """The measured rows of one card: of a build directory, of what verify-gpu recorded, or of a public table."""
+    """Return the measured rows of a build directory, of a file of `device verify --record`, or of a public table."""
     journal = path.is_dir() or path.suffix == ".jsonl"
     rows = read_journal(path).rows if journal else list(read_rows(path))
     measured = [row for row in rows if row.provenance.origin == "measured"]
     if not measured:
-        raise UserError(f"expected rows in {path} that were measured on a card, found none: name another")
-    return _of_one_card(measured, path)
+        raise UserError(f"expected rows in {path} that were measured on a GPU, found none: name another")
+    return _check_one_gpu(measured, path)
 
 
-def _of_one_card(rows: list[Row], path: Path) -> list[Row]:
-    cards = sorted({str(row.provenance.device) for row in rows})
-    if len(cards) > 1:
-        raise UserError(f"expected rows of one card in {path}, found {cards}: measure or choose those of one alone")
+def _check_one_gpu(rows: list[Row], path: Path) -> list[Row]:
+    gpus = sorted({str(row.provenance.device) for row in rows})
+    if len(gpus) > 1:
+        raise UserError(f"expected rows of one GPU in {path}, found {gpus}: measure on one, or choose rows of one")
     return rows
 
 
 def choose(rows: Iterable[Row], count: int, seed: int) -> tuple[list[Row], list[Row]]:
-    """So many completed rows at random, and the rest; rows of one network stay together."""
+    """Draw `count` completed rows at random; return them and the rest. Rows of one network stay together."""
     completed = [row for row in rows if row.measurement.status is Status.OK and row.measurement.device_used_bytes]
     groups = sorted({row.spec.group for row in completed})
     random.Random(seed).shuffle(groups)  # noqa: S311 - a sample, no secret
@@ -76,7 +115,7 @@ def choose(rows: Iterable[Row], count: int, seed: int) -> tuple[list[Row], list[
 
 
 def samples_of(rows: Sequence[Row], capability: float) -> list[Sample]:
-    """The traces of rows, made on all cores."""
+    """Trace rows on all cores."""
     jobs = [(row.spec, capability) for row in rows]
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn")) as pool:
         traces = bar(pool.map(_trace, jobs), total=len(jobs), unit="row", desc="tracing")
@@ -93,16 +132,16 @@ def _trace(job: tuple[Spec, float]) -> Trace:
 
 
 def error_on(profile: DeviceProfile, samples: Sequence[Sample]) -> float:
-    """The median relative error of a profile on rows that it was not fitted to."""
+    """Return the median relative error of a profile on samples."""
     errors = []
     for sample in samples:
-        found = simulate(sample.trace, profile, AllocatorOptions())
-        errors.append(abs((found.device_used_bytes or 0) - sample.used_bytes) / sample.used_bytes)
+        measurement = simulate(sample.trace, profile, AllocatorOptions())
+        errors.append(abs((measurement.device_used_bytes or 0) - sample.used_bytes) / sample.used_bytes)
     return median(errors)
 
 
 def from_scratch(profile: DeviceProfile) -> DeviceProfile:
-    """A profile that knows a card's sizes and nothing of its software: no constants, one copy for every rule."""
+    """Return a profile without fitted constants, and with one copy for every rule; the data sheet's values stay."""
     rules = tuple(
         replace(rule, copies=1.0, output_copies=None, weight_copies=None, extra_mib=0) for rule in profile.convolution
     )
@@ -110,17 +149,18 @@ def from_scratch(profile: DeviceProfile) -> DeviceProfile:
     return replace(bare, convolution=rules, calibrated_on=None)
 
 
-def write_profile(path: Path, found: Calibration, name: str, source: str) -> None:
-    """The profile as a file of `conf/device`, with the evidence that it rests on."""
+def write_profile(path: Path, result: Calibration, name: str, source: str) -> None:
+    """Write a calibrated profile with its evidence."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     evidence = (
-        f"{found.rows} rows of {source}, {today}: median error {found.median_error_before:.2%} before, "
-        f"{found.median_error_after:.2%} after, on the same rows"
+        f"{result.rows} rows of {source}, {today}: median error {result.median_error_before:.2%} before, "
+        f"{result.median_error_after:.2%} after, on the same rows"
     )
-    profile = replace(found.profile, name=name, calibrated_on=evidence)
+    profile = replace(result.profile, name=name, calibrated_on=evidence)
     settings: dict[str, Any] = {**without_defaults(profile), "calibrated_on": evidence}
     settings["convolution"] = [without_defaults(rule) for rule in profile.convolution]
-    head = [f"# {profile.title}, calibrated by `vramcast build calibrate`.", *(f"# {line}" for line in found.changed)]
+    header = [f"{profile.title}, calibrated by `vramcast device calibrate`.", *result.changed]
     text = yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=120)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        temporary.write_text("\n".join(head) + "\n" + text)
+        temporary.write_text("".join(f"# {line}\n" for line in header) + text)

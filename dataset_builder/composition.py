@@ -1,6 +1,5 @@
 """Hydra composes `conf/`; what it finds wrong becomes one sentence."""
 
-import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from vramcast.dataset_builder.devices import CONF
-from vramcast.errors import UserError
+from vramcast.dataset_builder.devices import CONF, user_conf
+from vramcast.errors import UserError, suggestion
 
 
 @dataclass(frozen=True)
@@ -34,13 +33,19 @@ def compose_config(command: Command, overrides: Sequence[str]) -> DictConfig:
     """The configuration of a command, its file changed by the overrides."""
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = compose(command.config, overrides=list(overrides))
+            config = compose(command.config, overrides=[*overrides, *_search_path()])
         OmegaConf.resolve(config)
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:  # a ValueError for 'space=null'
         if _is_interrupt(error):
             raise KeyboardInterrupt from error
         raise UserError(_sentence(error, command, overrides)) from error
     return config
+
+
+def _search_path() -> list[str]:
+    """Return the override that adds the user's own configuration, if there is one."""
+    own = user_conf().resolve()
+    return [f"hydra.searchpath=['file://{own}']"] if own.is_dir() else []
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
@@ -55,15 +60,14 @@ def _sentence(error: Exception, command: Command, overrides: Sequence[str]) -> s
     text = str(error)
     group = re.search(r"Could not find '(\w+)/([^']+)'", text)
     if group:
-        options = sorted(path.stem for path in (CONF / group[1]).glob("*.yaml"))
-        return f"expected {group[1]} to be one of {options}, found {group[2]!r}: choose one"
+        options = sorted({path.stem for conf in (CONF, user_conf()) for path in (conf / group[1]).glob("*.yaml")})
+        return f"expected {group[1]} to be one of {options}, found {group[2]!r}: {suggestion(group[2], options)}"
     key = re.search(r"Could not override '([^']+)'", text)
     if key:
         if "." in key[1]:
             mend = f"see {command.words} --cfg, or add it as +{key[1]}=VALUE (after ~{key[1]} to replace all of it)"
             return f"expected keys that are there, found others in {key[1]!r}: {mend}"
-        near = difflib.get_close_matches(key[1], command.keys, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose from {sorted(command.keys)}"
+        hint = suggestion(key[1], command.keys, f"choose from {sorted(command.keys)}")
         return f"expected a key of the {command.what}, found {key[1]!r}: {hint}"
     first = next(iter((text or str(error.__cause__)).strip().splitlines()), type(error).__name__)
     return f"expected overrides such as {command.example}, found {list(overrides)}: {first}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from vramcast.dataset_builder.composition import Command, compose_config
+from vramcast.dataset_builder.devices import with_rules
 from vramcast.dataset_builder.executors import Executor, LocalExecutor, SerialExecutor
 from vramcast.dataset_builder.measure import Backend
 from vramcast.dataset_builder.measure.static import StaticBackend
@@ -63,6 +64,8 @@ def settings_of(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     backend = settings["backend"]
     if backend["name"] == "static" or (backend["name"] == "cuda" and not backend.get("verify_cap")):
         del settings["device"]  # shapes are the same on every card, and a card needs no profile
+    elif isinstance(settings["device"], dict):
+        settings["device"] = with_rules(settings["device"])
     return {key: value for key, value in settings.items() if key not in _OUTSIDE_THE_HEADER}
 
 

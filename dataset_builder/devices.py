@@ -1,80 +1,138 @@
-"""Device profiles by name, read straight from `conf/device`: an answer is not to wait for Hydra."""
+"""Device profiles by name: those in `conf/device`, and those in the user's own configuration directory.
 
+They are read without Hydra, which takes half a second to import.
+"""
+
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vramcast.errors import UserError
+from vramcast.errors import UserError, check_choice
 
 if TYPE_CHECKING:
     from vramcast.virtual_gpu.profile import DeviceProfile
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 DEFAULT_DEVICE = "a100_40gb"
-_OTHER_CARD = {"ti", "super", "laptop", "mobile", "mig", "d"}
-"""Words that make another card of one with the same number."""
+_OTHER_GPU = {"ti", "super", "laptop", "mobile", "mig", "d"}
+"""Words that tell two GPUs with the same number apart."""
+
+
+def user_conf() -> Path:
+    """Return the directory of the user's own configuration, which is laid out like `conf`."""
+    if own := os.environ.get("VRAMCAST_CONFIG"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "vramcast"
+
+
+def _files(group: str) -> dict[str, Path]:
+    """Return the files of a configuration group by name; a shipped file hides one of the user's."""
+    folders = (user_conf() / group, CONF / group)
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}
 
 
 def device_names() -> list[str]:
-    """All profiles that there are."""
-    return sorted(path.stem for path in (CONF / "device").glob("*.yaml"))
+    """Return the names of all profiles."""
+    return sorted(_files("device"))
+
+
+def device_file(name: str) -> Path:
+    """Return the file that a profile comes from."""
+    files = _files("device")
+    check_choice("device", name, sorted(files))
+    return files[name]
+
+
+def is_shipped(name: str) -> bool:
+    """Return True for a profile of `conf/device`, False for one of the user's own."""
+    return (CONF / "device" / f"{name}.yaml").exists()
+
+
+def read_device(name: str) -> dict[str, Any]:
+    """Return the settings in the file of a profile, with the name of its rule set."""
+    path = device_file(name)
+    settings = _read_yaml(path, "the settings of a device")
+    if settings.get("name") != name:
+        raise UserError(f"expected the name {name} in {path}, found {settings.get('name')!r}: rename one of them")
+    return settings
 
 
 def load_device(name: str) -> dict[str, Any]:
-    """The settings of a profile as its file in `conf/device` has them."""
-    import yaml  # noqa: PLC0415 - the only one who needs it
+    """Return the settings of a profile with its workspace rules."""
+    return with_rules(read_device(name))
 
-    if name not in device_names():
-        raise UserError(f"expected device to be one of {device_names()}, found {name!r}: choose one")
-    with (CONF / "device" / f"{name}.yaml").open(encoding="utf-8") as file:
+
+def read_rules(name: str) -> dict[str, Any]:
+    """Return a rule set: its `evidence`, and its rules as `convolution`."""
+    files = _files("device/rules")
+    check_choice("rules", name, sorted(files))
+    return _read_yaml(files[name], "a rule set")
+
+
+def with_rules(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a profile with the rules in place of the name of their set."""
+    resolved = dict(settings)
+    if (name := resolved.pop("rules", None)) is None:
+        return resolved
+    if "convolution" in resolved:
+        raise UserError(f"expected rules or convolution in a profile, found both in {settings.get('name')}: remove one")
+    return {**resolved, "convolution": read_rules(name).get("convolution")}
+
+
+def _read_yaml(path: Path, what: str) -> dict[str, Any]:
+    import yaml  # noqa: PLC0415 - only needed here
+
+    with path.open(encoding="utf-8") as file:
         try:
             settings = yaml.safe_load(file)
         except yaml.YAMLError as error:
-            raise UserError(f"expected YAML in {file.name}, found: {error}: mend it") from error
+            raise UserError(f"expected YAML in {path}, found: {error}: fix it") from error
     if not isinstance(settings, dict):
-        raise UserError(f"expected the settings of a device in {file.name}, found {settings!r}: mend it")
+        raise UserError(f"expected {what} in {path}, found {settings!r}: fix it")
     return settings
 
 
 @cache
 def load_profile(name: str) -> "DeviceProfile":
-    """The profile of that name."""
-    from vramcast.virtual_gpu.profile import parse_profile  # noqa: PLC0415 - torch, which names need not
+    """Return the profile of that name; `device_file` says where it comes from."""
+    from vramcast.virtual_gpu.profile import parse_profile  # noqa: PLC0415 - imports torch, which names do not need
 
     return parse_profile(load_device(name))
 
 
-def device_of_card(card: str) -> str | None:
-    """The profile whose title has only words of a card's name, and most of them: 'NVIDIA A100-SXM4-40GB' is a100_40gb.
+def device_of_gpu(gpu_name: str) -> str | None:
+    """Return the device whose title matches most words of a GPU's name: 'NVIDIA A100-SXM4-40GB' is a100_40gb.
 
-    Profiles of a set of measurements, which say more after a comma, are not meant.
+    All words of the title must occur in the name. Profiles of one measured set, with a comma in their title, are left
+    out. Of two profiles with the same title, the user's own is preferred.
     """
-    words = _words(card)
-    titles = {name: str(load_device(name)["title"]) for name in device_names()}
-    named = {name: _words(title) for name, title in titles.items() if "," not in title}
-    fitting = {name: title for name, title in named.items() if title <= words and not (words - title) & _OTHER_CARD}
-    return max(fitting, key=lambda name: len(fitting[name]), default=None)
+    words = _words(gpu_name)
+    titles = {name: str(read_device(name).get("title")) for name in device_names()}
+    candidates = {name: _words(title) for name, title in titles.items() if "," not in title}
+    matches = {name: title for name, title in candidates.items() if title <= words and not (words - title) & _OTHER_GPU}
+    return max(matches, key=lambda name: (len(matches[name]), not is_shipped(name)), default=None)
 
 
-def device_for(card: str | None, note: Callable[[str], None]) -> str:
-    """The profile of a card; without any, the first card of which profiles were calibrated stands in."""
-    found = device_of_card(card or "")
-    if found is None:
+def device_or_default(gpu_name: str | None, note: Callable[[str], None]) -> str:
+    """Return the device of a GPU; if there is none, note that the default device is used instead."""
+    device = device_of_gpu(gpu_name or "")
+    if device is None:
         note(
-            f"no device profile for the card {card}: {DEFAULT_DEVICE} stands in, whose context is another: "
-            "name a nearer one with --device"
+            f"no device profile for the GPU {gpu_name}: {DEFAULT_DEVICE} is used, whose context differs: "
+            "name a closer one with --device"
         )
-    return found or DEFAULT_DEVICE
+    return device or DEFAULT_DEVICE
 
 
 def _words(text: str) -> set[str]:
-    """The words and numbers of a card's name; the maker's name tells no cards apart."""
+    """Return the words and numbers of a GPU's name without those that all names share."""
     return set(re.findall(r"\d*[a-z]+\d+[a-z]*|\d+|[a-z]+", text.lower())) - {"nvidia", "gb"}
 
 
-def known_cards() -> list["DeviceProfile"]:
-    """A profile for each card, smallest first; stacks of a set of measurements, told by a comma, are left out."""
+def gpu_profiles() -> list["DeviceProfile"]:
+    """Return a profile for each kind of GPU, smallest memory first; profiles of one measured set are left out."""
     profiles = [load_profile(name) for name in device_names()]
     return sorted((item for item in profiles if "," not in item.title), key=lambda item: (item.total_mib, item.name))

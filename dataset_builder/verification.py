@@ -1,4 +1,4 @@
-"""The golden specs on a card against the virtual GPU: what `vramcast build verify-gpu` runs and says."""
+"""The golden specs on a card against the virtual GPU: what `vramcast device verify` prints."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -136,7 +136,7 @@ class Verification:
         if virtual_mib is not None and measured_mib is not None:
             lines.append(
                 f"beside the allocator: measured {measured_mib:.0f} MiB, the profile says {virtual_mib:.0f} "
-                "(context_mib and cudnn_mib in conf/device)"
+                "(context_mib and cudnn_mib of the profile)"
             )
         if tried := [item.measured.cap_held for item in self.comparisons if item.measured.cap_bytes is not None]:
             lines.append(f"as the allocator's limit {tried.count(True)} of {len(tried)} estimates were enough")
@@ -179,7 +179,7 @@ def read_recorded(path: Path) -> list[Row]:
     if missing:
         raise UserError(
             f"expected measured rows of all golden specs in {path}, found none of {missing}: "
-            "make the file anew with vramcast build verify-gpu --record FILE"
+            "make the file anew with vramcast device verify --record FILE"
         )
     return [by_id[spec.id] for spec in golden_specs().values()]
 

@@ -19,6 +19,9 @@ from nvml_stub import Driver, compile_stub
 # Before anything imports torch: two test processes with two threads each get in each other's way on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# The developer's own device profiles must not change results.
+os.environ["VRAMCAST_CONFIG"] = tempfile.mkdtemp(prefix="vramcast-config-")
+
 # A shell starts what runs in its background with Ctrl-C ignored, which children inherit: none could be interrupted.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

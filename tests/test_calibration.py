@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from vramcast.dataset_builder import calibrate_command as calibrating
-from vramcast.dataset_builder.build_command import main
+from vramcast.dataset_builder.device_command import main
 from vramcast.dataset_builder.devices import load_device
 from vramcast.dataset_builder.families import make_spec
 from vramcast.dataset_builder.measure.virtual import trace_spec
@@ -111,10 +111,11 @@ def test_a_written_profile_reads_back_with_its_evidence(tmp_path):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["a100_40gb"], "expected device=NAME, found 'a100_40gb'"),
-        (["device=a100_40gb"], "expected no profile at .*a100_40gb.yaml, found one"),
-        (["device=mine", "--from-rows", "nowhere.csv"], "expected a CSV table at nowhere.csv"),
-        (["device=mine", "--start", "keras"], "device"),
+        (["my-gpu"], "expected letters, digits and underscores in a device's name, found 'my-gpu'"),
+        (["a100_40gb"], "expected a new name, found the shipped profile a100_40gb"),
+        (["mine", "-o", "."], r"expected no profile at \., found one"),
+        (["mine", "--from-rows", "nowhere.csv"], "expected a CSV table at nowhere.csv"),
+        (["mine", "--start", "keras"], "device"),
     ],
 )
 def test_bad_words_are_answered_in_a_sentence(words, sentence, capsys, tmp_path, monkeypatch):
@@ -125,7 +126,7 @@ def test_bad_words_are_answered_in_a_sentence(words, sentence, capsys, tmp_path,
 
 def test_a_machine_without_a_driver_is_told_of(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["calibrate", "device=mine", "-o", "mine.yaml"]) == 2
+    assert main(["calibrate", "mine", "-o", "mine.yaml"]) == 2
     assert "backend=virtual" in capsys.readouterr().err
 
 
@@ -133,7 +134,7 @@ def test_forty_public_rows_make_a_profile_as_good_as_the_shipped_one(public_tabl
     table = str(public_table("gpumemnet/cnn_data_step1.csv"))
     out = tmp_path / "mine.yaml"
     words = ["--from-rows", table, "--start", "a100_40gb_gpumemnet_2024", "--from-scratch", "--rows", "40"]
-    assert main(["calibrate", "device=mine", *words, "--test", "20", "-o", str(out)]) == 0
+    assert main(["calibrate", "mine", *words, "--test", "20", "-o", str(out)]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("on ")]
     before, fitted, shipped = (float(line.rpartition(" ")[2].rstrip("%")) for line in lines)
     assert before > 20

@@ -26,7 +26,9 @@ def built(tmp_path_factory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("words", [["--help"], ["build", "--help"], ["build", "status", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["build", "--help"], ["build", "status", "--help"], ["device", "--help"], ["--version"]]
+)
 def test_help_imports_nothing_heavy(words):
     code = f"import sys, vramcast.cli; sys.argv = ['vramcast', *{words!r}]\n"
     code += "try: vramcast.cli.main()\nexcept SystemExit: pass\n"
@@ -255,7 +257,7 @@ def test_emit_says_what_is_wrong_with_a_row_and_with_a_path(tmp_path, capsys):
     path.write_text(json.dumps({"family": "mlp", "network": network, "training": {"batch_size": 1}}))
     assert main(["emit", str(path)]) == 0
     printed = capsys.readouterr()
-    assert "note: this training cannot run to its end: BatchNorm1d at '0.1'" in printed.err
+    assert "note: this training fails when it runs: BatchNorm1d at '0.1'" in printed.err
     assert "'head'" not in printed.out.split('"""')[1]  # a default that is said makes no other spec
     assert main(["emit", str(path), "-o", str(tmp_path / "missing" / "row.py")]) == 2
     assert "missing/row.py" in capsys.readouterr().err.splitlines()[-1]

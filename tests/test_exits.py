@@ -12,10 +12,10 @@ from vramcast.errors import UserError, WorkerError
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        (UserError("expected a, found b: mend it"), 2, "vramcast fly: expected a, found b: mend it\n"),
+        (UserError("expected a, found b: fix it"), 2, "vramcast fly: expected a, found b: fix it\n"),
         (WorkerError("expected workers, found none"), 1, "vramcast fly: expected workers, found none\n"),
         (KeyboardInterrupt(), 130, "stopped\n"),
-        (PermissionError(13, "Permission denied", "rows"), 2, "Permission denied: 'rows'; mend that\n"),
+        (PermissionError(13, "Permission denied", "rows"), 2, "Permission denied: 'rows'; fix that\n"),
     ],
 )
 def test_each_kind_of_end_has_its_code_and_its_sentence(error, code, said, capsys):

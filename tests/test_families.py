@@ -242,7 +242,7 @@ def test_stages_as_tuples_are_the_same_spec() -> None:
     ("family", "changes", "sentence"),
     [
         ("mlp", {"widht": 3}, r"expected the mlp network to have only \['activation', .*\], found \['widht'\]: remove"),
-        ("mlp", {"arch": "spiral"}, r"expected network.arch to be one of \['pyramid', .*\], found 'spiral': change it"),
+        ("mlp", {"arch": "spiral"}, r"expected network.arch to be one of \['pyramid', .*\], found 'spiral': choose"),
         ("mlp", {"depth": 0}, "expected network.depth to be a whole number from 1, found 0: change it"),
         ("mlp", {"depth": 2.0}, "expected network.depth to be a whole number from 1, found 2.0"),
         ("mlp", {"depth": True}, "expected network.depth to be a whole number from 1, found True"),

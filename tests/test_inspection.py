@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from vramcast.dataset_builder.devices import known_cards, load_profile
+from vramcast.dataset_builder.devices import gpu_profiles, load_profile
 from vramcast.dataset_builder.families import make_spec
 from vramcast.dataset_builder.families.libraries import cope_with_torchvision
 from vramcast.dataset_builder.families.weightless import built_on_meta, structure_of
@@ -224,9 +224,9 @@ def test_optimizers_that_are_none_are_refused(text):
 def test_cards_on_which_a_network_runs_alike_share_a_trace():
     made = ModuleJob(structure_of(nn.Linear(8, 8)), lambda size: torch.empty(size, 8))
     inspector = Inspector(made)
-    findings = inspector.examine(made.setup({"batch_size": 2}), known_cards())
+    findings = inspector.examine(made.setup({"batch_size": 2}), gpu_profiles())
     assert list(inspector._traces) == [None]
-    assert len(findings.measurements) == len(known_cards())
+    assert len(findings.measurements) == len(gpu_profiles())
 
 
 def test_a_card_that_is_too_small_is_told_what_would_be_needed():

@@ -16,7 +16,7 @@ import vramcast.cli
 
 BUILDING = DOCS / "building.md"
 BIN = Path(sys.executable).parent
-NEEDS_A_CARD = ("verify-gpu", "calibrate")
+NEEDS_A_GPU = ("verify", "calibrate")
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -48,7 +48,7 @@ def run(tmp_path, monkeypatch):
 def test_the_commands_of_the_readme_run(run, tmp_path, capfd):
     (tmp_path / "net.py").write_text(blocks(README, "python")[0])
     (tmp_path / "job.json").write_text(blocks(README, "json")[0])
-    found = [words for words in commands(README) if words[1] != "serve" and words[2] not in NEEDS_A_CARD]
+    found = [words for words in commands(README) if words[1] != "serve" and words[2] not in NEEDS_A_GPU]
     assert [words[1] for words in found] == ["classify", "build", "-m", "place"]
     told = []
     for words in found:

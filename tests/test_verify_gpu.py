@@ -1,4 +1,4 @@
-"""`vramcast build verify-gpu`, with recorded answers in place of a card."""
+"""`vramcast device verify`, with recorded answers in place of a card."""
 
 import json
 import math
@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from nvml_stub import without_driver
 
-from vramcast.dataset_builder.build_command import main
 from vramcast.dataset_builder.configuration import make_virtual
-from vramcast.dataset_builder.devices import device_for, load_device
+from vramcast.dataset_builder.device_command import main
+from vramcast.dataset_builder.devices import device_or_default, load_device
 from vramcast.dataset_builder.filters import Rejected, check
 from vramcast.dataset_builder.golden import golden_specs
 from vramcast.dataset_builder.measure.cuda.backend import CudaBackend
@@ -35,7 +35,7 @@ def remembered(simulated, monkeypatch):
     def answer(backend, on_row):
         return simulated if backend.device == "a100_40gb" else measure_golden(backend, on_row)
 
-    monkeypatch.setattr("vramcast.dataset_builder.verification.measure_golden", answer)
+    monkeypatch.setattr("vramcast.dataset_builder.verify_command.measure_golden", answer)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def scaled(factor, overhead_mib=0):
 
 
 def verify(capsys, *words):
-    code = main(["verify-gpu", *words])
+    code = main(["verify", *words])
     return code, capsys.readouterr()
 
 
@@ -186,8 +186,8 @@ from stubbed_cuda import fake
 few = dict(list(verification.golden_specs().items())[:3])
 verification.golden_specs = lambda: few
 configuration.make_cuda = lambda settings, estimator=None: fake("capped", estimator, **settings)
-from vramcast.dataset_builder.build_command import main
-sys.exit(main(["verify-gpu", *sys.argv[1:]]))
+from vramcast.dataset_builder.device_command import main
+sys.exit(main(["verify", *sys.argv[1:]]))
 """
 
 
@@ -210,7 +210,7 @@ def test_what_a_card_says_can_be_kept_and_compared_again(driver, capsys, monkeyp
 
 
 def test_no_driver_is_a_sentence(driver):
-    code = "import sys; from vramcast.dataset_builder.build_command import main; sys.exit(main(['verify-gpu']))"
+    code = "import sys; from vramcast.dataset_builder.device_command import main; sys.exit(main(['verify']))"
     result = driver.run(code, LD_LIBRARY_PATH=str(without_driver(driver.folder)))
     assert result.returncode == 2
     assert "backend=virtual" in result.stderr
@@ -230,7 +230,7 @@ def test_no_driver_is_a_sentence(driver):
 )
 def test_a_card_s_profile_is_found_by_its_name(card, profile):
     notes = []
-    assert device_for(card, notes.append) == profile
+    assert device_or_default(card, notes.append) == profile
     assert not notes
 
 
@@ -239,5 +239,5 @@ def test_a_card_s_profile_is_found_by_its_name(card, profile):
 )
 def test_a_card_without_a_profile_is_noted(card):
     notes = []
-    assert device_for(card, notes.append) == "a100_40gb"
+    assert device_or_default(card, notes.append) == "a100_40gb"
     assert "--device" in notes[0]

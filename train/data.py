@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vramcast.dataset_builder.configuration import compose_build, make_build, settings_of
-from vramcast.dataset_builder.devices import device_names, device_of_card, load_profile
+from vramcast.dataset_builder.devices import device_names, device_of_gpu, load_profile
 from vramcast.dataset_builder.executors import Executor
 from vramcast.dataset_builder.measure.cuda.backend import CudaBackend
 from vramcast.dataset_builder.measure.virtual import VirtualBackend
@@ -127,7 +127,7 @@ def _found(data: DataSettings) -> list[Row]:
 
 
 def _profile_of(card: str | None) -> str:
-    found = device_of_card(card or "")
+    found = device_of_gpu(card or "")
     if found is None:
         raise UserError(
             f"expected a profile in conf/device for the card {card}, found {device_names()}: "

@@ -180,4 +180,5 @@ def parse_profile(settings: Mapping[str, Any]) -> DeviceProfile:
     if not isinstance(rules, list | tuple):
         raise UserError(f"expected the profile's convolution rules as a list, found {rules!r}: change the profile")
     parsed = tuple(from_mapping(ConvolutionWorkspace, rule, "a convolution rule") for rule in rules)
-    return from_mapping(DeviceProfile, {**settings, "convolution": parsed}, "the device profile")
+    what = f"the device profile {settings.get('name')}"
+    return from_mapping(DeviceProfile, {**settings, "convolution": parsed}, what)

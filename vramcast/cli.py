@@ -9,6 +9,7 @@ from vramcast import __version__
 _COMMANDS = {
     "classify": ("models.answering.command", "say how much memory a network takes, whether it fits, and what helps"),
     "build": ("dataset_builder.build_command", "sample, filter, build and measure configurations"),
+    "device": ("dataset_builder.device_command", "list, show, calibrate and verify device profiles"),
     "train": ("train.train_command", "train estimators and evaluate them"),
     "evaluate": ("models.evaluate_command", "compare estimates with measured rows"),
     "serve": ("collocation.commands.serve_command", "answer schedulers and people over HTTP"),
@@ -33,9 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"vramcast {__version__}")
         return 0
     if words[0] not in _COMMANDS:
-        print(
-            f"vramcast: expected one of {sorted(_COMMANDS)}, found {words[0]!r}: see vramcast --help", file=sys.stderr
-        )
+        from vramcast.errors import suggestion
+
+        hint = suggestion(words[0], _COMMANDS, "see vramcast --help")
+        print(f"vramcast: expected one of {sorted(_COMMANDS)}, found {words[0]!r}: {hint}", file=sys.stderr)
         return 2
     try:
         code: int = import_module(f"vramcast.{_COMMANDS[words[0]][0]}").main(words[1:])

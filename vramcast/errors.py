@@ -1,48 +1,84 @@
-"""What cannot be carried out: mostly what a user asked for."""
+"""Errors that a user can act on, and checks that raise them."""
 
+import difflib
 import math
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterable
 from typing import Any
+
+_MOST_SUGGESTIONS = 5
 
 
 class UserError(ValueError):
-    """Bad input. The message is one sentence: what was expected, what was found, how to mend it."""
+    """Bad input. The message is one sentence: what was expected, what was found, how to fix it."""
 
 
 class UntraceableError(UserError):
-    """Of one network: it cannot run without data. Others may."""
+    """One network cannot run without data; others may."""
 
 
 class WorkerError(RuntimeError):
-    """Workers cannot work at all, whatever the spec: the run is over."""
+    """Workers cannot measure any spec, so the run ends."""
+
+
+def nearest_names(name: str, names: Iterable[str]) -> list[str]:
+    """Return the names that a user may have meant: the same one in another spelling, longer ones, or similar ones."""
+    plain = {item: _plain(item) for item in names}
+    wanted = _plain(name)
+    same = [item for item, text in plain.items() if text == wanted]
+    if same or not wanted:
+        return same
+    longer = [item for item, text in plain.items() if text.startswith(wanted)]
+    longer = longer or [item for item, text in plain.items() if wanted in text]
+    # a100_40gb stands for a100_40gb_timm_2024, too
+    heads = [item for item in longer if not any(item.startswith(f"{other}_") for other in longer)]
+    if heads:
+        return sorted(heads, key=lambda item: (len(item), item))[:_MOST_SUGGESTIONS]
+    similar = difflib.get_close_matches(wanted, plain.values(), n=3)
+    return [item for text in similar for item in plain if plain[item] == text][:_MOST_SUGGESTIONS]
+
+
+def _plain(text: str) -> str:
+    """Return a name without case and separators."""
+    return re.sub(r"[\s_.-]+", "", text.lower())
+
+
+def suggestion(name: Any, names: Iterable[Any], otherwise: str = "choose one") -> str:
+    """Return the end of an error about a wrong name: 'did you mean a or b?', or `otherwise`."""
+    near = nearest_names(name, (item for item in names if isinstance(item, str))) if isinstance(name, str) else []
+    if not near:
+        return otherwise
+    *first, last = near
+    return f"did you mean {', '.join(first)} or {last}?" if first else f"did you mean {last}?"
+
+
+def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
+    """Raise UserError unless the value is among the choices."""
+    options = list(choices)  # a list compares, where a mapping would hash
+    if value not in options:
+        raise UserError(f"expected {name} to be one of {options}, found {value!r}: {suggestion(value, options)}")
 
 
 def check_count(name: str, value: Any, least: int = 1) -> None:
-    """Refuse anything but a whole number from `least`."""
+    """Raise UserError unless the value is an integer of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise UserError(f"expected {name} to be a whole number from {least}, found {value!r}: change it")
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Refuse anything but true and false: 1 would be another spec than true."""
+    """Raise UserError unless the value is a bool: 1 would hash to another spec than True."""
     if not isinstance(value, bool):
         raise UserError(f"expected {name} to be true or false, found {value!r}: change it")
 
 
-def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
-    """Refuse a value that is not among the choices."""
-    if value not in list(choices):  # a list compares, where a mapping would hash
-        raise UserError(f"expected {name} to be one of {list(choices)}, found {value!r}: change it")
-
-
 def check_amount(name: str, value: Any, zero: bool = True) -> None:
-    """Refuse anything but a finite number from zero, or above it: NaN would pass for less than any bound."""
+    """Raise UserError unless the value is finite and at least 0 (above 0 if `zero` is false); NaN passes `<`."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not number or value < 0 or (value == 0 and not zero):
         raise UserError(f"expected {name} to be a number {'from' if zero else 'above'} 0, found {value!r}: change it")
 
 
 def check_probability(name: str, value: Any) -> None:
-    """Refuse anything but a number from 0 up to, and not including, 1."""
+    """Raise UserError unless the value is a number in [0, 1)."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise UserError(f"expected {name} to be a number from 0 to below 1, found {value!r}: change it")

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from vramcast.collocation.placement import GpuState
-from vramcast.dataset_builder.devices import device_of_card
+from vramcast.dataset_builder.devices import device_of_gpu
 from vramcast.errors import UserError
 
 _GPU = re.compile(r"(?P<id>[^=]+)=(?P<free>\d+(?:\.\d+)?)(?:/(?P<total>\d+(?:\.\d+)?))?(?:@(?P<device>\w+))?")
@@ -57,6 +57,6 @@ def _amount(value: Any) -> float | None:
 def _from_csv(text: str) -> list[GpuState]:
     lines = [line for line in csv.reader(text.splitlines(), skipinitialspace=True) if line]
     return [
-        GpuState(line[0], float(line[1]), float(line[2]), device_of_card(line[3]) if len(line) > 3 else None)
+        GpuState(line[0], float(line[1]), float(line[2]), device_of_gpu(line[3]) if len(line) > 3 else None)
         for line in lines
     ]

@@ -16,7 +16,7 @@ from vramcast.collocation.service.http import PROBLEMS, StrictRoute, engine_of, 
 from vramcast.collocation.service.logs import event
 from vramcast.collocation.service.node_registry import NodeRegistry
 from vramcast.collocation.service.slurm import job_from_text
-from vramcast.dataset_builder.devices import device_names, device_of_card
+from vramcast.dataset_builder.devices import device_names, device_of_gpu
 from vramcast.errors import UserError
 
 Anything = Annotated[dict[str, Any], Body()]
@@ -32,7 +32,7 @@ def _book(request: Request) -> NodeRegistry:
     return book
 
 
-profile_for = lru_cache(maxsize=256)(device_of_card)
+profile_for = lru_cache(maxsize=256)(device_of_gpu)
 
 
 async def need_of(engine: Engine, pod: Mapping[str, Any], gpus: Sequence[GpuState]) -> Need | None:

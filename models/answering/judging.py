@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from vramcast.dataset_builder.devices import known_cards, load_profile
+from vramcast.dataset_builder.devices import gpu_profiles, load_profile
 from vramcast.dataset_builder.jobs.optimizers import DEFAULT, optimizer_named
 from vramcast.dataset_builder.schema import LayerTable
 from vramcast.dataset_builder.simulation.inspector import Inspection
@@ -35,10 +35,10 @@ def looked_at(request: Request, subject: LayerTable | Inspection, classifier: Cl
     title = load_profile(request.device).title
     if isinstance(subject, LayerTable):
         answer = _of_table(request, subject, classifier, start)
-        cards = [_of_table(replace(request, device=card.name), subject, classifier, start) for card in known_cards()]
+        cards = [_of_table(replace(request, device=card.name), subject, classifier, start) for card in gpu_profiles()]
         return Page(answer, title, table_training(request.wishes), cards=cards)
     talk = _talk(request, subject, classifier)
-    names = [card.name for card in known_cards()]
+    names = [card.name for card in gpu_profiles()]
     devices = list(dict.fromkeys([request.device, *names]))
     findings = talk.examine(devices)
     by_device = dict(zip(devices, talk.answers(findings, devices), strict=True))
