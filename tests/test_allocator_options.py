@@ -151,7 +151,7 @@ def test_a_memory_fraction_is_of_the_whole_card(expandable_segments: bool, reser
 
 
 def test_sizes_of_the_card_must_agree() -> None:
-    with pytest.raises(UserError, match="give capacity_bytes"):
+    with pytest.raises(UserError, match="set capacity_bytes"):
         CachingAllocator(None, AllocatorOptions(memory_fraction=0.5))
     with pytest.raises(UserError, match="total_bytes to be a whole number from 10"):
         CachingAllocator(10, total_bytes=9)

@@ -1,15 +1,18 @@
-"""PyTorch's CUDA caching allocator, without CUDA: the same requests give the same blocks, segments and peaks.
+"""PyTorch's CUDA caching allocator without CUDA: the same requests give the same blocks, segments and peaks.
 
-Lines are those of c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.11. One stream, no graph capture, no private pools.
+Line numbers refer to c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.11. Each stream has pools of its own, all streams
+share one capacity. Graph capture and private pools are not modelled.
 """
 
 from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Mapping
 
 from vramcast.errors import UserError, check_count
 from vramcast.virtual_gpu import allocator_state as inspection
 from vramcast.virtual_gpu import expandable
 from vramcast.virtual_gpu.allocator_options import AllocatorOptions
-from vramcast.virtual_gpu.blocks import Block, Device, Pool
+from vramcast.virtual_gpu.blocks import Block, Device, Pool, SearchCount
 from vramcast.virtual_gpu.sizes import (
     MIN_BLOCK_BYTES,
     SMALL_SEGMENT_BYTES,
@@ -21,14 +24,16 @@ from vramcast.virtual_gpu.sizes import (
     segment_bytes,
 )
 
+MAIN_STREAM = 0
 
-class OutOfMemory(Exception):  # noqa: N818 - an outcome, in the name that PyTorch's users know
-    """The card is full, even with all of the cache returned that could be. Carries the figures that PyTorch prints."""
+
+class OutOfMemory(Exception):  # noqa: N818 - an outcome, under the name that PyTorch's users know
+    """The device is full, even after the allocator returned its cache. Carries the figures that PyTorch prints."""
 
     def __init__(self, tried_bytes: int, total_bytes: int, free_bytes: int, allocated_bytes: int, reserved_bytes: int):
         super().__init__(tried_bytes, total_bytes, free_bytes, allocated_bytes, reserved_bytes)
         self.tried_bytes = tried_bytes
-        """The segment that could not be had, which can be more than what was asked for."""
+        """Size of the segment that could not be allocated, which can exceed the request."""
         self.total_bytes = total_bytes
         self.free_bytes = free_bytes
         self.allocated_bytes = allocated_bytes
@@ -45,10 +50,11 @@ class OutOfMemory(Exception):  # noqa: N818 - an outcome, in the name that PyTor
 
 
 class CachingAllocator:
-    """Hands out blocks of segments that it keeps, on a card of `capacity_bytes` (None: without end).
+    """An allocator that hands out blocks of cached segments, on a device of `capacity_bytes` (None: unbounded).
 
-    The capacity is what the card leaves to the allocator: its total without the CUDA context and what others hold.
-    `total_bytes` is the whole card, the capacity unless it is given; only a memory fraction and messages refer to it.
+    The capacity is the memory that the device leaves to the allocator: its total without the CUDA context and other
+    processes. `total_bytes` is the whole device and defaults to the capacity; only a memory fraction and error
+    messages refer to it.
     """
 
     def __init__(
@@ -60,70 +66,93 @@ class CachingAllocator:
     ) -> None:
         self.options = options or AllocatorOptions()
         self.requested_bytes = 0
-        """What live blocks were asked for."""
+        """Requested sizes of the blocks that are not free."""
         self.allocated_bytes = 0
-        """What live blocks hold."""
+        """Sizes of the blocks that callers hold."""
         self.peak_requested_bytes = 0
         self.peak_allocated_bytes = 0
         self.retries = 0
-        """How often the whole cache was returned because the card was full (num_alloc_retries)."""
+        """Number of times that the whole cache was returned because the device was full (num_alloc_retries)."""
         self.ooms = 0
         self._device = Device(capacity_bytes)
         self._total_bytes = _total(capacity_bytes, total_bytes, self.options)
         self._allowed_bytes = self._allowed()
         self._collects = self._allowed_bytes is not None and self.options.garbage_collection_threshold > 0
+        self._searches = (SearchCount(), SearchCount())
+        self._main = self._make_pools(MAIN_STREAM)
+        self._pools = {MAIN_STREAM: self._main}
+        """Small and large pool of each stream."""
+        self._awaiting_bytes = 0
+        """Blocks that were freed while another stream used them."""
+        self._peak_awaiting_active_bytes = 0
+        self._recorded_events = 0
+        self._awaited: dict[int, deque[tuple[int, Block]]] = {}
+        """By stream: freed blocks that wait for it, with the number of events recorded before the free."""
+
+    def _make_pools(self, stream: int) -> tuple[Pool, Pool]:
         expands = self.options.expandable_segments
-        self._small = Pool(small=True, page_bytes=SMALL_SEGMENT_BYTES if expands else 0)
-        self._large = Pool(small=False, page_bytes=self.options.large_segment_size_bytes if expands else 0)
+        small, large = self._searches
+        return (
+            Pool(True, SMALL_SEGMENT_BYTES if expands else 0, stream, small),
+            Pool(False, self.options.large_segment_size_bytes if expands else 0, stream, large),
+        )
+
+    def _pools_of(self, stream: int) -> tuple[Pool, Pool]:
+        pools = self._pools.get(stream)
+        if pools is None:
+            pools = self._pools[stream] = self._make_pools(stream)
+        return pools
 
     def _allowed(self) -> int | None:
-        """Bytes that a memory fraction allows; like PyTorch, no limit at all for the whole card."""
+        """Return the limit of a memory fraction; like PyTorch, None for the whole device."""
         if self._total_bytes is None or self.options.memory_fraction == 1:
             return None
         return int(self.options.memory_fraction * self._total_bytes)
 
     @property
     def capacity_bytes(self) -> int | None:
-        """What the card has for this allocator."""
+        """Return the memory that this allocator may reserve, None if it is unbounded."""
         return self._device.capacity_bytes
 
     @property
     def active_bytes(self) -> int:
-        """Blocks that are live or waited for by another stream: with one stream, what is allocated."""
-        return self.allocated_bytes
+        """Return the size of the blocks that callers hold or other streams still use."""
+        return self.allocated_bytes + self._awaiting_bytes
 
     @property
     def peak_active_bytes(self) -> int:
-        """Peak of `active_bytes`."""
-        return self.peak_allocated_bytes
+        """Return the peak of `active_bytes`."""
+        return max(self.peak_allocated_bytes, self._peak_awaiting_active_bytes)
 
     @property
     def reserved_bytes(self) -> int:
-        """What was taken from the card: live blocks and the cache."""
+        """Return the memory taken from the device: blocks in use and the cache."""
         return self._device.taken_bytes
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """Peak of `reserved_bytes`."""
+        """Return the peak of `reserved_bytes`."""
         return self._device.peak_bytes
 
     @property
     def cuda_mallocs(self) -> int:
-        """How often the card was asked for memory and gave it."""
+        """Return the number of successful requests to the device."""
         return self._device.calls
 
     def reset_peaks(self) -> None:
-        """Start the peaks anew from what is held now, as torch.cuda.reset_peak_memory_stats() does."""
+        """Set the peaks to the current values, as torch.cuda.reset_peak_memory_stats() does."""
         self.peak_requested_bytes = self.requested_bytes
         self.peak_allocated_bytes = self.allocated_bytes
+        self._peak_awaiting_active_bytes = self.active_bytes
         self._device.peak_bytes = self._device.taken_bytes
 
-    def malloc(self, size_bytes: int) -> Block:
-        """A block for that many bytes; for 0 one that takes nothing (1413-1490)."""
+    def malloc(self, size_bytes: int, stream: int = MAIN_STREAM) -> Block:
+        """Allocate a block on a stream; a size of 0 takes no memory (1413-1490)."""
         if size_bytes <= 0:
             return self._null(size_bytes)
         size = self.round_size(size_bytes)
-        pool = self._small if size <= SMALL_SIZE_BYTES else self._large  # get_pool, 3060-3085
+        pools = self._main if stream == MAIN_STREAM else self._pools_of(stream)
+        pool = pools[size > SMALL_SIZE_BYTES]  # get_pool, 3060-3085
         block = self._best_fit(pool, size) or self._obtain(pool, size)
         if self._should_split(block, size):
             pool.insert(block.split(size))
@@ -133,41 +162,100 @@ class CachingAllocator:
         return block
 
     def free(self, block: Block) -> None:
-        """Return a block to the cache, merged with its free neighbours (2949-)."""
-        if not block.allocated:
+        """Return a block to the cache, merged with its free neighbours (2949-).
+
+        A block that other streams use stays out of the cache until they have passed this point (1980-, insert_events).
+        """
+        if not block.allocated or block.waits:
             if block.size_bytes == 0:
                 return
             raise ValueError(f"the block at {block.address:#x} is not allocated: it was freed before")
+        self.allocated_bytes -= block.size_bytes
+        if block.stream_uses:
+            self._await_streams(block, block.stream_uses)
+            return
         block.allocated = False
         self.requested_bytes -= block.requested_bytes
-        self.allocated_bytes -= block.size_bytes
         block.pool.merge_and_insert(block)
 
+    def record_stream(self, block: Block, stream: int) -> None:
+        """Note that another stream uses a block (Tensor.record_stream); uses on its own stream are ignored."""
+        if block.size_bytes == 0 or block.pool.stream == stream:
+            return
+        if not block.allocated or block.waits:
+            raise ValueError(f"the block at {block.address:#x} is not allocated: no stream can use it")
+        if block.stream_uses is None:
+            block.stream_uses = set()
+        block.stream_uses.add(stream)
+
+    def record_event(self) -> int:
+        """Return the number of a CUDA event that is recorded now, for `complete`."""
+        self._recorded_events += 1
+        return self._recorded_events
+
+    def complete(self, passed: Mapping[int, int]) -> None:
+        """Note that streams have passed events, by number, and free the blocks that waited for them.
+
+        PyTorch looks at its events at the next allocation (process_events); peaks are the same.
+        """
+        for stream, event in passed.items():
+            awaited = self._awaited.get(stream, ())
+            while awaited and awaited[0][0] < event:
+                self._stop_waiting(awaited.popleft()[1])
+
+    def synchronize(self) -> None:
+        """Free all blocks that wait for streams (synchronize_and_free_events)."""
+        for awaited in self._awaited.values():
+            while awaited:
+                self._stop_waiting(awaited.popleft()[1])
+
+    def _await_streams(self, block: Block, streams: set[int]) -> None:
+        block.waits = len(streams)
+        block.stream_uses = None
+        self._awaiting_bytes += block.size_bytes
+        for stream in streams:
+            self._awaited.setdefault(stream, deque()).append((self._recorded_events, block))
+
+    def _stop_waiting(self, block: Block) -> None:
+        block.waits -= 1
+        if block.waits == 0:
+            self._awaiting_bytes -= block.size_bytes
+            self.requested_bytes -= block.requested_bytes
+            block.allocated = False
+            block.pool.merge_and_insert(block)
+
     def empty_cache(self) -> None:
-        """Return all segments that are whole and free, as torch.cuda.empty_cache() does (3428-)."""
-        for pool in (self._large, self._small):
+        """Return all unsplit free segments, as torch.cuda.empty_cache() does (3428-)."""
+        self.synchronize()
+        for pool in self._each_pool():
             for _, _, block in tuple(pool.free):
                 if pool.page_bytes:
                     expandable.unmap(pool, block, self._device)
                 elif not block.is_split:
                     self._release(block)
 
+    def _each_pool(self) -> Iterator[Pool]:
+        for small, large in self._pools.values():
+            yield large
+            yield small
+
     def segments(self) -> list[inspection.SegmentView]:
-        """Each contiguous stretch of memory that was taken from the card, with its blocks, by address."""
-        return inspection.segments((self._small, self._large))
+        """Return each contiguous range of device memory with its blocks, by address."""
+        return inspection.segments(tuple(self._each_pool()))
 
     def check(self) -> None:
-        """Raise AssertionError if the state contradicts itself; for tests."""
+        """Raise AssertionError if the state is inconsistent; for tests."""
         inspection.check(
-            (self._small, self._large),
+            tuple(self._each_pool()),
             requested_bytes=self.requested_bytes,
             allocated_bytes=self.allocated_bytes,
+            active_bytes=self.active_bytes,
             reserved_bytes=self.reserved_bytes,
             capacity_bytes=self.capacity_bytes,
         )
 
     def round_size(self, size_bytes: int) -> int:
-        """What a request is rounded to (2585-2597)."""
+        """Return the size that a request is rounded up to (2585-2597)."""
         divisions = self.options.roundup_power2_divisions
         if divisions:
             if isinstance(divisions, tuple):
@@ -179,18 +267,20 @@ class CachingAllocator:
     def _null(self, size_bytes: int) -> Block:
         if size_bytes < 0:
             raise ValueError(f"expected a size from 0, found {size_bytes}")
-        return Block(0, 0, self._small)
+        return Block(0, 0, self._main[0])
 
     def _count(self, block: Block) -> None:
         self.requested_bytes += block.requested_bytes
         self.allocated_bytes += block.size_bytes
         self.peak_requested_bytes = max(self.peak_requested_bytes, self.requested_bytes)
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        if self._awaiting_bytes:
+            self._peak_awaiting_active_bytes = max(self._peak_awaiting_active_bytes, self.active_bytes)
 
     def _best_fit(self, pool: Pool, size: int) -> Block | None:
-        """The smallest free block that is large enough, the lowest of equals (get_free_block, 3125-)."""
+        """Return the smallest sufficient free block, the lowest of equal ones (get_free_block, 3125-)."""
         if self._collects:
-            pool.searches += 1
+            pool.searches.value += 1
         index = bisect_left(pool.free, (size,))
         if index == len(pool.free):
             return None
@@ -200,17 +290,17 @@ class CachingAllocator:
             return None
         return pool.free.pop(index)[2]
 
-    def _is_oversize(self, found: int, size: int) -> bool:
-        """Blocks above the split limit are for requests above it, and of about their size."""
+    def _is_oversize(self, block_bytes: int, size: int) -> bool:
+        """Return True if a block above the split limit must not serve a request of this size."""
         limit = self.options.max_split_size_bytes
         if limit is None:
             return False
         if size < limit:
-            return found >= limit
-        return found >= size + self.options.max_non_split_rounding_bytes
+            return block_bytes >= limit
+        return block_bytes >= size + self.options.max_non_split_rounding_bytes
 
     def _should_split(self, block: Block, size: int) -> bool:
-        """Whether the rest of a block is worth keeping (3095-3113)."""
+        """Return True if the remainder of a block becomes a block of its own (3095-3113)."""
         rest = block.size_bytes - size
         if block.pool.small or block.pool.page_bytes:
             return rest >= MIN_BLOCK_BYTES
@@ -218,7 +308,7 @@ class CachingAllocator:
         return rest > SMALL_SIZE_BYTES and (limit is None or size < limit)
 
     def _obtain(self, pool: Pool, size: int) -> Block:
-        """Memory from the card, returning ever more of the cache until there is enough."""
+        """Take memory from the device, and return more and more of the cache while it is full."""
         if self._collects:
             self._collect_garbage()
         block = self._take(pool, size)
@@ -234,44 +324,51 @@ class CachingAllocator:
         return block
 
     def _take(self, pool: Pool, size: int) -> Block | None:
-        """A new segment, or pages of the expandable one; None if the card is full (alloc_block, 3278)."""
-        bought = segment_bytes(size, self.options.large_segment_size_bytes)
-        if self._allowed_bytes is not None and self.reserved_bytes + bought > self._allowed_bytes:
+        """Take a new segment or pages of the expandable one; return None if the device is full (alloc_block, 3278)."""
+        new_bytes = segment_bytes(size, self.options.large_segment_size_bytes)
+        if self._allowed_bytes is not None and self.reserved_bytes + new_bytes > self._allowed_bytes:
             return None
         if pool.page_bytes:
             return expandable.grow(pool, size, self._device, self._total_bytes)
-        if not self._device.take(bought):
+        if not self._device.take(new_bytes):
             return None
-        block = Block(self._device.address_space(bought, SMALL_SEGMENT_BYTES), bought, pool)
+        block = Block(self._device.address_space(new_bytes, SMALL_SEGMENT_BYTES), new_bytes, pool)
         pool.segments[block.address] = block
         return block
 
     def _release(self, block: Block) -> None:
-        """Return a whole free segment to the card (release_block)."""
+        """Return a free, unsplit segment to the device (release_block)."""
         block.pool.remove(block)
         del block.pool.segments[block.address]
         self._device.give_back(block.size_bytes)
 
     def _release_oversize(self, pool: Pool, size: int) -> bool:
-        """Return as few blocks above the split limit as make room; whether they do (3371-)."""
+        """Return as few blocks above the split limit as necessary; return True if they suffice (3371-).
+
+        PyTorch considers blocks of the stream that allocates alone.
+        """
         limit = self.options.max_split_size_bytes
         if limit is None or pool.page_bytes:
             return False
-        wanted = max(size, limit)
-        index = bisect_left(pool.free, (wanted,))
+        missing = max(size, limit)
+        index = bisect_left(pool.free, (missing,))
         if index < len(pool.free):
             self._release(pool.free[index][2])
             return True
-        while wanted > 0 and pool.free and pool.free[-1][0] >= limit:
-            wanted -= pool.free[-1][0]
+        while missing > 0 and pool.free and pool.free[-1][0] >= limit:
+            missing -= pool.free[-1][0]
             self._release(pool.free[-1][2])
-        return wanted <= 0
+        return missing <= 0
 
     def _collect_garbage(self) -> None:
-        """Return large segments of at least mean age until few enough are held (3194-3256)."""
+        """Return large segments of at least mean age until the threshold is met (3194-3256)."""
         threshold = int(self.options.garbage_collection_threshold * (self._allowed_bytes or 0))
-        whole = [block for _, _, block in self._large.free if not (block.is_split or self._large.page_bytes)]
-        ages = {block: self._large.searches - block.born for block in whole}
+        ages = {
+            block: pool.searches.value - block.born
+            for _, pool in self._pools.values()
+            for _, _, block in pool.free
+            if not (block.is_split or pool.page_bytes)
+        }
         while ages and self.reserved_bytes > threshold:
             mean = sum(ages.values()) / len(ages)
             for block in [block for block, age in ages.items() if age >= mean]:
@@ -291,7 +388,7 @@ class CachingAllocator:
 
 
 def _total(capacity_bytes: int | None, total_bytes: int | None, options: AllocatorOptions) -> int | None:
-    """The size of the card, after checking that it can be what it is said to be."""
+    """Return the size of the device, after a check that it agrees with the capacity."""
     if capacity_bytes is not None:
         check_count("capacity_bytes", capacity_bytes, least=0)
     if total_bytes is None:
@@ -299,8 +396,8 @@ def _total(capacity_bytes: int | None, total_bytes: int | None, options: Allocat
     elif capacity_bytes is not None:
         check_count("total_bytes", total_bytes, least=capacity_bytes)
     if total_bytes is None and options.memory_fraction < 1:
-        raise UserError("expected the card's size where memory_fraction is below 1, found none: give capacity_bytes")
+        raise UserError("expected the size of the device with memory_fraction below 1, found none: set capacity_bytes")
     return total_bytes
 
 
-__all__ = ["AllocatorOptions", "Block", "CachingAllocator", "OutOfMemory"]
+__all__ = ["MAIN_STREAM", "AllocatorOptions", "Block", "CachingAllocator", "OutOfMemory"]

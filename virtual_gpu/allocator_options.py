@@ -25,36 +25,38 @@ _WITHOUT_EFFECT = frozenset({
     "pinned_num_register_threads", "pinned_reserve_segment_size_mb", "pinned_use_background_threads",
     "pinned_use_cuda_host_register", "pinned_use_hip_host_register",
 })  # fmt: skip
-"""Keys that decide host memory, or how calls are made, but not how much of the card is taken."""
+"""Keys that affect host memory or how calls are made, but not the device memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllocatorOptions:
-    """What a user can set. The defaults are PyTorch's."""
+    """Settings of the caching allocator. The defaults are those of PyTorch."""
 
     expandable_segments: bool = False
     max_split_size_bytes: int | None = None
-    """Larger blocks are never split; None where all may be."""
+    """Larger blocks are never split; None for no limit."""
     roundup_power2_divisions: int | tuple[int, ...] = 0
-    """Steps between two powers of two that sizes are rounded to; 0 and 1 round to 512 bytes.
+    """Number of steps between two powers of two that sizes are rounded up to; 0 and 1 round to 512 bytes.
 
-    Or one number for each interval of sizes: below 2 MiB, below 4 MiB, ..., from 32 GiB.
+    A tuple has one number for each interval of sizes: below 2 MiB, below 4 MiB, ..., from 32 GiB.
     """
     large_segment_size_bytes: int = LARGE_SEGMENT_BYTES
     max_non_split_rounding_bytes: int = MAX_NON_SPLIT_ROUNDING_BYTES
-    """How much larger than asked a block above `max_split_size_bytes` may be."""
+    """Maximal excess of a block above `max_split_size_bytes` over the request that it serves."""
     garbage_collection_threshold: float = 0.0
-    """Part of the allowed memory above which old cached blocks are returned. As in PyTorch, of no effect
+    """Fraction of the allowed memory above which old cached blocks are returned. As in PyTorch, it has no effect
     without a `memory_fraction`."""
     memory_fraction: float = 1.0
-    """Part of the card that the process may take (per_process_memory_fraction)."""
+    """Fraction of the device that the process may take (per_process_memory_fraction)."""
 
     def __post_init__(self) -> None:
         large = self.large_segment_size_bytes
         _check_mib("large_segment_size_bytes", large, MIN_LARGE_BYTES + MIB)
         if self.max_split_size_bytes is not None:
             _check_mib("max_split_size_bytes", self.max_split_size_bytes, large)
-        if self.max_non_split_rounding_bytes != MAX_NON_SPLIT_ROUNDING_BYTES:  # the default stands with any segment
+        if (
+            self.max_non_split_rounding_bytes != MAX_NON_SPLIT_ROUNDING_BYTES
+        ):  # the default is valid with any segment size
             _check_mib("max_non_split_rounding_bytes", self.max_non_split_rounding_bytes, large)
         check_probability("garbage_collection_threshold", self.garbage_collection_threshold)
         if not 0 <= self.memory_fraction <= 1:
@@ -62,38 +64,39 @@ class AllocatorOptions:
         self._check_divisions()
 
     def _check_divisions(self) -> None:
-        found = self.roundup_power2_divisions
-        if isinstance(found, tuple) and len(found) != ROUNDUP_INTERVALS:
+        setting = self.roundup_power2_divisions
+        by_interval = setting if isinstance(setting, tuple) else (setting,)
+        if isinstance(setting, tuple) and len(setting) != ROUNDUP_INTERVALS:
             raise UserError(
-                f"expected roundup_power2_divisions to be one number or {ROUNDUP_INTERVALS}, found {len(found)}: "
+                f"expected roundup_power2_divisions to be one number or {ROUNDUP_INTERVALS}, found {len(setting)}: "
                 "write it as in PYTORCH_ALLOC_CONF and use AllocatorOptions.parse"
             )
-        for divisions in found if isinstance(found, tuple) else (found,):
+        for divisions in by_interval:
             check_count("roundup_power2_divisions", divisions, least=0)
             if divisions & (divisions - 1):
                 raise UserError(f"expected roundup_power2_divisions of 0 or a power of 2, found {divisions}: change it")
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read 'expandable_segments:True,max_split_size_mb:128', say."""
-        found: dict[str, Any] = {}
+        """Parse a value of PYTORCH_ALLOC_CONF, such as 'expandable_segments:True,max_split_size_mb:128'."""
+        values: dict[str, Any] = {}
         rest = "".join(text.split())
         while rest:
             pair = _PAIR.match(rest)
             if pair is None:
-                raise UserError(f"expected allocator options as 'key:value,key:value', found {rest!r}: mend {text!r}")
+                raise UserError(f"expected allocator options as 'key:value,key:value', found {rest!r}: fix {text!r}")
             key, value = pair.groups()
             if key in _READERS:
                 field, read = _READERS[key]
-                found[field] = read(key, value)
+                values[field] = read(key, value)
             else:
                 _check_passive(key, value)
             rest = rest[pair.end() :]
-        return cls(**found)
+        return cls(**values)
 
 
 def _check_mib(name: str, value: Any, least_bytes: int) -> None:
-    """PyTorch reads whole MiB; its rule that a block above the split limit is a whole segment rests on that."""
+    """Raise unless a size is in whole MiB, as PyTorch reads it: above the split limit a block is a whole segment."""
     check_count(name, value, least_bytes)
     if value % MIB:
         raise UserError(f"expected {name} in whole MiB ({MIB} bytes), found {value}: round it")
@@ -102,10 +105,10 @@ def _check_mib(name: str, value: Any, least_bytes: int) -> None:
 def _check_passive(key: str, value: str) -> None:
     if key == "backend":
         if value != "native":
-            raise UserError(f"expected the allocator's backend to be native, found {value!r}: only that one is known")
+            raise UserError(f"expected the allocator's backend to be native, found {value!r}: only native is supported")
     elif key not in _WITHOUT_EFFECT:
-        known = sorted({"backend", *_READERS, *_WITHOUT_EFFECT})
-        raise UserError(f"expected an allocator option out of {known}, found {key!r}: remove or rename it")
+        options = sorted({"backend", *_READERS, *_WITHOUT_EFFECT})
+        raise UserError(f"expected an allocator option out of {options}, found {key!r}: remove or rename it")
 
 
 def _whole(key: str, text: str) -> int:
@@ -131,25 +134,25 @@ def _part(key: str, text: str) -> float:
 
 
 def _divisions(key: str, text: str) -> int | tuple[int, ...]:
-    """One number, or '[256:1,512:2,>:4]': MiB and divisions, in rising order (parseRoundUpPower2Divisions)."""
+    """Parse a number, or '[256:1,512:2,>:4]': MiB and divisions, in rising order (parseRoundUpPower2Divisions)."""
     if not text.startswith("["):
         return _whole(key, text)
-    found = [0] * ROUNDUP_INTERVALS
+    by_interval = [0] * ROUNDUP_INTERVALS
     last = None  # the interval of the boundary before this one
     for pair in filter(None, text[1:-1].split(",")):
         boundary, colon, divisions = pair.partition(":")
         value = _whole(key, divisions if colon else "")
         if boundary == ">":
-            # '>' alone leaves the first interval as it is: PyTorch counts from the interval after the last boundary
+            # PyTorch starts after the interval of the last boundary: '>' alone leaves the first interval at 0
             start = (last or 0) + 1
-            found[start:] = [value] * (ROUNDUP_INTERVALS - start)
+            by_interval[start:] = [value] * (ROUNDUP_INTERVALS - start)
             continue
         index = min(_boundary_interval(key, boundary), ROUNDUP_INTERVALS - 1)
-        if last is None:  # the first boundary stands for all that is smaller
-            found[:index] = [value] * index
-        found[index] = value
+        if last is None:  # the first boundary applies to all smaller sizes
+            by_interval[:index] = [value] * index
+        by_interval[index] = value
         last = index
-    return tuple(found)
+    return tuple(by_interval)
 
 
 def _boundary_interval(key: str, text: str) -> int:

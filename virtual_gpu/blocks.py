@@ -1,45 +1,53 @@
-"""What the caching allocator keeps: the card's memory, segments cut into blocks, and pools of free blocks."""
+"""Data structures of the caching allocator: device memory, segments cut into blocks, and pools of free blocks."""
 
 from bisect import bisect_left, insort
 from typing import Self
 
-_TOP_ADDRESS = 1 << 47  # of a process on x86-64, whose addresses CUDA shares
+_TOP_ADDRESS = 1 << 47  # user address space on x86-64, which CUDA shares
 
 
 class Block:
-    """A stretch of a segment, and the handle that a caller holds while it is allocated.
+    """A part of a segment, and the handle that a caller holds while it is allocated.
 
-    The left part of a split keeps its identity, as does the left of two blocks that merge: so the first block of a
-    segment is one object for as long as the segment lives.
+    The left part of a split keeps its identity, and so does the left of two blocks that merge. Therefore the first
+    block of a segment is one object for the lifetime of the segment.
     """
 
-    __slots__ = ("address", "allocated", "born", "mapped", "next", "pool", "previous", "requested_bytes", "size_bytes")
+    __slots__ = (
+        "address", "allocated", "born", "mapped", "next", "pool", "previous", "requested_bytes", "size_bytes",
+        "stream_uses", "waits",
+    )  # fmt: skip
 
     def __init__(self, address: int, size_bytes: int, pool: "Pool", mapped: bool = True) -> None:
         self.address = address
         self.size_bytes = size_bytes
         self.pool = pool
         self.mapped = mapped
-        """False for address space of an expandable segment that has no memory behind it."""
+        """False for address space of an expandable segment without physical memory."""
         self.allocated = False
+        """True while the block is not free: held by a caller, or freed but still awaited by other streams."""
         self.requested_bytes = 0
         self.born = 0
-        """The pool's count of searches when the block was last freed: its age, for garbage collection."""
+        """Search count of the pool when the block was last freed: its age for garbage collection."""
         self.previous: Block | None = None
         self.next: Block | None = None
+        self.stream_uses: set[int] | None = None
+        """Other streams that use the block (`record_stream`)."""
+        self.waits = 0
+        """Number of streams that must pass an event before the freed block returns to its pool."""
 
     @property
     def end(self) -> int:
-        """The address behind the block."""
+        """Return the address behind the block."""
         return self.address + self.size_bytes
 
     @property
     def is_split(self) -> bool:
-        """Whether the block is less than its segment."""
+        """Return True if the block is smaller than its segment."""
         return self.previous is not None or self.next is not None
 
     def split(self, size_bytes: int) -> Self:
-        """Shrink to that size and return the rest as a block of its own."""
+        """Shrink to a size and return the remainder as a new block."""
         rest = type(self)(self.address + size_bytes, self.size_bytes - size_bytes, self.pool, self.mapped)
         self.size_bytes = size_bytes
         rest.previous, rest.next = self, self.next
@@ -49,7 +57,7 @@ class Block:
         return rest
 
     def absorb_next(self) -> None:
-        """Take over the block to the right, which is no block any more."""
+        """Merge with the block to the right, which ceases to exist."""
         absorbed = self.next
         if absorbed is None:
             raise ValueError("the last block of a segment has nothing to absorb")
@@ -59,38 +67,48 @@ class Block:
             self.next.previous = self
 
 
-class Pool:
-    """Free blocks of the small or of the large pool, best fit first."""
+class SearchCount:
+    """Number of searches in the small or in the large pools of all streams (get_free_blocks_call_count)."""
 
-    def __init__(self, small: bool, page_bytes: int) -> None:
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+
+class Pool:
+    """Free blocks of one stream, small or large, in best-fit order."""
+
+    def __init__(self, small: bool, page_bytes: int, stream: int = 0, searches: SearchCount | None = None) -> None:
         self.small = small
+        self.stream = stream
         self.page_bytes = page_bytes
-        """Pages of expandable segments; 0 where segments have a fixed size."""
+        """Page size of expandable segments; 0 for segments of a fixed size."""
         self.free: list[tuple[int, int, Block]] = []
-        """(size, address, block), sorted: CUDACachingAllocator.cpp 867-875, with one stream."""
+        """(size, address, block), sorted: CUDACachingAllocator.cpp 867-875, for one stream."""
         self.unmapped: list[tuple[int, Block]] = []
         """(address, block), sorted."""
         self.segments: dict[int, Block] = {}
         """The first block of each segment, by address."""
-        self.searches = 0
+        self.searches = searches or SearchCount()
 
     def insert(self, block: Block) -> None:
-        """Put a block among the free ones, or among the unmapped if it has no memory."""
+        """Add a block to the free list, or to the unmapped list if it has no memory."""
         if block.mapped:
-            block.born = self.searches
+            block.born = self.searches.value
             insort(self.free, (block.size_bytes, block.address, block))
         else:
             insort(self.unmapped, (block.address, block))
 
     def remove(self, block: Block) -> None:
-        """Take a block out of where `insert` put it."""
+        """Remove a block from the list that `insert` added it to."""
         if block.mapped:
             del self.free[bisect_left(self.free, (block.size_bytes, block.address))]
         else:
             del self.unmapped[bisect_left(self.unmapped, (block.address,))]
 
     def merge_and_insert(self, block: Block) -> Block:
-        """Insert a block, merged with its free neighbours (try_merge_blocks, 3027-3058); return what it became."""
+        """Insert a block, merged with its free neighbours (try_merge_blocks, 3027-3058); return the merged block."""
         left = block.previous
         if left is not None and not left.allocated and left.mapped == block.mapped:
             self.remove(left)
@@ -105,18 +123,18 @@ class Pool:
 
 
 class Device:
-    """The memory of a card, as far as the allocator may have it."""
+    """The memory of a device that the allocator may take."""
 
     def __init__(self, capacity_bytes: int | None) -> None:
         self.capacity_bytes = capacity_bytes
         self.taken_bytes = 0
         self.peak_bytes = 0
         self.calls = 0
-        """How often memory was taken: cudaMalloc, or a mapping of pages."""
+        """Number of successful cudaMalloc calls, or mappings of pages."""
         self._lowest_address = _TOP_ADDRESS
 
     def take(self, size_bytes: int) -> bool:
-        """Take memory if there is so much."""
+        """Take memory, or return False if the device is full."""
         taken_bytes = self.taken_bytes + size_bytes
         if self.capacity_bytes is not None and taken_bytes > self.capacity_bytes:
             return False
@@ -126,14 +144,14 @@ class Device:
         return True
 
     def give_back(self, size_bytes: int) -> None:
-        """Return memory."""
+        """Return memory to the device."""
         self.taken_bytes -= size_bytes
 
     def address_space(self, size_bytes: int, alignment_bytes: int) -> int:
-        """Addresses that were never used before, falling as cudaMalloc's do.
+        """Return the start of a new address range. Addresses fall, as those of cudaMalloc do.
 
-        No document says so; among free blocks of one size the allocator takes the lowest, and measured runs show that
-        this is the youngest (tests/test_measured_transformers.py).
+        The direction is not documented. Among free blocks of one size the allocator takes the lowest address, and
+        measured runs show that this is the youngest block (tests/test_measured_transformers.py).
         """
         self._lowest_address = (self._lowest_address - size_bytes) // alignment_bytes * alignment_bytes
         return self._lowest_address

@@ -1,25 +1,25 @@
-"""Expandable segments: one growing segment a pool, whose pages get memory as they are needed.
+"""Expandable segments: one growing segment per pool, whose pages are mapped when they are needed.
 
-Lines are those of c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.11. A pool's segments start at a multiple of its page
-size, so that pages can be told from addresses.
+Line numbers refer to c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.11. Segments start at a multiple of the page size
+of their pool, so page boundaries follow from addresses.
 """
 
 from vramcast.virtual_gpu.blocks import Block, Device, Pool
 from vramcast.virtual_gpu.sizes import round_up
 
 UNLIMITED_ADDRESS_BYTES = 1 << 46
-"""Address space of a segment on a card without a limit."""
+"""Address space of a segment on an unbounded device."""
 
 
 def address_space_bytes(total_bytes: int | None, page_bytes: int) -> int:
-    """Room of one segment: the card and an eighth, for pages that move to the end (385)."""
+    """Return the address space of one segment: the device's memory and an eighth for pages that move (385)."""
     if total_bytes is None:
         return round_up(UNLIMITED_ADDRESS_BYTES, page_bytes)
     return max(round_up(total_bytes + total_bytes // 8, page_bytes), page_bytes)
 
 
 def past_growing(pool: Pool, index: int) -> int:
-    """Index of the best fit from `index` on, where a block that can grow counts with all it can grow to."""
+    """Return the index of the best fit from `index` on, where a growable block counts with its maximal size."""
     while index + 1 < len(pool.free) and _reach(pool.free[index + 1][2]) < _reach(pool.free[index][2]):
         index += 1
     return index
@@ -33,25 +33,26 @@ def _reach(block: Block) -> int:
 
 
 def grow(pool: Pool, size_bytes: int, device: Device, total_bytes: int | None) -> Block | None:
-    """Map pages until a block of that size is free, take it out of the pool; None if the card is full.
+    """Map pages until a block of a size is free and remove it from the pool; return None if the device is full.
 
-    Pages that were mapped before the card turned out full stay mapped, as in PyTorch (try_allocate_expandable_block).
+    Pages that were mapped before the device turned out to be full stay mapped, as in PyTorch
+    (try_allocate_expandable_block).
     """
-    found: Block | None = _candidate(pool, size_bytes) or _new_segment(pool, device, total_bytes)
-    if found is not None and not found.mapped:
-        found = _map(pool, found, min(found.size_bytes, size_bytes), device)
-    while found is not None and found.size_bytes < size_bytes:
-        following = found.next
-        if following is None:  # more than the address space, which is more than the card
+    block: Block | None = _candidate(pool, size_bytes) or _new_segment(pool, device, total_bytes)
+    if block is not None and not block.mapped:
+        block = _map(pool, block, min(block.size_bytes, size_bytes), device)
+    while block is not None and block.size_bytes < size_bytes:
+        following = block.next
+        if following is None:  # the request exceeds the address space, and therefore the device
             return None
-        found = _map(pool, following, min(size_bytes - found.size_bytes, following.size_bytes), device)
-    if found is not None:
-        pool.remove(found)
-    return found
+        block = _map(pool, following, min(size_bytes - block.size_bytes, following.size_bytes), device)
+    if block is not None:
+        pool.remove(block)
+    return block
 
 
 def _candidate(pool: Pool, size_bytes: int) -> Block | None:
-    """The lowest unmapped block with enough room from it, or from the free block before it (2799-2845)."""
+    """Return the lowest unmapped block with enough room from it, or from the free block before it (2799-2845)."""
     for _, block in pool.unmapped:
         before = block.previous
         first = before if before is not None and not before.allocated else block
@@ -77,7 +78,7 @@ def _new_segment(pool: Pool, device: Device, total_bytes: int | None) -> Block:
 
 
 def _map(pool: Pool, block: Block, size_bytes: int, device: Device) -> Block | None:
-    """Put whole pages behind the start of an unmapped block; what became of it, or None if the card is full (399-)."""
+    """Map whole pages at the start of an unmapped block; return the mapped block, None if the device is full (399-)."""
     mapped_bytes = round_up(size_bytes, pool.page_bytes)
     if not device.take(mapped_bytes):
         return None
@@ -89,7 +90,7 @@ def _map(pool: Pool, block: Block, size_bytes: int, device: Device) -> Block | N
 
 
 def unmap(pool: Pool, block: Block, device: Device) -> None:
-    """Take the memory from the whole pages of a free block, drop the segment if none is left (unmap_block, 3536)."""
+    """Unmap the whole pages of a free block; delete a segment without pages (unmap_block, 3536)."""
     first = round_up(block.address, pool.page_bytes)
     last = block.end // pool.page_bytes * pool.page_bytes
     if first >= last:

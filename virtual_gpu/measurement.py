@@ -6,25 +6,25 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """How a measurement ended. Only OK rows have a peak that the job needed."""
+    """How a measurement ended. Only OK means that the peak is what the job needs."""
 
     OK = "ok"
     OOM = "oom"
     TIMEOUT = "timeout"
     CRASHED = "crashed"
     CENSORED = "censored"
-    """It ran, but at the card's limit, where the allocator fills what there is: the peak is no need."""
+    """The job ran at the limit of the device, where the allocator fills all memory: the peak is not the need."""
 
 
 TRIAL = "more than its network takes with other batches: probably a workspace that cuDNN tried and gave back"
 """A note on a measurement."""
 EVIDENCE_LENGTH = 500
-"""Characters of a measurement's evidence at most."""
+"""Maximal number of characters of a measurement's evidence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """Peaks of one training run, as far as the backend knows them."""
+    """Peaks of one training run; None for those that the backend does not know."""
 
     status: Status
     requested_bytes: int | None = None
@@ -32,27 +32,29 @@ class Measurement:
     reserved_bytes: int | None = None
     device_used_bytes: int | None = None
     breakdown: Mapping[str, int] = field(default_factory=dict)
-    """Bytes by what they hold, at the peak."""
+    """Bytes by use at the peak."""
     evidence: str | None = None
-    """Why a run that is not OK ended, in a line."""
+    """The reason why a run that is not OK ended, in one line."""
     seconds: float | None = None
     notes: tuple[str, ...] = ()
-    """What a reader must know to trust the figures: what was approximated, that a profile is not calibrated."""
+    """Caveats of the figures: approximations, and a profile that is not calibrated."""
     process_bytes: int | None = None
-    """NVML's figure for the process: context, libraries and all that is reserved."""
+    """Memory of the process according to NVML: context, libraries and reserved bytes."""
     alone: bool | None = None
-    """Whether no other process was on the card, as far as its driver tells; and below what others held at most."""
+    """True if the driver reported no other process on the device."""
     others_bytes: int | None = None
+    """Maximal memory of other processes."""
     samples: int | None = None
-    """How often the card was looked at, and below the longest time that it was not."""
+    """Number of NVML samples; below, the longest time between two of them."""
     longest_gap_ms: float | None = None
     cap_bytes: int | None = None
-    """An estimate under which the run was repeated as the limit of its allocator, and below whether it ran."""
+    """An estimate that was set as the limit of the allocator in a second run."""
     cap_held: bool | None = None
+    """True if that run completed."""
 
     @property
     def peak_bytes(self) -> int | None:
-        """The widest peak that is known: device, else reserved, else allocated."""
+        """Return the most complete peak: device, else reserved, else allocated."""
         for peak in (self.device_used_bytes, self.reserved_bytes, self.allocated_bytes):
             if peak is not None:
                 return peak

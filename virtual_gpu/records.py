@@ -1,4 +1,4 @@
-"""Dataclasses from mappings and back, and hashes of their content."""
+"""Conversion of dataclasses from and to mappings, and content hashes."""
 
 import hashlib
 import json
@@ -13,17 +13,17 @@ T = TypeVar("T")
 
 
 def canonical_json(value: Any) -> str:
-    """One text for one value: sorted keys, no spaces, no NaN."""
+    """Return the canonical JSON text of a value: sorted keys, no spaces, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def content_hash(value: Any) -> str:
-    """128 bits of SHA-256 over the canonical text."""
+    """Return 128 bits of SHA-256 over the canonical JSON text."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:32]
 
 
 def without_defaults(instance: Any) -> dict[str, Any]:
-    """The fields that differ from their default, so that a field added later changes no hash."""
+    """Return the fields that differ from their default, so that a new field changes no hash."""
     return {
         item.name: value
         for item in fields(instance)
@@ -33,17 +33,17 @@ def without_defaults(instance: Any) -> dict[str, Any]:
 
 @cache
 def _field_names(cls: Any) -> tuple[frozenset[str], frozenset[str]]:
-    """All fields of a dataclass, and those without a default."""
+    """Return all fields of a dataclass, and those without a default."""
     required = {item.name for item in fields(cls) if item.default is MISSING and item.default_factory is MISSING}
     return frozenset(item.name for item in fields(cls)), frozenset(required)
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any], what: str) -> T:
-    """Build a dataclass from a mapping, naming the keys that are unknown or missing."""
-    known, required = _field_names(cls)  # type: ignore[arg-type]
-    unknown = sorted(values.keys() - known)
+    """Build a dataclass from a mapping; raise UserError with the keys that are unknown or missing."""
+    names, required = _field_names(cls)  # type: ignore[arg-type]
+    unknown = sorted(values.keys() - names)
     if unknown:
-        raise UserError(f"expected {what} to have only {sorted(known)}, found {unknown}: remove or rename them")
+        raise UserError(f"expected {what} to have only {sorted(names)}, found {unknown}: remove or rename them")
     missing = sorted(required - values.keys())
     if missing:
         raise UserError(f"expected {what} to have {missing}, found {sorted(values)}: add them")

@@ -1,40 +1,46 @@
-"""Running the births and deaths of storages through a caching allocator."""
+"""Replay of allocations and frees through a caching allocator."""
 
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from vramcast.virtual_gpu.allocator import Block, CachingAllocator, OutOfMemory
+from vramcast.virtual_gpu.allocator import MAIN_STREAM, Block, CachingAllocator, OutOfMemory
+from vramcast.virtual_gpu.streams import StreamOperation, apply_operation
 
 FREE = -1
-"""In the place of a size: the block dies."""
+"""In place of a size: the block is freed."""
 
 Event = tuple[int, int]
-"""(block id, size in bytes), (block id, FREE), or EMPTY_CACHE."""
+"""(block id, size in bytes), (block id, FREE), EMPTY_CACHE, or (STREAM_OPERATION, index of the operation)."""
 
 EMPTY_CACHE: Event = (-1, FREE)
-"""The cache goes back to the card, as torch.cuda.empty_cache() does."""
+"""The allocator returns its cache, as torch.cuda.empty_cache() does."""
+
+STREAM_OPERATION = -2
+"""In place of a block id: an operation on streams."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What a sequence of events came to. Indices of events are None where nothing rose above the start."""
+    """The result of a replay. Indices of events are None if nothing rose above the start."""
 
     peak_requested_bytes: int
     peak_allocated_bytes: int
+    peak_active_bytes: int
+    """Allocated bytes and freed blocks that another stream still uses."""
     peak_reserved_bytes: int
     requested_peak_event: int | None
-    """The event at which the requested bytes first reached their peak; the others likewise."""
+    """The first event at which the requested bytes reached their peak; the same for the fields below."""
     peak_event: int | None
-    """Of the allocated bytes."""
+    """The peak of the allocated bytes."""
     reserved_peak_event: int | None
     live_at_peak: tuple[int, ...]
-    """Blocks alive when the requested bytes peaked, in the order of their birth."""
+    """Blocks that were allocated when the requested bytes peaked, in order of allocation."""
     retries: int
     forgone: frozenset[int] = frozenset()
-    """Optional blocks that there was no room for."""
+    """Optional blocks that did not fit."""
     oom_event: int | None = None
-    """The allocation that failed, and the last event that was looked at."""
+    """The allocation that failed, which ends the replay."""
     oom_message: str | None = None
     allocated_timeline: "array[int] | None" = None
     """Allocated bytes after each event, without the one that failed."""
@@ -42,7 +48,7 @@ class Replay:
 
 
 class _Recorder:
-    """Follows an allocator's peaks from event to event."""
+    """Follows the peaks of an allocator from event to event."""
 
     def __init__(self, allocator: CachingAllocator, timeline: bool, base_bytes: int) -> None:
         allocator.reset_peaks()
@@ -55,7 +61,7 @@ class _Recorder:
         self.reserved = array("q") if timeline else None
 
     def note_peaks(self, index: int) -> None:
-        """Look for new peaks, after an allocation."""
+        """Update the peaks after an allocation."""
         source = self.allocator
         peaks = (source.peak_requested_bytes, source.peak_allocated_bytes, source.peak_reserved_bytes)
         if peaks != self.peaks:
@@ -73,11 +79,12 @@ class _Recorder:
     def replay(
         self, live_at_peak: tuple[int, ...], forgone: set[int], oom_event: int | None, oom: OutOfMemory | None
     ) -> Replay:
-        """The record as a whole."""
+        """Return the result."""
         requested, allocated, reserved = (self.base_bytes + peak for peak in self.peaks)
         return Replay(
             peak_requested_bytes=requested,
             peak_allocated_bytes=allocated,
+            peak_active_bytes=self.base_bytes + self.allocator.peak_active_bytes,
             peak_reserved_bytes=reserved,
             requested_peak_event=self.events[0],
             peak_event=self.events[1],
@@ -100,13 +107,21 @@ def replay(
     timeline: bool = False,
     handles: dict[int, Block] | None = None,
     optional: Collection[int] = (),
+    streams: Mapping[int, int] | None = None,
+    operations: Sequence[StreamOperation] = (),
 ) -> Replay:
-    """Run events through an allocator, up to the first that does not fit.
+    """Replay events through an allocator, up to the first allocation that does not fit.
 
-    The allocator's peaks start anew. `base_bytes` stand for what is held outside the events: they are added to every
-    figure, and not taken from the allocator's capacity. `handles` are the live blocks of an earlier replay on the same
-    allocator, by id, kept up to date: with them, steps of training can be replayed one by one. `optional` blocks are
-    those whose taker can do without: cuDNN tries a plan with less workspace where the allocator has no room.
+    Args:
+        events: Allocations and frees in program order.
+        allocator: The allocator, whose peaks are reset first.
+        base_bytes: Memory outside the events. It is added to every figure and not taken from the capacity.
+        timeline: Record the allocated and reserved bytes after each event.
+        handles: Live blocks of an earlier replay on the same allocator, by id. They are updated, so that the steps of
+            a training run can be replayed one by one.
+        optional: Blocks that may be forgone. cuDNN tries a plan with less workspace if an allocation fails.
+        streams: The stream of each block that is not on the main stream.
+        operations: The operations on streams that events refer to by index.
     """
     live = {} if handles is None else handles
     forgone: set[int] = set()
@@ -116,28 +131,35 @@ def replay(
     try:
         for index, (block, size_bytes) in enumerate(events):
             if block < 0:
-                allocator.empty_cache()
+                if block == STREAM_OPERATION:
+                    apply_operation(operations[size_bytes], allocator, live)
+                else:
+                    allocator.empty_cache()
             elif size_bytes == FREE:
                 allocator.free(_take(live, block, index))
             else:
                 _check_birth(live, block, size_bytes, index)
-                live[block] = _give(allocator, size_bytes, block in optional, forgone, block)
+                stream = streams.get(block, MAIN_STREAM) if streams else MAIN_STREAM
+                if block in optional:
+                    live[block] = _allocate_optional(allocator, size_bytes, stream, forgone, block)
+                else:
+                    live[block] = allocator.malloc(size_bytes, stream)
                 record.note_peaks(index)
             record.note_time()
     except OutOfMemory as error:
         oom = error
-        record.note_peaks(index)  # mapping pages may have come to a peak before it failed
+        record.note_peaks(index)  # mapped pages may have reached a peak before the failure
     alive = tuple(block for block in _alive(before, events, record.events[0]) if block not in forgone)
     return record.replay(alive, forgone, index if oom else None, oom)
 
 
-def _give(allocator: CachingAllocator, size_bytes: int, is_optional: bool, forgone: set[int], block: int) -> Block:
-    """A block; one that its taker can do without is empty where there is no room."""
+def _allocate_optional(
+    allocator: CachingAllocator, size_bytes: int, stream: int, forgone: set[int], block: int
+) -> Block:
+    """Allocate a block, or an empty one if it does not fit."""
     try:
-        return allocator.malloc(size_bytes)
+        return allocator.malloc(size_bytes, stream)
     except OutOfMemory:
-        if not is_optional:
-            raise
         forgone.add(block)
         return allocator.malloc(0)
 
@@ -157,11 +179,13 @@ def _check_birth(live: dict[int, Block], block: int, size_bytes: int, index: int
 
 
 def _alive(before: tuple[int, ...], events: Sequence[Event], last: int | None) -> tuple[int, ...]:
-    """Ids that are alive after an event, found in a second pass: cheaper than a copy at every new peak."""
+    """Return the ids that are allocated after an event; a second pass is cheaper than a copy at every new peak."""
     alive = dict.fromkeys(before)
     for block, size_bytes in events[: 0 if last is None else last + 1]:
+        if block < 0:
+            continue
         if size_bytes != FREE:
             alive[block] = None
-        elif block >= 0:
+        else:
             del alive[block]
     return tuple(alive)

@@ -14,6 +14,7 @@ from vramcast.virtual_gpu.cuda_paths import cuda_paths
 from vramcast.virtual_gpu.kernels import cuda_kernels
 from vramcast.virtual_gpu.owners import is_layer
 from vramcast.virtual_gpu.replay import EMPTY_CACHE, FREE
+from vramcast.virtual_gpu.storage_resizes import traced_resizes
 from vramcast.virtual_gpu.trace import Trace, Tracer, Use
 from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
 from vramcast.virtual_gpu.training_step import make_optimizer, training_steps
@@ -45,7 +46,8 @@ def trace_training(
     the trace says of each block which layer it was made for.
     """
     run = _Run(subject, make_inputs, setup, compute_capability, make_optimizer)
-    with cuda_paths(compute_capability), _watched(subject, run.tracer) if owners else nullcontext():
+    watched = _watched(subject, run.tracer) if owners else nullcontext()
+    with cuda_paths(compute_capability), traced_resizes(run.tracer), watched:
         return run.trace(epochs)
 
 

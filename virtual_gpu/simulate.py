@@ -1,4 +1,4 @@
-"""Simulate a trace on a device: lower it onto the device's libraries and replay it through the allocator."""
+"""Simulation of a trace on a device: lower it onto the device's libraries and replay it through the allocator."""
 
 from dataclasses import dataclass
 
@@ -11,21 +11,21 @@ from vramcast.virtual_gpu.trace import ConvolutionCall, Trace, Use, call_of
 
 
 def simulate(trace: Trace, profile: DeviceProfile, options: AllocatorOptions) -> Measurement:
-    """What a trace takes on a device."""
+    """Return the memory that a trace takes on a device."""
     return measurement_of(trace, profile, *replay_on(trace, profile, options))
 
 
-def measurement_of(trace: Trace, profile: DeviceProfile, lowered: "Lowered", found: Replay) -> Measurement:
-    """What a replay on a device came to."""
+def measurement_of(trace: Trace, profile: DeviceProfile, lowered: "Lowered", replayed: Replay) -> Measurement:
+    """Return the measurement that a replay on a device amounts to."""
     overhead_bytes = profile.overhead_bytes(trace.has_convolutions, trace.has_batch_norm)
     return Measurement(
-        status=Status.OK if found.oom_event is None else Status.OOM,
-        requested_bytes=found.peak_requested_bytes,
-        allocated_bytes=found.peak_allocated_bytes,
-        reserved_bytes=found.peak_reserved_bytes,
-        device_used_bytes=found.peak_reserved_bytes + overhead_bytes,
-        breakdown={**breakdown(trace, lowered, found), "context": overhead_bytes},
-        evidence=found.oom_message,
+        status=Status.OK if replayed.oom_event is None else Status.OOM,
+        requested_bytes=replayed.peak_requested_bytes,
+        allocated_bytes=replayed.peak_allocated_bytes,
+        reserved_bytes=replayed.peak_reserved_bytes,
+        device_used_bytes=replayed.peak_reserved_bytes + overhead_bytes,
+        breakdown={**breakdown(trace, lowered, replayed), "context": overhead_bytes},
+        evidence=replayed.oom_message,
         notes=(*sorted(trace.approximations), *profile.notes),
     )
 
@@ -33,28 +33,36 @@ def measurement_of(trace: Trace, profile: DeviceProfile, lowered: "Lowered", fou
 def replay_on(
     trace: Trace, profile: DeviceProfile, options: AllocatorOptions, timeline: bool = False
 ) -> tuple["Lowered", Replay]:
-    """A trace lowered onto a device, and replayed through an allocator that has what the device leaves it."""
+    """Lower a trace onto a device and replay it through an allocator with the memory that the device leaves it."""
     capacity_bytes = profile.capacity_bytes(trace.has_convolutions, trace.has_batch_norm)
     allocator = CachingAllocator(capacity_bytes, options, total_bytes=profile.total_mib * MIB)
     lowered = lower(trace, profile)
-    return lowered, replay(lowered.events, allocator, optional=lowered.workspaces, timeline=timeline)
+    replayed = replay(
+        lowered.events,
+        allocator,
+        optional=lowered.workspaces,
+        timeline=timeline,
+        streams=trace.streams,
+        operations=trace.stream_operations,
+    )
+    return lowered, replayed
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A trace with the sizes that only a device knows."""
+    """A trace with the sizes that depend on a device."""
 
     events: list[Event]
     workspaces: frozenset[int]
-    """Blocks for the time of a convolution: cuDNN can do with less where there is no room."""
+    """Blocks for the duration of a convolution: cuDNN takes less if an allocation fails."""
 
 
 def lower(trace: Trace, profile: DeviceProfile) -> Lowered:
-    """Give each library call its workspace on this device."""
+    """Give each library call its workspace on a device."""
     sizes = [profile.workspace_bytes(call) for call in trace.calls]
     events, absent, workspaces = [], set(), []
     for block, size in trace.events:
-        index = call_of(size)
+        index = call_of(size) if block >= 0 else None
         if index is None:
             if size != FREE or block not in absent:
                 events.append((block, size))
@@ -67,11 +75,14 @@ def lower(trace: Trace, profile: DeviceProfile) -> Lowered:
     return Lowered(events, frozenset(workspaces))
 
 
-def breakdown(trace: Trace, lowered: Lowered, found: Replay) -> dict[str, int]:
-    """Bytes by what they hold when the requested bytes peaked; the rest of the reserved peak is cache."""
-    live = set(found.live_at_peak)
+def breakdown(trace: Trace, lowered: Lowered, replayed: Replay) -> dict[str, int]:
+    """Return the bytes by use when the requested bytes peaked; the rest of the reserved peak is cache.
+
+    Freed blocks that another stream still uses count as cache.
+    """
+    live = set(replayed.live_at_peak)
     totals = dict.fromkeys((use.name.lower() for use in Use), 0)
     for block, size in lowered.events:
         if size != FREE and block in live:
             totals[Use(trace.uses[block]).name.lower()] += size
-    return {**totals, "allocator_cache": found.peak_reserved_bytes - sum(totals.values())}
+    return {**totals, "allocator_cache": replayed.peak_reserved_bytes - sum(totals.values())}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from vramcast.virtual_gpu.allocator import AllocatorOptions
 from vramcast.virtual_gpu.profile import DeviceProfile
-from vramcast.virtual_gpu.replay import EMPTY_CACHE, FREE
+from vramcast.virtual_gpu.replay import FREE
 from vramcast.virtual_gpu.simulate import replay_on
 from vramcast.virtual_gpu.trace import Trace, Use
 
@@ -30,7 +30,7 @@ def timeline_of(trace: Trace, profile: DeviceProfile, options: AllocatorOptions 
     totals = dict.fromkeys(Use, 0)
     sizes: dict[int, int] = {}
     for point, (block, size) in enumerate(lowered.events[: len(reserved)]):
-        if (block, size) != EMPTY_CACHE:
+        if block >= 0:
             taken = 0 if block in replayed.forgone else size
             change = -sizes.pop(block) if size == FREE else sizes.setdefault(block, taken)
             totals[Use(trace.uses[block])] += change

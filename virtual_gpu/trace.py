@@ -12,8 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from vramcast.errors import UntraceableError
-from vramcast.virtual_gpu.replay import EMPTY_CACHE, FREE
+from vramcast.virtual_gpu.allocator import MAIN_STREAM
+from vramcast.virtual_gpu.replay import EMPTY_CACHE, FREE, STREAM_OPERATION
 from vramcast.virtual_gpu.shapes import SHAPES
+from vramcast.virtual_gpu.streams import RecordStream, StreamOperation
 
 _FIRST_CALL = -2
 
@@ -86,6 +88,10 @@ class Trace:
     """Where the trace had to assume something, a phrase each."""
     has_batch_norm: bool = False
     """Whether a batch norm over images ran, which on CUDA is cuDNN's."""
+    streams: dict[int, int] = field(default_factory=dict)
+    """The stream of each block that is not on the main stream."""
+    stream_operations: list[StreamOperation] = field(default_factory=list)
+    """Operations that events refer to by index, see `STREAM_OPERATION`."""
 
     @property
     def has_convolutions(self) -> bool:
@@ -162,6 +168,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._kernels = kernels
         self._live: dict[int, Any] = {}
         self._held: set[str] = set()
+        self.stream = MAIN_STREAM
+        """The current stream, which new blocks belong to."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -187,25 +195,53 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not tensor.is_meta:
             return tensor
         storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self._live:
-            block = self._birth(storage.nbytes(), Use.TEMPORARIES if in_backward() else self.phase)
-            events, live = self.trace.events, self._live
-
-            def gone(_: Any) -> None:
-                events.append((block, FREE))
-                del live[key]
-
-            live[key] = (block, weakref.ref(storage, gone))
+        if storage._cdata not in self._live:
+            self._see_storage(storage)
         return tensor
+
+    def _see_storage(self, storage: torch.UntypedStorage) -> None:
+        key, events, live = storage._cdata, self.trace.events, self._live
+
+        def gone(_: Any) -> None:
+            block = live.pop(key)[0]
+            if block is not None:
+                events.append((block, FREE))
+
+        block = self._birth(storage.nbytes(), Use.TEMPORARIES if in_backward() else self.phase)
+        live[key] = (block, weakref.ref(storage, gone))
 
     def block_of(self, tensor: Tensor) -> int | None:
         """The block that holds a tensor."""
         found = self._live.get(tensor.untyped_storage()._cdata)
         return found[0] if found else None
 
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Note that a storage changed its size: the old block is freed and a new one allocated, none for size 0."""
+        key, size_bytes = storage._cdata, storage.nbytes()
+        if key in self._live:
+            block, reference = self._live[key]
+            if block is not None:
+                self.trace.events.append((block, FREE))
+            use = Use.TEMPORARIES if in_backward() else self.phase
+            self._live[key] = (self._birth(size_bytes, use) if size_bytes else None, reference)
+        elif size_bytes:
+            self._see_storage(storage)
+
+    def record_stream(self, tensor: Tensor, stream: int) -> None:
+        """Note that another stream uses the block of a tensor."""
+        block = self.block_of(tensor)
+        if block is not None and stream != self.trace.streams.get(block, MAIN_STREAM):
+            self.operate(RecordStream(block, stream))
+
+    def operate(self, operation: StreamOperation) -> None:
+        """Add a stream operation to the trace."""
+        self.trace.stream_operations.append(operation)
+        self.trace.events.append((STREAM_OPERATION, len(self.trace.stream_operations) - 1))
+
     def _birth(self, size: int, use: Use) -> int:
         block = len(self.trace.uses)
+        if self.stream != MAIN_STREAM:
+            self.trace.streams[block] = self.stream
         self.trace.uses.append(use)
         self.trace.owners.append(self.owner)
         self.trace.events.append((block, size))
@@ -235,7 +271,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def hold(self, library: str) -> None:
         """A block that a library takes at its first use in a thread and keeps."""
-        key = f"{library} {'backward' if in_backward() else 'forward'}"
+        key = f"{library} {'backward' if in_backward() else 'forward'} {self.stream}"
         if key not in self._held:
             self._held.add(key)
             self._call(LibraryCall(library))
