@@ -55,19 +55,24 @@ class Balance:
     """The same for 1, 2, ... columns at a time."""
 
     def __str__(self) -> str:
-        return self.told()
+        return self.describe()
 
-    def told(self, names: Sequence[str] | None = None) -> str:
-        """What was found, in a line; `names` are those of the columns."""
+    def describe(self, names: Sequence[str] | None = None) -> str:
+        """Describe the balance in one line; `names` are the names of the columns."""
         table = f"{self.runs} runs x {self.factors} factors"
         if self.exact:
             return f"{table}: exact orthogonal array of strength {self.strength}"
         columns = " x ".join(names[column] if names else f"column {column}" for column in self.worst_columns)
         return (
-            f"{table}: strength {self.strength_reached} of {self.strength}; worst off by "
-            f"{self.worst_deviation:.0%} ({columns}); {self.coverage:.1%} of the level tuples occur; "
-            f"frequencies {'' if self.proportional else 'not '}proportional"
+            f"{table}: {self.occurrence()}, with frequencies up to {self.worst_deviation:.0%} from equal ({columns})"
+            f"{', all proportional' if self.proportional else ''}; exact up to strength {self.strength_reached}"
         )
+
+    def occurrence(self) -> str:
+        """Say how many of the combinations of levels of `strength` columns occur, and whether equally often."""
+        share = "all" if self.coverage == 1 else f"{self.coverage:.1%} of all"
+        tuples = {1: "levels", 2: "pairs of levels", 3: "triples of levels"}[self.strength]
+        return f"{share} {tuples} occur{' equally often' if self.exact else ''}"
 
 
 def verify(array: npt.ArrayLike, levels: Sequence[int], strength: int = 2) -> Balance:
