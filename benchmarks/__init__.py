@@ -1,1 +1,1 @@
-"""Figures that the documentation quotes, each by one command."""
+"""Commands that produce the figures of the documentation."""

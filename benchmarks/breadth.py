@@ -1,7 +1,7 @@
-"""How many known networks are classified without error: `python -m benchmarks.breadth [DIRECTORY]`, or `make breadth`.
+"""Count the known networks that are classified without error: `python -m benchmarks.breadth [DIRECTORY]`.
 
-Of timm, some networks of each of its modules, evenly chosen; of transformers, all whose sizes are known, built from
-configs. What was done is kept, so that the run can be stopped and taken up again. Nothing is downloaded.
+Classifies a few networks of each module of timm, and all networks of transformers whose sizes are known, built from
+configs. Results are stored, so an interrupted run resumes. Nothing is downloaded. `make breadth` runs it.
 """
 
 import json
@@ -24,47 +24,47 @@ from vramcast.models import load
 from vramcast.models.questions import question_of
 
 BATCH = 8
-A_MODULE = 4
-"""Networks of each module of timm."""
+PER_MODULE = 4
+"""Networks of each module of timm, evenly spaced by name."""
 CHILD_LIFE = 40
-"""Networks that one child process looks at: libraries keep some memory of each."""
+"""Networks per child process: libraries hold on to some memory of each."""
 
 
 def targets() -> Iterator[tuple[str, str]]:
-    """(family, target): the names of each module of timm in order, evenly chosen; then those of transformers."""
+    """Yield (family, target): some names of each module of timm, then those of transformers."""
     timm = import_library("timm")
     for module in sorted(timm.list_modules()):
         names = sorted(timm.list_models(module=module))
         chosen = (
-            sorted({round(index * (len(names) - 1) / (A_MODULE - 1)) for index in range(A_MODULE)}) if names else []
+            sorted({round(index * (len(names) - 1) / (PER_MODULE - 1)) for index in range(PER_MODULE)}) if names else []
         )
         yield from ((module, f"timm:{names[index]}") for index in chosen)
     yield from (("transformers", f"hf:{name}") for name in ARCHITECTURES)
 
 
 def run(directory: Path) -> list[dict[str, Any]]:
-    """Look at all of them that no earlier run has looked at."""
+    """Classify all networks that no earlier run has classified."""
     directory.mkdir(parents=True, exist_ok=True)
     journal = directory / "networks.jsonl"
     done = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
-    known = {item["target"] for item in done}
-    left = [item for item in targets() if item[1] not in known]
-    classifier, child, lived = load(), None, 0
+    classified = {item["target"] for item in done}
+    left = [item for item in targets() if item[1] not in classified]
+    classifier, child, age = load(), None, 0
     try:
         with journal.open("a") as file:
             for family, target in tqdm(left, unit="network", mininterval=1 if sys.stderr.isatty() else 30):
                 wanted = Wanted(target=parse_target(target))
-                if child is None or lived == CHILD_LIFE:
+                if child is None or age == CHILD_LIFE:
                     if child is not None:
                         child.close()
-                    child, lived = ChildInspection(wanted), 0
+                    child, age = ChildInspection(wanted), 0
                 else:
                     child.turn_to(wanted)
-                lived += 1
-                found = {"family": family, "target": target, **_classified(classifier, child, target)}
+                age += 1
+                result = {"family": family, "target": target, **_classified(classifier, child, target)}
                 child = child if child.alive else None
-                done.append(found)
-                file.write(json.dumps(found) + "\n")
+                done.append(result)
+                file.write(json.dumps(result) + "\n")
                 file.flush()
     finally:
         if child is not None:
@@ -85,17 +85,17 @@ def _classified(classifier: Any, child: ChildInspection, target: str) -> dict[st
     }  # fmt: skip
 
 
-def report(found: list[dict[str, Any]]) -> dict[str, Any]:
-    parts = {"timm": [item for item in found if item["target"].startswith("timm:")],
-             "transformers": [item for item in found if item["target"].startswith("hf:")]}  # fmt: skip
+def report(results: list[dict[str, Any]]) -> dict[str, Any]:
+    parts = {"timm": [item for item in results if item["target"].startswith("timm:")],
+             "transformers": [item for item in results if item["target"].startswith("hf:")]}  # fmt: skip
     figures = {
         name: {"networks": len(part), "families": len({item["family"] for item in part}),
                "classified": sum(item["status"] == "ok" for item in part)}
         for name, part in parts.items()
     }  # fmt: skip
-    failed = [{"target": item["target"], "why": item["error"]} for item in found if item["status"] != "ok"]
-    notes = Counter(note for item in found for note in item.get("notes", ()))
-    share = sum(part["classified"] for part in figures.values()) / max(len(found), 1)
+    failed = [{"target": item["target"], "why": item["error"]} for item in results if item["status"] != "ok"]
+    notes = Counter(note for item in results for note in item.get("notes", ()))
+    share = sum(part["classified"] for part in figures.values()) / max(len(results), 1)
     return {"share": share, **figures, "failed": failed, "approximations": dict(notes.most_common())}
 
 

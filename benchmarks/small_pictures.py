@@ -1,4 +1,4 @@
-"""Pictures for the documentation, made small."""
+"""Small PNG pictures for the documentation."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +10,12 @@ from PIL import Image
 from vramcast.models.drawing import picture
 
 _COLOURS = 128
-"""Pictures of lines, dots and bars need no more, and are a third as large."""
+"""Enough for lines, dots and bars, and a third of the file size."""
 
 
 @contextmanager
 def light_picture(path: Path, width: float, height: float) -> Iterator[Figure]:
-    """A figure that is written to `path`, a PNG of few colours, when the block ends."""
+    """Yield a figure, and write it to `path` as a PNG with few colours when the block ends."""
     with picture(path, width, height) as figure:
         yield figure
     Image.open(path).convert("RGB").quantize(_COLOURS).save(path, optimize=True)

@@ -1,4 +1,4 @@
-"""The field's tables: figures worked out by hand, and their form as Markdown and CSV."""
+"""The comparison with the field: figures computed by hand, and their Markdown and CSV."""
 
 import json
 import sys
@@ -12,12 +12,12 @@ from synthetic_examples import example_of as example_of_spec
 from synthetic_examples import mlp_spec
 
 from benchmarks.field import __main__ as field_command
-from benchmarks.field.estimators import FAKE, TABLE, TRACE, TRACKED, Entry, SafeBucket, in_order, known_of
+from benchmarks.field.estimators import FAKE, TABLE, TRACE, TRACKED, Entry, SafeBucket, in_order, supported_by
 from benchmarks.field.page import render
 from benchmarks.field.pictures import draw_all, errors_table, scatter_table, unseen_table_of
 from benchmarks.field.published import Published, fold_lines
-from benchmarks.field.rows import TITLES, UNSEEN, UNSEEN_2024, Asked, Field
-from benchmarks.field.tables import HEADS, OVERALL, Line, ask, line_of, markdown_table, to_frame
+from benchmarks.field.rows import TITLES, UNSEEN, UNSEEN_2024, EvaluatedRow, Field
+from benchmarks.field.tables import HEADS, OVERALL, Line, line_of, markdown_table, predict, to_frame
 from benchmarks.field.timing import seconds_of
 from benchmarks.field.tracked import Tracked, in_sample, tracked_figures, tracked_mib
 from vramcast.dataset_builder.devices import load_profile
@@ -35,8 +35,8 @@ EVERY = np.ones(4, dtype=bool)
 TEMPLATE = Line(part=OVERALL, estimator="fixed", group="field", figure="computed", rows=None, seconds=0.5)
 
 
-def test_a_line_has_the_figures_of_the_rows_that_it_is_about():
-    line = line_of(ask(FIXED, EXAMPLES, EVERY), EVERY, TEMPLATE)
+def test_a_line_has_the_figures_of_its_rows():
+    line = line_of(predict(FIXED, EXAMPLES, EVERY), EVERY, TEMPLATE)
     assert line.rows == 4
     errors = sorted([100 / 1500, 600 / 2500, 1000 / 4000])
     assert line.median_error == pytest.approx(errors[1])
@@ -48,25 +48,25 @@ def test_a_line_has_the_figures_of_the_rows_that_it_is_about():
     assert line.seconds == 0.5
 
 
-def test_a_line_of_a_part_counts_only_what_the_estimator_was_asked_about():
-    known = np.array([True, False, True, False])
-    said = ask(Tracked({"right": 1600, "high": 5000}), EXAMPLES, known)
-    assert line_of(said, EVERY, TEMPLATE).rows == 2
-    assert line_of(said, np.array([True, True, False, False]), TEMPLATE).accuracy_1000 == 1.0
-    assert line_of(said, ~known, TEMPLATE) is None
-    assert np.isnan(said.point_bytes[1])
-    assert said.point_bytes[2] == 5000 * MIB
+def test_a_line_counts_only_the_rows_that_the_estimator_supports():
+    supported = np.array([True, False, True, False])
+    predictions = predict(Tracked({"right": 1600, "high": 5000}), EXAMPLES, supported)
+    assert line_of(predictions, EVERY, TEMPLATE).rows == 2
+    assert line_of(predictions, np.array([True, True, False, False]), TEMPLATE).accuracy_1000 == 1.0
+    assert line_of(predictions, ~supported, TEMPLATE) is None
+    assert np.isnan(predictions.point_bytes[1])
+    assert predictions.point_bytes[2] == 5000 * MIB
 
 
-def test_an_upper_edge_belongs_to_the_class_below_it():
+def test_an_upper_edge_belongs_to_the_bucket_below_it():
     edges = Published("GPUMemNet", {"right": 8000, "low": 8000, "high": 8000, "died": 48_000})
-    line = line_of(ask(edges, EXAMPLES, EVERY), EVERY, TEMPLATE, narrowest_mib=8000)
+    line = line_of(predict(edges, EXAMPLES, EVERY), EVERY, TEMPLATE, narrowest_mib=8000)
     assert (line.accuracy_1000, line.accuracy_2000, line.accuracy_8000) == (None, None, 1.0)
     assert line.too_low == 0.0
     assert line.over_reservation_mib == pytest.approx(8000 - np.mean([1500, 2500, 4000]))
 
 
-def test_a_safe_bucket_is_an_estimate_of_its_own():
+def test_the_safe_bucket_is_an_estimator():
     class Ensemble:
         def safe_bytes(self, examples, risk):
             return np.array([item.measured.used_bytes * (1 + risk) for item in examples])
@@ -89,7 +89,7 @@ def test_a_markdown_table_has_all_cells_and_marks_the_best():
 
 
 def test_the_csv_has_a_column_for_each_figure(tmp_path):
-    frame = to_frame([line_of(ask(FIXED, EXAMPLES, EVERY), EVERY, TEMPLATE), *fold_lines()])
+    frame = to_frame([line_of(predict(FIXED, EXAMPLES, EVERY), EVERY, TEMPLATE), *fold_lines()])
     frame.to_csv(tmp_path / "field.csv", index=False)
     again = pd.read_csv(tmp_path / "field.csv")
     assert list(again.columns[:5]) == ["part", "estimator", "group", "figure", "rows"]
@@ -97,7 +97,7 @@ def test_the_csv_has_a_column_for_each_figure(tmp_path):
     assert set(again["group"]) == {"field", "published"}
 
 
-def test_the_page_has_a_table_for_each_part_and_marks_what_is_published():
+def test_the_page_has_a_table_for_each_part_and_marks_published_figures():
     lines = [Line(**{**vars(TEMPLATE), "part": part, "rows": 7}) for part in (OVERALL, *TITLES)]
     notes = {"tested": 755, "unseen": 69, "train": 5913, "validation": 727, "one_in": 4, "tracked": 180, "failed": ""}
     page = render([*lines, *fold_lines()], notes)
@@ -107,44 +107,46 @@ def test_the_page_has_a_table_for_each_part_and_marks_what_is_published():
     assert "python -m benchmarks.field" in page
 
 
-def test_estimators_stand_in_the_order_of_the_tables_and_are_asked_where_they_can_be():
+def test_estimators_are_sorted_and_predict_only_the_rows_that_they_support():
     spec = mlp_spec()
-    asked = Field([], [], [Asked(EXAMPLES[0], spec, ("mlp",)), Asked(EXAMPLES[1], spec, (UNSEEN, UNSEEN_2024))])
+    field = Field(
+        [], [], [EvaluatedRow(EXAMPLES[0], spec, ("mlp",)), EvaluatedRow(EXAMPLES[1], spec, (UNSEEN, UNSEEN_2024))]
+    )
     named = Entry("Horus", "field", "computed", Horus())
-    other = Entry("X (published)", "published", "published", Horus(), known=frozenset({spec.id}), only=UNSEEN_2024)
+    other = Entry("X (published)", "published", "published", Horus(), supported=frozenset({spec.id}), only=UNSEEN_2024)
     assert [item.title for item in in_order([other, named])] == ["Horus", "X (published)"]
-    assert known_of(named, asked).tolist() == [True, True]
-    assert known_of(other, asked).tolist() == [False, True]
-    assert asked.counts()[UNSEEN] == 1
+    assert supported_by(named, field).tolist() == [True, True]
+    assert supported_by(other, field).tolist() == [False, True]
+    assert field.counts()[UNSEEN] == 1
 
 
-def test_a_sample_of_few_is_in_a_sample_of_more():
+def test_a_smaller_sample_is_part_of_a_larger_one():
     specs = [mlp_spec(width=64 + index) for index in range(200)]
     some, more = ([spec for spec in specs if in_sample(spec, one_in)] for one_in in (8, 4))
     assert set(some) < set(more)
     assert 30 < len(more) < 70
 
 
-def test_mem_tracker_sees_weights_gradients_and_states():
+def test_mem_tracker_counts_weights_gradients_and_states():
     spec = mlp_spec(width=512, depth=4, batch=16)
     parameter_mib = 4 * (4 * 512 * 513 + 513 * 10) / MIB
-    found, seconds = tracked_mib(spec)
-    assert 4 * parameter_mib < found < 7 * parameter_mib
+    peak_mib, seconds = tracked_mib(spec)
+    assert 4 * parameter_mib < peak_mib < 7 * parameter_mib
     assert seconds > 0
 
 
-def test_tracked_figures_are_kept_and_a_line_that_was_cut_short_is_none(tmp_path):
+def test_tracked_figures_are_cached_and_truncated_lines_skipped(tmp_path):
     spec = mlp_spec()
     journal = tmp_path / f"mem_tracker-{sys.modules['torch'].__version__}.jsonl"
     journal.write_text(json.dumps({"id": spec.id, "mib": 7.0, "seconds": 1.0}) + "\n" + '{"id": "cut", "mi')
     assert tracked_figures([spec], tmp_path, workers=1) == [{"id": spec.id, "mib": 7.0, "seconds": 1.0}]
 
 
-def test_an_answer_takes_the_time_of_what_it_needs():
+def test_the_seconds_of_an_estimate_include_its_inputs():
     spec = mlp_spec()
-    job = Asked(example_of_spec(spec, profile=load_profile("a100_40gb")), spec, ("mlp",))
+    row = EvaluatedRow(example_of_spec(spec, profile=load_profile("a100_40gb")), spec, ("mlp",))
     entries = [Entry(name, "field", "computed", Horus(), (name,)) for name in (TABLE, TRACE, FAKE, TRACKED)]
-    seconds = seconds_of(entries, [job])
+    seconds = seconds_of(entries, [row])
     assert 0 < seconds[TABLE] < seconds[TRACE]
     assert seconds[TRACKED] > seconds[FAKE] > 0
 
@@ -152,7 +154,7 @@ def test_an_answer_takes_the_time_of_what_it_needs():
 def points():
     rows = [
         {"name": name, "batch": 32, "family": family, "shown": shown, "measured_mib": mib, "fits": True,
-         "card_mib": CARD_BYTES / MIB, "estimator": estimator, "group": "ours", "estimate_mib": estimate}
+         "capacity_mib": CARD_BYTES / MIB, "estimator": estimator, "group": "ours", "estimate_mib": estimate}
         for name, family, shown, mib in (
             ("vgg16", UNSEEN, f"{UNSEEN} + {UNSEEN_2024}", 8222.0), ("", "mlp", "mlp", 1500.0),
         )
@@ -161,7 +163,7 @@ def points():
     return pd.DataFrame(rows)
 
 
-def test_what_is_said_not_to_fit_is_wrong_by_the_whole_and_stands_at_the_cards_end():
+def test_does_not_fit_counts_as_an_error_of_one_and_is_drawn_at_the_capacity():
     errors = errors_table(points())
     assert errors.groupby("estimator")["error"].max().to_dict() == pytest.approx(
         {"Horus": 1, "universal ensemble": 0.1}
@@ -171,7 +173,7 @@ def test_what_is_said_not_to_fit_is_wrong_by_the_whole_and_stands_at_the_cards_e
     assert set(scatter["estimate_gb"]) == {40_000 / 1024}
 
 
-def test_bars_are_those_of_the_unseen_networks():
+def test_bars_show_the_unseen_networks():
     bars = unseen_table_of(points())
     assert list(bars.index) == ["vgg16\n32"]
     assert bars.loc["vgg16\n32", "measured"] == pytest.approx(8222 / 1024)
@@ -179,7 +181,7 @@ def test_bars_are_those_of_the_unseen_networks():
     assert np.isnan(bars.loc["vgg16\n32", "GPUMemNet (published)"])
 
 
-def test_pictures_are_drawn_and_small(tmp_path):
+def test_pictures_are_small(tmp_path):
     draw_all(points(), tmp_path)
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
     assert sorted(sizes) == ["field_errors.png", "field_scatter.png", "field_unseen.png"]
@@ -189,33 +191,36 @@ def test_pictures_are_drawn_and_small(tmp_path):
 def test_one_command_writes_page_csv_and_points(tmp_path, monkeypatch):
     specs = [mlp_spec(width=64 + 8 * index) for index in range(6)]
     parts = [("mlp",)] * 4 + [(UNSEEN, UNSEEN_2024)] * 2
-    card = load_profile("a100_40gb")
-    asked = [Asked(example_of_spec(spec, profile=card), spec, part) for spec, part in zip(specs, parts, strict=True)]
-    examples = [item.example for item in asked]
-    monkeypatch.setattr(field_command, "load_field", lambda *_: Field(examples[:2], examples[2:3], asked))
+    profile = load_profile("a100_40gb")
+    tested = [
+        EvaluatedRow(example_of_spec(spec, profile=profile), spec, part)
+        for spec, part in zip(specs, parts, strict=True)
+    ]
+    examples = [item.example for item in tested]
+    monkeypatch.setattr(field_command, "load_field", lambda *_: Field(examples[:2], examples[2:3], tested))
     figures = [{"id": specs[0].id, "mib": 90.0, "seconds": 1.0}, {"id": specs[1].id, "error": "odd"}]
     monkeypatch.setattr(field_command, "tracked_figures", lambda *_: figures)
 
-    def given(data, mib):
-        return [Entry("PyTorch's MemTracker", "field", "computed", Tracked(mib), (), known=frozenset(mib))]
+    def ready(data, mib):
+        return [Entry("PyTorch's MemTracker", "field", "computed", Tracked(mib), (), supported=frozenset(mib))]
 
-    monkeypatch.setattr(field_command, "given", given)
+    monkeypatch.setattr(field_command, "ready", ready)
     monkeypatch.setattr(field_command, "unfitted", lambda: [Entry("majority", "field", "learned", Majority(), ())])
     monkeypatch.setattr(field_command, "draw_all", lambda points, directory: None)
-    words = ["--data", str(tmp_path), "--docs", str(tmp_path / "docs"), "--kept", str(tmp_path / "kept")]
+    words = ["--data", str(tmp_path), "--docs", str(tmp_path / "docs"), "--results", str(tmp_path / "results")]
     monkeypatch.setattr("sys.argv", ["field", *words])
     assert field_command.main() == 0
-    found = pd.read_csv(tmp_path / "docs" / "benchmark.csv").set_index(["estimator", "part"])["rows"]
-    assert (found["majority", OVERALL], found["majority", UNSEEN], found["majority", "mlp"]) == (6, 2, 4)
-    assert found["PyTorch's MemTracker", OVERALL] == 1
+    rows = pd.read_csv(tmp_path / "docs" / "benchmark.csv").set_index(["estimator", "part"])["rows"]
+    assert (rows["majority", OVERALL], rows["majority", UNSEEN], rows["majority", "mlp"]) == (6, 2, 4)
+    assert rows["PyTorch's MemTracker", OVERALL] == 1
     page = (tmp_path / "docs" / "benchmark.md").read_text()
     assert "the 4 test rows" in page
     assert "1 rows; it failed on 1 networks" in page
-    points = pd.read_csv(tmp_path / "kept" / "points.csv")
+    points = pd.read_csv(tmp_path / "results" / "points.csv")
     assert points["estimator"].value_counts().to_dict() == {"majority": 6, "PyTorch's MemTracker": 1}
 
 
-def test_without_measurements_it_says_so_and_leaves_the_page(tmp_path, monkeypatch, capsys):
+def test_without_measurements_nothing_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["field", "--data", str(tmp_path / "none"), "--docs", str(tmp_path)])
     assert field_command.main() == 0
     assert "VRAMCAST_DATA" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Random traces of measured networks: who asks for enough crashes nothing, and no design is in its own bound."""
+"""Random traces of measured networks: sufficient reservations never crash, and no design enters its own bound."""
 
 from dataclasses import replace
 
@@ -12,21 +12,21 @@ GB = 1e9
 PEAKS = np.array([2.0, 9.0, 14.0, 21.0, 30.0, 50.0]) * GB
 
 
-def made() -> Measured:
+def made_networks() -> Measured:
     return Measured(PEAKS, {"right": PEAKS, "twice": 2 * PEAKS, "a tenth": PEAKS / 10})
 
 
-def test_traces_repeat_themselves_and_have_jobs_that_fit() -> None:
-    (submissions, drawn), (_, others) = traces(made(), 100, 2, ClusterRules())
+def test_traces_are_reproducible_and_their_jobs_fit() -> None:
+    (submissions, drawn), (_, others) = traces(made_networks(), 100, 2, ClusterRules())
     assert len(submissions) == JOBS
     assert [item.job.peak_bytes for item in submissions] == PEAKS[drawn].astype(int).tolist()
-    assert 5 not in drawn  # more than the card
+    assert 5 not in drawn  # larger than the device
     assert drawn != others
-    assert next(traces(made(), 100, 1, ClusterRules()))[1] == drawn
+    assert next(traces(made_networks(), 100, 1, ClusterRules()))[1] == drawn
 
 
-def test_who_asks_for_the_peak_is_the_oracle_and_who_asks_for_less_crashes() -> None:
-    lines = {line.split(" | ")[0].strip("| "): line.strip("| ").split(" | ") for line in table(made(), 100, 3)}
+def test_reserving_the_peak_equals_the_oracle_and_reserving_less_crashes() -> None:
+    lines = {line.split(" | ")[0].strip("| "): line.strip("| ").split(" | ") for line in table(made_networks(), 100, 3)}
     assert lines["right"][1:] == ["0.0%", "1.00", "1.000 ± 0.000", "1.000 ± 0.000", "0.0"]
     assert lines["twice"][1:3] == ["0.0%", "2.00"]
     assert float(lines["twice"][4].split()[0]) > 1.05
@@ -36,7 +36,7 @@ def test_who_asks_for_the_peak_is_the_oracle_and_who_asks_for_less_crashes() -> 
 
 
 def test_a_margin_comes_from_other_designs() -> None:
-    # 400 sisters of one design take twice what is simulated, 400 other designs just that
+    # 400 networks of one design take twice the simulated memory, 400 other designs exactly the simulated memory
     examples = [
         example_of(mlp_table(8, 8), simulated=simulated(4096 * MIB), name=f"{name}{index}", family="timm")
         for name in ("twice", "right")
@@ -45,5 +45,5 @@ def test_a_margin_comes_from_other_designs() -> None:
     examples = [replace(item, design="twice") if item.id.startswith("twice") else item for item in examples]
     own = np.array([8192.0] * 400 + [4096.0] * 400) * MIB
     bounds = dict(bounds_of(examples, own))
-    assert bounds[0.01][:400].tolist() == [4096 * MIB] * 400  # nobody told them
-    assert np.isclose(bounds[0.01][400:], 8192 * MIB).sum() > 200  # but they tell others, in all folds but their own
+    assert bounds[0.01][:400].tolist() == [4096 * MIB] * 400  # no other design has a margin
+    assert np.isclose(bounds[0.01][400:], 8192 * MIB).sum() > 200  # their margin applies to the other folds

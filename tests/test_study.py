@@ -1,4 +1,4 @@
-"""The computing half of the study: what its tables are made of."""
+"""The tables of the study."""
 
 import json
 from argparse import Namespace
@@ -18,17 +18,17 @@ from benchmarks.study.style import markdown
 from vramcast.dataset_builder.configuration import compose_build, make_build, settings_of
 
 
-def test_what_was_computed_is_not_computed_again(tmp_path):
-    path, calls = tmp_path / "runs" / "kept.jsonl", []
+def test_cached_figures_are_not_computed_again(tmp_path):
+    path, calls = tmp_path / "runs" / "cache.jsonl", []
     for _ in range(2):
-        kept = ResultCache(path)
-        assert kept.get({"fold": 0}, lambda: calls.append(0) or {"accuracy": 0.5}) == {"accuracy": 0.5}
-        assert kept.get({"fold": 1}, lambda: calls.append(1) or [1, 2]) == [1, 2]
+        cache = ResultCache(path)
+        assert cache.get({"fold": 0}, lambda: calls.append(0) or {"accuracy": 0.5}) == {"accuracy": 0.5}
+        assert cache.get({"fold": 1}, lambda: calls.append(1) or [1, 2]) == [1, 2]
     assert calls == [0, 1]
 
 
-def test_half_a_line_is_computed_again(tmp_path):
-    path = tmp_path / "kept.jsonl"
+def test_a_truncated_line_is_ignored(tmp_path):
+    path = tmp_path / "cache.jsonl"
     ResultCache(path).get({"fold": 0}, lambda: 1)
     line = path.read_text()
     path.write_text(line + line[: len(line) // 2])
@@ -36,8 +36,8 @@ def test_half_a_line_is_computed_again(tmp_path):
     assert json.loads(line)["settings"] == {"fold": 0}
 
 
-def test_a_figure_after_half_a_line_is_kept_too(tmp_path):
-    path = tmp_path / "kept.jsonl"
+def test_a_figure_after_a_truncated_line_is_stored(tmp_path):
+    path = tmp_path / "cache.jsonl"
     path.write_text('{"key": "torn')
     ResultCache(path).get({"fold": 0}, lambda: 1)
     assert ResultCache(path).get({"fold": 0}, lambda: 2) == 1
@@ -52,7 +52,7 @@ def test_a_part_of_a_page_is_written_between_its_marks(tmp_path):
         write_part(page, "x", "other", "new")
 
 
-def test_a_table_and_its_picture_go_where_the_options_say(tmp_path, capsys):
+def test_publish_writes_table_and_picture_where_the_options_say(tmp_path, capsys):
     parser = study_parser(None, measured=False)
     page, drawn = tmp_path / "page.md", []
     page.write_text("<!-- made by benchmarks.x: table --><!-- made by benchmarks.x: end of table -->")
@@ -62,20 +62,20 @@ def test_a_table_and_its_picture_go_where_the_options_say(tmp_path, capsys):
     assert (drawn, "new" in page.read_text()) == ([Path("x.png")], True)
 
 
-def test_markdown_has_a_rule_below_its_head():
+def test_markdown_has_a_rule_below_its_header():
     assert markdown(["a", "b"], [["x", "1"]]) == "| a | b |\n| --- | ---: |\n| x | 1 |"
 
 
-def test_drawn_specs_are_those_of_a_build_and_new_each_time():
+def test_drawn_specs_are_the_distinct_specs_of_a_build():
     words = ["family=mlp", "sampler=uniform", "seed=3"]
-    found = drawn_specs(words, 20)
-    assert len({spec.id for spec in found}) == 20
+    specs = drawn_specs(words, 20)
+    assert len({spec.id for spec in specs}) == 20
     build = make_build(settings_of(compose_build([*words, "n=20"]), words), None)
     first = [build.space.spec(values).id for values in islice(build.sampler.candidates(build.space, 3), 200)]
-    assert [spec.id for spec in found] == [key for key in dict.fromkeys(first) if key in {s.id for s in found}][:20]
+    assert [spec.id for spec in specs] == [key for key in dict.fromkeys(first) if key in {s.id for s in specs}][:20]
 
 
-def test_an_array_ends():
+def test_an_array_is_finite():
     assert len(drawn_specs(["family=mlp", "space=gpumemnet_mlp_step1", "sampler=orthogonal", "seed=0"], 500)) <= 25
 
 
@@ -98,14 +98,14 @@ def test_a_line_of_the_staircase_counts_steps_up_and_down():
     assert staircase.steps_line("x", sweep) == ["x", "10-17", "0.50 MiB", "3", "2", "3", "20 MiB", "1"]
 
 
-def test_the_grid_is_read_off_the_measured_figures():
+def test_a_sentence_describes_the_grid_of_measured_figures():
     measured = pd.DataFrame({"used_mib": [101, 103, 103, 104], "simulated_mib": [101, 103, 113, 204]})
-    told = staircase.told(measured, 101)
-    assert "75.0% of 4 measured figures are 101 MiB and a multiple of 2 MiB; they take 3 values" in told
-    assert "meets 50.0% of them to the MiB, and 75.0% within 20 MiB" in told
+    sentence = staircase.grid_sentence(measured, 101)
+    assert "75.0% of 4 measured figures are 101 MiB and a multiple of 2 MiB; they take 3 values" in sentence
+    assert "gives 50.0% of them exactly, and 75.0% within 20 MiB" in sentence
 
 
-def test_neighbours_agree_where_classes_lie_apart():
+def test_neighbours_agree_if_classes_are_separated():
     random = np.random.default_rng(0)
     classes = np.repeat([0, 1], 40)
     points = random.normal(size=(80, 2))
@@ -115,7 +115,7 @@ def test_neighbours_agree_where_classes_lie_apart():
     assert projections.largest_share(np.array([0, 0, 0, 4])) == 0.75
 
 
-def test_no_virtual_row_of_a_tested_network_is_learned_from():
+def test_no_virtual_row_of_a_tested_network_is_used_for_training():
     rows = measured_mlps(9)
     train, virtual, test = rows[:3], rows[3:], rows[6:]
     virtual_alone = ablation.rows_for(ablation.Variant("layers", "virtual"), train, virtual, test)
@@ -135,7 +135,7 @@ def ablation_lines():
     ]
 
 
-def test_ablation_table_has_means_and_scatter_in_the_order_of_the_variants(tmp_path):
+def test_the_ablation_table_has_means_and_deviations_in_the_order_of_the_variants(tmp_path):
     table = ablation.ablation_table(ablation_lines())
     assert list(table["features"]) == ["gpumemnet", "virtual GPU"] * 2
     assert table["accuracy"].tolist() == pytest.approx([0.85] * 4)
@@ -148,54 +148,54 @@ def test_ablation_table_has_means_and_scatter_in_the_order_of_the_variants(tmp_p
     assert (tmp_path / "ablation.png").stat().st_size < 120_000
 
 
-def test_a_family_is_studied_variant_by_variant_and_told_by_what_was_learned_from(tmp_path, monkeypatch):
+def test_the_ablation_yields_a_line_per_variant_and_fold(tmp_path, monkeypatch):
     rows = measured_mlps(30)
     monkeypatch.setattr(ablation, "measured_examples", lambda *_: rows)
     monkeypatch.setattr(ablation, "drawn_specs", lambda *_: [])
     monkeypatch.setattr(ablation, "simulated_examples", lambda *_: {row.id: row for row in measured_mlps(9, 90)})
     monkeypatch.setattr(ablation, "VARIANTS", (ablation.VARIANTS[-1],))
     arguments = Namespace(data="", rows=None, folds=3, members=1)
-    lines = list(ablation.study("mlp", arguments, ResultCache(tmp_path / "kept.jsonl")))
+    lines = list(ablation.study("mlp", arguments, ResultCache(tmp_path / "cache.jsonl")))
     assert [(line["fold"], line["features"], line["rows"]) for line in lines] == [
         (fold, "virtual GPU", "none") for fold in range(3)
     ]
 
 
-def test_the_virtual_gpu_is_judged_without_learning():
-    found = ablation.judged(ablation.Variant("virtual GPU", "none"), [], measured_mlps(20), 1000, 1)
-    assert found["accuracy"] == 1.0  # of these examples the simulation is the truth
+def test_the_virtual_gpu_is_evaluated_without_training():
+    figures = ablation.evaluate_fold(ablation.Variant("virtual GPU", "none"), [], measured_mlps(20), 1000, 1)
+    assert figures["accuracy"] == 1.0  # the label of these examples is the simulation
 
 
-def test_point_estimates_are_judged_in_mib_and_by_bucket():
+def test_point_estimates_are_compared_in_mib_and_by_bucket():
     rows = [
         example_of(mlp_table(8, 8), used_bytes=1000 * MIB, name="a"),
         example_of(mlp_table(8, 8), used_bytes=4000 * MIB, name="b"),
         example_of(mlp_table(8, 8), used_bytes=CARD_BYTES, fits=False, name="c"),
     ]
-    found = regression.figures_of(np.array([1100.0 * MIB, 4000.0 * MIB, np.inf]), rows, 2000)
-    assert found["mean_error_mib"] == pytest.approx(50)
-    assert found["accuracy"] == 1.0
-    assert found["p95_relative_error"] == pytest.approx(0.1)
+    figures = regression.figures_of(np.array([1100.0 * MIB, 4000.0 * MIB, np.inf]), rows, 2000)
+    assert figures["mean_error_mib"] == pytest.approx(50)
+    assert figures["accuracy"] == 1.0
+    assert figures["p95_relative_error"] == pytest.approx(0.1)
 
 
-def test_raw_numbers_are_the_talks_four():
+def test_raw_numbers_are_the_four_of_the_talk():
     row = example_of(mlp_table(8, 16, 4), used_bytes=MIB, batch_size=32)
     assert regression.raw_numbers([row]).tolist() == [[3, 32, 8 * 16 + 16 + 16 * 4 + 4, 16 + 16 + 4]]
 
 
-def test_regressors_learn_what_grows_with_width_and_a_raw_network_does_not():
+def test_all_regressors_but_the_raw_network_learn_growth_with_width():
     train, test = ([row for row in rows if row.measured.fits] for rows in (measured_mlps(120), measured_mlps(20, 300)))
-    found = {
+    errors = {
         name: regression.figures_of(regressor(train, test), test, 1000)["mean_error_mib"]
         for name, regressor in regression.REGRESSORS.items()
     }
-    raw, _ = found.pop("neural network, four raw numbers"), found.pop("shapes alone, nothing learned")
+    raw, _ = errors.pop("neural network, four raw numbers"), errors.pop("shapes alone, nothing learned")
     assert raw > 200
-    assert max(found.values()) < raw / 5
-    assert found[regression.WITH_VIRTUAL[-1]] == 0  # of these examples the simulation is the truth
+    assert max(errors.values()) < raw / 5
+    assert errors[regression.WITH_VIRTUAL[-1]] == 0  # the label of these examples is the simulation
 
 
-def test_regression_table_is_a_line_a_regressor():
+def test_the_regression_table_has_one_line_per_regressor():
     figures = dict.fromkeys(regression.FIGURES, 0.25) | {"mean_error_mib": 1234.4}
     lines = [{"family": family, "regressor": "r", "fold": 0, **figures} for family in ("mlp", "real networks")]
     text = regression.to_markdown(regression.regression_table(lines)).splitlines()
@@ -203,14 +203,14 @@ def test_regression_table_is_a_line_a_regressor():
     assert text[2] == "| r | 1,234 MiB, 25.0%, 0.250 | 1,234 MiB, 25.0%, 0.250 |"
 
 
-def test_curve_lines_are_of_unseen_rows_and_count_their_cost(monkeypatch):
+def test_curves_are_evaluated_on_unseen_rows_and_count_training_rows(monkeypatch):
     rows = measured_mlps(60)
     monkeypatch.setattr(sampling_curves, "ESTIMATORS", {"gap polynomial": sampling_curves.gap_polynomial})
     seen = rows[:40]
-    (found,) = sampling_curves.curve_lines(sampling_curves.FIELDS["mlp"], seen, {"simulated": rows})
-    (again,) = sampling_curves.curve_lines(sampling_curves.FIELDS["mlp"], seen, {"simulated": rows[40:]})
-    assert found == again
-    assert (found["rows"], found["completed"]) == (40, 36)
+    (line,) = sampling_curves.curve_lines(sampling_curves.SETTINGS["mlp"], seen, {"simulated": rows})
+    (again,) = sampling_curves.curve_lines(sampling_curves.SETTINGS["mlp"], seen, {"simulated": rows[40:]})
+    assert line == again
+    assert (line["rows"], line["completed"]) == (40, 36)
 
 
 def curve_figures():
@@ -224,7 +224,7 @@ def curve_figures():
     ]  # fmt: skip
 
 
-def test_curves_are_means_over_seeds_and_arrays_end(tmp_path):
+def test_curves_are_means_over_seeds_and_finite_arrays_have_fewer_points(tmp_path):
     table = sampling_curves.curves_table(curve_figures())
     assert table["mean_error"].tolist() == pytest.approx([0.15] * 3)
     assert table["seeds"].tolist() == [2, 2, 2]

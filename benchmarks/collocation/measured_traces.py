@@ -38,10 +38,10 @@ TABLE = "timm_sgd_a100.csv"
 PROFILE = "a100_40gb_timm_2024"
 RISKS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 GAPS_S = (150, 300)
-"""Mean times between arrivals: the first is that of the densest public trace."""
+"""Mean times between arrivals; the first is that of the densest public trace."""
 JOBS = 60
 MEDIAN_SOLO_S, SOLO_SIGMA = 1500.0, 0.8
-"""Of a log-normal distribution, about that of the public jobs."""
+"""Parameters of a log-normal distribution, close to that of the public jobs."""
 FOLDS = 5
 
 Array = NDArray[np.float64]
@@ -49,12 +49,12 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Measured:
-    """Networks that completed, none with a trial of cuDNN in its peak: what a job without cudnn.benchmark is like."""
+    """Networks that completed and whose peak is not from a cuDNN trial, as without cudnn.benchmark."""
 
     peaks_bytes: Array
-    """What the job itself took; the table's figures have other processes in them."""
+    """Memory of the job itself; the table's figures include other processes."""
     needs_bytes: Mapping[str, Array]
-    """By estimator."""
+    """Reserved memory by estimator."""
 
 
 def measured(data: Path, cache: SimulationCache) -> Measured:
@@ -73,7 +73,7 @@ def measured(data: Path, cache: SimulationCache) -> Measured:
 
 
 def bounds_of(examples: Sequence[Example], own: Array) -> Iterator[tuple[float, Array]]:
-    """For each risk, bounds without what the device holds beside a job."""
+    """Yield the bounds at each risk, without the device's overhead."""
     estimated = np.array([example.simulation.reserved_bytes for example in examples], dtype=np.float64)
     scores = score(own, estimated)
     designs = sorted({example.design for example in examples})
@@ -84,16 +84,16 @@ def bounds_of(examples: Sequence[Example], own: Array) -> Iterator[tuple[float, 
     for risk in RISKS:
         margins = np.zeros(len(examples))
         for fold in range(FOLDS):
-            known, asked = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
-            found = SafeMargins.fit([strata[index] for index in known], scores[known])
-            margins[asked] = found.margins([strata[index] for index in asked], risk)
+            train, test = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
+            fitted = SafeMargins.fit([strata[index] for index in train], scores[train])
+            margins[test] = fitted.margins([strata[index] for index in test], risk)
         yield risk, raised(estimated, margins)
 
 
 def traces(
     measured: Measured, gap_s: float, count: int, rules: ClusterRules
 ) -> Iterator[tuple[list[Submission], list[int]]]:
-    """Random traces, and which network each of their jobs is."""
+    """Yield random traces with the indices of their networks."""
     fitting = np.flatnonzero(measured.peaks_bytes < rules.capacity_bytes).tolist()
     for seed in range(count):
         random = Random(seed)
@@ -108,22 +108,22 @@ def traces(
 
 
 def table(measured: Measured, gap_s: float, count: int) -> Iterator[str]:
-    """Means over the traces, as ratios to the oracle's on the same trace."""
+    """Yield the lines of a table: means over the traces, relative to the oracle on the same trace."""
     rules = ClusterRules()
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in measured.needs_bytes}
+    results: dict[str, list[tuple[float, float, float]]] = {name: [] for name in measured.needs_bytes}
     for submissions, drawn in tqdm(traces(measured, gap_s, count, rules), total=count, unit="trace", mininterval=5):
         oracle = _run(submissions, measured.peaks_bytes[drawn], rules)
         for name, needs in measured.needs_bytes.items():
             own = _run(submissions, needs[drawn], rules)
-            found[name].append((own.makespan_s / oracle.makespan_s, own.mean_jct_s / oracle.mean_jct_s, own.ooms))
+            results[name].append((own.makespan_s / oracle.makespan_s, own.mean_jct_s / oracle.mean_jct_s, own.ooms))
     yield "| estimator | too low | needs / peak, median | makespan | mean JCT | crashes in 1,000 jobs |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: |"
-    for name, figures in found.items():
+    for name, figures in results.items():
         makespan, jct, ooms = np.array(figures).T
         share = measured.needs_bytes[name] / measured.peaks_bytes
-        spread = f"{_error(makespan)} | {jct.mean():.3f} {_error(jct)}"
+        deviations = f"{_error(makespan)} | {jct.mean():.3f} {_error(jct)}"
         yield (
-            f"| {name} | {(share < 1).mean():.1%} | {np.median(share):.2f} | {makespan.mean():.3f} {spread} | "
+            f"| {name} | {(share < 1).mean():.1%} | {np.median(share):.2f} | {makespan.mean():.3f} {deviations} | "
             f"{_short(1000 * ooms.sum() / (JOBS * count))} |"
         )
 
@@ -145,14 +145,14 @@ def main() -> None:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="the directory with the public tables")
     parser.add_argument("--cache", default="runs/simulations")
-    parser.add_argument("--traces", type=int, default=150, help="two or more")
-    parser.add_argument("--page", type=Path, help="write into its marked part as well")
+    parser.add_argument("--traces", type=int, default=150, help="number of traces, at least 2")
+    parser.add_argument("--page", type=Path, help="also write into the marked part of this page")
     arguments = parser.parse_args()
     check_count("--traces", arguments.traces, least=2)
-    found = measured(arguments.data, SimulationCache(arguments.cache, 2))
-    drawn = f"{len(found.peaks_bytes):,} jobs to draw from, {arguments.traces} traces of {JOBS} jobs."
+    networks = measured(arguments.data, SimulationCache(arguments.cache, 2))
+    drawn = f"{len(networks.peaks_bytes):,} jobs to draw from, {arguments.traces} traces of {JOBS} jobs."
     parts = [
-        f"Arrivals {gap_s} s apart in the mean:\n\n" + "\n".join(table(found, gap_s, arguments.traces))
+        f"Arrivals {gap_s} s apart in the mean:\n\n" + "\n".join(table(networks, gap_s, arguments.traces))
         for gap_s in GAPS_S
     ]
     text = "\n\n".join([drawn, *parts])

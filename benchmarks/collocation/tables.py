@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/collocation.md, made again: `python -m benchmarks.collocation.tables DIR`.
+"""Write the tables and the picture of docs/collocation.md: `python -m benchmarks.collocation.tables DIR`.
 
 DIR is the directory of the public traces. All figures are simulated; peaks and solo times were measured by others.
 """
@@ -24,10 +24,10 @@ from vramcast.models.simulation import SimulationCache
 
 TRACES = ("t1", "t2", "heavy60", "mix90")
 DRAWN = "t1", (ORACLE, OURS, "gpumemnet", "none")
-CARD = "a100_40gb"
+DEVICE = "a100_40gb"
 CARMA_MARGIN_MIB = 2048
 CLOSE = 1.02
-"""The aim: no more than this of the oracle's makespan and mean completion time."""
+"""The goal: at most this multiple of the oracle's makespan and mean completion time."""
 PUBLISHED = {
     "oracle": (0.712, 0.594, "0 of 180"),
     "gpumemnet": (0.737, 0.629, "1 of 180"),
@@ -35,12 +35,12 @@ PUBLISHED = {
     "faketensor": (0.794, 0.648, "0 of 180"),
     "none": (0.730, 0.613, "12 of 180"),
 }
-"""AEGIS, 3 traces of 60 jobs: makespan and mean JCT against exclusive use, geometric means, and failures."""
+"""AEGIS, 3 traces of 60 jobs: makespan and mean JCT relative to exclusive use (geometric means), and failures."""
 Outcomes = Mapping[str, EstimatorResult]
 
 
 class Study:
-    """The four traces, and what we set aside for their jobs."""
+    """The four traces, and our reservations for their jobs."""
 
     def __init__(self, data: Path, cache: SimulationCache, asked: Asked, repeats: int) -> None:
         self.jobs: Mapping[str, TraceJob] = read_jobs(data / "jobs.csv")
@@ -50,7 +50,7 @@ class Study:
         self.bounds = self.bounds_at(asked.risk)
 
     def bounds_at(self, risk: float) -> Mapping[str, int]:
-        return bounds_bytes(self.used.values(), CARD, replace(self.asked, risk=risk), self.cache)
+        return bounds_bytes(self.used.values(), DEVICE, replace(self.asked, risk=risk), self.cache)
 
     def outcomes(
         self, trace: Sequence[Submission], rules: ClusterRules, margin_mib: int = 0, repeats: int = 1
@@ -63,28 +63,28 @@ class Study:
         return {name: self.outcomes(trace, rules, margin_mib, repeats) for name, trace in self.traces.items()}
 
     def at_risk(self, risk: float) -> "Study":
-        return self._asking(self.bounds_at(risk))
+        return self._with_bounds(self.bounds_at(risk))
 
     def above_peaks(self, share: float) -> "Study":
-        """As if our bounds were the true peaks and that share more."""
-        return self._asking({name: round((1 + share) * job.peak_bytes) for name, job in self.used.items()})
+        """Return the study with bounds at this share above the true peaks."""
+        return self._with_bounds({name: round((1 + share) * job.peak_bytes) for name, job in self.used.items()})
 
     def peaks_of_built(self) -> "Study":
-        """As if our bounds were the true peaks of what can be built; the rest takes whole cards."""
-        return self._asking({name: job.peak_bytes for name, job in self.used.items() if name in self.bounds})
+        """Return the study with the true peaks as bounds; jobs that cannot be built get whole GPUs."""
+        return self._with_bounds({name: job.peak_bytes for name, job in self.used.items() if name in self.bounds})
 
-    def _asking(self, bounds: Mapping[str, int]) -> "Study":
+    def _with_bounds(self, bounds: Mapping[str, int]) -> "Study":
         other = copy(self)
         other.bounds = bounds
         return other
 
 
-def ratios(found: Mapping[str, Outcomes], only: Sequence[str] = ESTIMATORS) -> Iterator[str]:
-    """Makespan and mean completion time against the oracle's, and crashes."""
-    yield "| estimator | " + " | ".join(f"{name}: makespan | JCT | OOMs" for name in found) + " |"
-    yield "| --- |" + " ---: |" * 3 * len(found)
+def ratios(results: Mapping[str, Outcomes], only: Sequence[str] = ESTIMATORS) -> Iterator[str]:
+    """Yield a table of makespan and mean completion time relative to the oracle, and of crashes."""
+    yield "| estimator | " + " | ".join(f"{name}: makespan | JCT | OOMs" for name in results) + " |"
+    yield "| --- |" + " ---: |" * 3 * len(results)
     for estimator in only:
-        yield f"| {estimator} | " + " | ".join(_ratio(outcomes, estimator) for outcomes in found.values()) + " |"
+        yield f"| {estimator} | " + " | ".join(_ratio(outcomes, estimator) for outcomes in results.values()) + " |"
 
 
 def _ratio(outcomes: Outcomes, estimator: str) -> str:
@@ -92,10 +92,10 @@ def _ratio(outcomes: Outcomes, estimator: str) -> str:
     return f"{own.makespan_s / oracle.makespan_s:.3f} | {own.mean_jct_s / oracle.mean_jct_s:.3f} | {own.ooms:.3g}"
 
 
-def spread(found: Mapping[str, Outcomes]) -> str:
-    """How much the oracle's own figures vary with the shifts."""
+def oracle_deviations(results: Mapping[str, Outcomes]) -> str:
+    """Return a line with the deviation of the oracle's figures over shifted arrivals."""
     cells = []
-    for outcomes in found.values():
+    for outcomes in results.values():
         oracle = outcomes[ORACLE]
         for figure, mean in (("makespan_s", oracle.metrics.makespan_s), ("mean_jct_s", oracle.metrics.mean_jct_s)):
             cells.append(f"{oracle.deviations[figure] / mean:.1%}")
@@ -103,10 +103,10 @@ def spread(found: Mapping[str, Outcomes]) -> str:
     return "| *standard deviation of the oracle* | " + " | ".join(cells) + " |"
 
 
-def verdict(found: Mapping[str, Outcomes], what: str) -> str:
-    """Where ours is as near to the oracle as it should be, and where it is ahead of all others."""
+def verdict(results: Mapping[str, Outcomes], subject: str) -> str:
+    """Say on which traces ours is within the goal, and on which it is better than all others."""
     near, ahead, crashes = [], [], 0.0
-    for name, outcomes in found.items():
+    for name, outcomes in results.items():
         figures = {key: (item.metrics.makespan_s, item.metrics.mean_jct_s) for key, item in outcomes.items()}
         own, others = figures[OURS], [figures[key] for key in figures if key not in (ORACLE, OURS)]
         crashes += outcomes[OURS].metrics.ooms
@@ -114,16 +114,16 @@ def verdict(found: Mapping[str, Outcomes], what: str) -> str:
         ahead += [name] if all(a < b for other in others for a, b in zip(own, other, strict=True)) else []
     often = f"{crashes:.3g} times" if crashes else "never"
     return (
-        f"{what}: ours runs out of memory {often}; makespan and mean JCT are both within 2 % of the oracle's on "
+        f"{subject}: ours runs out of memory {often}; makespan and mean JCT are both within 2 % of the oracle's on "
         f"{', '.join(near) or 'no trace'}, and both better than every other estimator's on "
         f"{', '.join(ahead) or 'no trace'}."
     )
 
 
-def plain(study: Study, found: Mapping[str, Outcomes]) -> Iterator[str]:
+def plain(study: Study, results: Mapping[str, Outcomes]) -> Iterator[str]:
     for name, trace in study.traces.items():
         alone = study.outcomes(trace, ClusterRules(policy="exclusive"))[ORACLE]
-        yield f"\n**{name}**\n\n{text_table({'(exclusive use)': alone, **found[name]})}"
+        yield f"\n**{name}**\n\n{text_table({'(exclusive use)': alone, **results[name]})}"
 
 
 def published(study: Study) -> Iterator[str]:
@@ -144,20 +144,20 @@ def _geometric(values: Sequence[float]) -> float:
 
 
 def widths(study: Study) -> str:
-    """How our bounds compare with the true peaks."""
+    """Compare our bounds with the true peaks in a sentence."""
     built = {name: job for name, job in study.used.items() if name in study.bounds}
     over = sorted(study.bounds[name] / job.peak_bytes for name, job in built.items())
     whole = sum(study.bounds[name] >= ClusterRules().capacity_bytes for name in built)
     low = [name for name, job in built.items() if study.bounds[name] < job.peak_bytes]
     return (
         f"With `{study.asked.checkpoint}` at a risk of {study.asked.risk:.0%}, {len(built)} of {len(study.used)} jobs "
-        f"of the traces are built; what is set aside is {over[len(over) // 2]:.2f} times the true peak in the median, "
-        f"a whole card for {whole} of them, and too little for {', '.join(low) or 'none'}."
+        f"of the traces can be built; the reservation is {over[len(over) // 2]:.2f} times the true peak in the median, "
+        f"a whole GPU for {whole} of them, and too small for {', '.join(low) or 'none'}."
     )
 
 
 def variants(study: Study) -> Iterator[str]:
-    """Each other rule by itself, and other risks; a table each."""
+    """Yield a table for each other rule and each other risk."""
     repeats = study.repeats
     for title, rules, margin_mib in (
         ("CARMA's margin of 2,048 MiB on point estimates", ClusterRules(), CARMA_MARGIN_MIB),
@@ -166,22 +166,22 @@ def variants(study: Study) -> Iterator[str]:
         ("`--policy best-fit`", ClusterRules(policy="best-fit"), 0),
         ("`--remember`: a job that ran before in the trace asks for its peak and 5 %", ClusterRules(remember=True), 0),
     ):
-        found = study.all_outcomes(rules, margin_mib, repeats)
-        yield f"\n{title}:\n\n" + "\n".join(ratios(found))
+        results = study.all_outcomes(rules, margin_mib, repeats)
+        yield f"\n{title}:\n\n" + "\n".join(ratios(results))
     for risk in (0.02, 0.05, 0.1):
-        found = study.at_risk(risk).all_outcomes(ClusterRules(), 0, repeats)
-        yield f"\n`--risk {risk}`:\n\n" + "\n".join(ratios(found, [OURS]))
-    found = study.peaks_of_built().all_outcomes(ClusterRules(), 0, repeats)
-    yield "\nThe true peaks, but whole cards for what cannot be built:\n\n" + "\n".join(ratios(found, [OURS]))
+        results = study.at_risk(risk).all_outcomes(ClusterRules(), 0, repeats)
+        yield f"\n`--risk {risk}`:\n\n" + "\n".join(ratios(results, [OURS]))
+    results = study.peaks_of_built().all_outcomes(ClusterRules(), 0, repeats)
+    yield "\nThe true peaks, but whole GPUs for jobs that cannot be built:\n\n" + "\n".join(ratios(results, [OURS]))
     for share in (0.05, 0.1, 0.15):
-        found = study.above_peaks(share).all_outcomes(ClusterRules(), 0, repeats)
-        yield f"\nBounds that are all {share:.0%} above the true peak:\n\n" + "\n".join(ratios(found, [OURS]))
+        results = study.above_peaks(share).all_outcomes(ClusterRules(), 0, repeats)
+        yield f"\nAll bounds {share:.0%} above the true peak:\n\n" + "\n".join(ratios(results, [OURS]))
 
 
 def sections(study: Study) -> Iterator[tuple[str, str]]:
-    """The parts of the page that are made here."""
+    """Yield the generated parts of the page."""
     once = study.all_outcomes(ClusterRules())
-    again = study.all_outcomes(ClusterRules(), 0, study.repeats)
+    repeated = study.all_outcomes(ClusterRules(), 0, study.repeats)
     yield "aegis", "\n".join(published(study))
     yield (
         "verdict",
@@ -189,13 +189,13 @@ def sections(study: Study) -> Iterator[tuple[str, str]]:
             [
                 f"- {widths(study)}",
                 f"- {verdict(once, 'The traces as they are')}",
-                f"- {verdict(again, f'Means of {study.repeats} runs with shifted arrivals')}",
+                f"- {verdict(repeated, f'Means of {study.repeats} runs with shifted arrivals')}",
             ]
         ),
     )
     yield "traces", "\n".join(plain(study, once))
     yield "ratios", "\n".join(ratios(once))
-    yield "means", "\n".join([*ratios(again), spread(again)])
+    yield "means", "\n".join([*ratios(repeated), oracle_deviations(repeated)])
     yield "variants", "\n".join(variants(study))
 
 
@@ -203,7 +203,7 @@ def draw(study: Study, path: Path) -> None:
     name, estimators = DRAWN
     outcomes = study.outcomes(study.traces[name], ClusterRules())
     charts = {estimator: gantt_table(outcomes[estimator].runs) for estimator in estimators}
-    draw_gantt(charts, ClusterRules().capacity_bytes, f"philly_{name} on 4 x {CARD}, simulated", path)
+    draw_gantt(charts, ClusterRules().capacity_bytes, f"philly_{name} on 4 x {DEVICE}, simulated", path)
 
 
 def main() -> None:
@@ -214,7 +214,7 @@ def main() -> None:
     parser.add_argument("--risk", type=float, default=Asked().risk)
     parser.add_argument("--bucket-mib", type=int, default=Asked().bucket_mib)
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--page", type=Path, help="write into its marked parts instead of printing")
+    parser.add_argument("--page", type=Path, help="write into the marked parts of this page instead of printing")
     parser.add_argument("--picture", type=Path, help="draw the Gantt chart")
     arguments = parser.parse_args()
     asked = Asked(arguments.checkpoint, arguments.risk, arguments.bucket_mib)

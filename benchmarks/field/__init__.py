@@ -1,1 +1,1 @@
-"""The field: every estimator on the same measured rows, as tables and pictures. `python -m benchmarks.field`."""
+"""Comparison with the field: every estimator on the same measured rows (`python -m benchmarks.field`)."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.field`: the tables, their CSV and the pictures, in one run."""
+"""`python -m benchmarks.field`: write docs/benchmark.md, its CSV and its pictures."""
 
 import argparse
 import os
@@ -9,30 +9,29 @@ import numpy as np
 import pandas as pd
 import torch
 
-from benchmarks.field.estimators import Entry, fit_all, given, in_order, known_of, unfitted
+from benchmarks.field.estimators import Entry, fit_all, in_order, ready, supported_by, unfitted
 from benchmarks.field.page import ABSENT, render
 from benchmarks.field.pictures import draw_all
 from benchmarks.field.published import fold_lines
 from benchmarks.field.rows import TITLES, UNSEEN, Field, load_field
-from benchmarks.field.tables import OVERALL, Line, Said, ask, line_of, to_frame
+from benchmarks.field.tables import OVERALL, Line, Predictions, line_of, predict, to_frame
 from benchmarks.field.timing import seconds_of
 from benchmarks.field.tracked import in_sample, tracked_figures
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.sizes import MIB
 
-DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 ONE_IN = 4
-"""Rows that MemTracker is asked about."""
+"""MemTracker estimates one row in this many."""
 
 
 def main() -> int:
-    """Write the page; where the measurements are absent, say so and leave it as it is."""
+    """Write the page. Without the measurements, print how to get them and change nothing."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.field", description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("VRAMCAST_DATA", DATA)))
-    parser.add_argument("--docs", type=Path, default=Path("docs"), help="where page, CSV and pictures go")
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("VRAMCAST_DATA", "data")))
+    parser.add_argument("--docs", type=Path, default=Path("docs"), help="the directory of page, CSV and pictures")
     parser.add_argument("--cache", default="runs/simulations")
-    parser.add_argument("--kept", type=Path, default=Path("runs/field"), help="for what the next run need not do again")
-    parser.add_argument("--one-in", type=int, default=ONE_IN, help="rows that MemTracker is asked about")
+    parser.add_argument("--results", type=Path, default=Path("runs/field"), help="cached results, reused by later runs")
+    parser.add_argument("--one-in", type=int, default=ONE_IN, help="MemTracker estimates one row in this many")
     parser.add_argument("--workers", type=int, default=min(2, len(os.sched_getaffinity(0))))
     arguments = parser.parse_args()
     if not arguments.data.is_dir():
@@ -47,67 +46,70 @@ def main() -> int:
     arguments.docs.mkdir(parents=True, exist_ok=True)
     to_frame(lines).to_csv(arguments.docs / "benchmark.csv", index=False, float_format="%.6g", lineterminator="\n")
     (arguments.docs / "benchmark.md").write_text(render(lines, notes), encoding="utf-8")
-    arguments.kept.mkdir(parents=True, exist_ok=True)
-    points.to_csv(arguments.kept / "points.csv", index=False)
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    points.to_csv(arguments.results / "points.csv", index=False)
     draw_all(points, arguments.docs)
     print(f"benchmark.md, benchmark.csv and pictures are in {arguments.docs}")
     return 0
 
 
 def compute(arguments: argparse.Namespace) -> tuple[list[Line], pd.DataFrame, dict[str, object]]:
-    """The lines of the tables, the points of the pictures, and what the page says of the run."""
+    """Return the lines of the tables, the points of the pictures, and the counts that the page quotes."""
     field = load_field(arguments.data, arguments.cache, arguments.workers)
-    specs = [item.spec for item in field.asked if in_sample(item.spec, arguments.one_in)]
-    tracked = tracked_figures(specs, arguments.kept, arguments.workers)
+    specs = [item.spec for item in field.tested if in_sample(item.spec, arguments.one_in)]
+    tracked = tracked_figures(specs, arguments.results, arguments.workers)
     tracked_mib = {item["id"]: item["mib"] for item in tracked if "mib" in item}
-    entries = in_order([*given(arguments.data, tracked_mib), *fit_all(unfitted(), field.train, field.validation)])
-    entries = [entry for entry in entries if known_of(entry, field).any()]
-    seconds = seconds_of(entries, field.asked)
-    said = {entry.title: ask(entry.estimator, field.examples, known_of(entry, field)) for entry in entries}
-    lines = [line for entry in entries for line in lines_of(entry, said[entry.title], field, seconds)] + fold_lines()
+    entries = in_order([*ready(arguments.data, tracked_mib), *fit_all(unfitted(), field.train, field.validation)])
+    entries = [entry for entry in entries if supported_by(entry, field).any()]
+    seconds = seconds_of(entries, field.tested)
+    predictions = {
+        entry.title: predict(entry.estimator, field.examples, supported_by(entry, field)) for entry in entries
+    }
+    lines = [line for entry in entries for line in lines_of(entry, predictions[entry.title], field, seconds)]
+    lines += fold_lines()
     failed = sum("mib" not in item for item in tracked)
     counts = field.counts()
     notes = {
-        "tested": len(field.asked) - counts[UNSEEN], "unseen": counts[UNSEEN], "train": len(field.train),
+        "tested": len(field.tested) - counts[UNSEEN], "unseen": counts[UNSEEN], "train": len(field.train),
         "validation": len(field.validation), "one_in": arguments.one_in,
-        "tracked": sum(item.spec.id in tracked_mib for item in field.asked),
+        "tracked": sum(item.spec.id in tracked_mib for item in field.tested),
         "failed": f"; it failed on {failed} networks" if failed else "",
     }  # fmt: skip
-    return lines, points_of(entries, said, field), notes
+    return lines, points_of(entries, predictions, field), notes
 
 
-def lines_of(entry: Entry, said: Said, field: Field, seconds: dict[str, float]) -> list[Line]:
-    """One line for each part that the estimator was asked about."""
-    found = []
+def lines_of(entry: Entry, predictions: Predictions, field: Field, seconds: dict[str, float]) -> list[Line]:
+    """Return one line for each part of the rows that the estimator supports."""
+    lines = []
     for part in (OVERALL, *TITLES) if entry.only is None else (entry.only,):
         template = Line(
             part=part, estimator=entry.title, group=entry.group, figure=entry.figure, rows=None,
             seconds=seconds.get(entry.title), needs_gpu=entry.needs_gpu,
         )  # fmt: skip
-        mask = np.array([part == OVERALL or part in item.parts for item in field.asked])
-        line = line_of(said, mask, template, entry.narrowest_mib)
-        found += [line] if line else []
-    return found
+        mask = np.array([part == OVERALL or part in item.parts for item in field.tested])
+        line = line_of(predictions, mask, template, entry.narrowest_mib)
+        lines += [line] if line else []
+    return lines
 
 
-def points_of(entries: list[Entry], said: dict[str, Said], field: Field) -> pd.DataFrame:
-    """One line for each row and estimator: what the pictures are drawn from."""
+def points_of(entries: list[Entry], predictions: dict[str, Predictions], field: Field) -> pd.DataFrame:
+    """Return one line per row and estimator; the pictures are drawn from them."""
     rows = pd.DataFrame(
         {
-            "name": [item.name for item in field.asked],
-            "batch": [item.spec.training.batch_size for item in field.asked],
-            "family": [item.family for item in field.asked],
-            "shown": [" + ".join(item.parts) for item in field.asked],
-            "measured_mib": [item.example.measured.used_bytes / MIB for item in field.asked],
-            "fits": [item.example.measured.fits for item in field.asked],
-            "card_mib": [item.example.capacity_bytes / MIB for item in field.asked],
+            "name": [item.name for item in field.tested],
+            "batch": [item.spec.training.batch_size for item in field.tested],
+            "family": [item.family for item in field.tested],
+            "shown": [" + ".join(item.parts) for item in field.tested],
+            "measured_mib": [item.example.measured.used_bytes / MIB for item in field.tested],
+            "fits": [item.example.measured.fits for item in field.tested],
+            "capacity_mib": [item.example.capacity_bytes / MIB for item in field.tested],
         }
     )
     parts = []
     for entry in entries:
-        estimates = said[entry.title].point_bytes / MIB
+        estimates = predictions[entry.title].point_bytes / MIB
         part = rows.assign(estimator=entry.title, group=entry.group, estimate_mib=estimates)
-        parts.append(part[said[entry.title].known])
+        parts.append(part[predictions[entry.title].supported])
     return pd.concat(parts, ignore_index=True)
 
 

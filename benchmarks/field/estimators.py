@@ -1,4 +1,4 @@
-"""Those that are compared, in the order of the tables: what they are made of, and what an answer takes."""
+"""The compared estimators: how each is made, and which inputs an estimate needs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,16 +31,16 @@ from vramcast.models.fitting import PlainFitter
 RISK = 0.01
 TRAINED = "for its training rows"
 TABLE, TRACE, FAKE, TRACKED = "table", "trace", "fake", "tracked"
-"""What an answer takes beside the estimator: a layer table, a trace and its replay, a pass under another mode."""
+"""Inputs whose time counts towards an estimate: a layer table, a trace and its replay, a pass under another mode."""
 _FITTERS = {
     "mlp": PlainFitter(epochs=60, patience=15, batch_size=128),
     "transformer": PlainFitter(epochs=10, patience=5, batch_size=128),
 }
-"""Shorter than a release: of one network of each kind, not of an ensemble, the place in the field is to be seen."""
+"""Shorter than a release: one network of each kind, not an ensemble."""
 
 
 class SafeBucket(Formula):
-    """The bound that a job exceeds at a risk of 1 % at most, as an estimate."""
+    """The ensemble's safe bound, as an estimator."""
 
     name = "safe"
 
@@ -52,13 +52,13 @@ class SafeBucket(Formula):
         return float(self.ensemble.safe_bytes([example], self.risk)[0])
 
     def predict_bytes(self, examples: Sequence[Example]) -> NDArray[np.float64]:
-        """All at once: one by one is a hundred times slower."""
+        """Predict all examples in one batch, a hundred times faster than one by one."""
         return self.ensemble.safe_bytes(examples, self.risk)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One estimator in the field."""
+    """One estimator of the comparison."""
 
     title: str
     group: str
@@ -66,15 +66,15 @@ class Entry:
     estimator: Estimator
     takes: tuple[str, ...] = (TABLE,)
     needs_gpu: str = "no"
-    known: frozenset[str] | None = None
-    """Ids of the jobs that it can be asked about; None for all."""
+    supported: frozenset[str] | None = None
+    """Ids of the specs that it supports; None for all."""
     only: str | None = None
     """The part of the rows that it belongs to; None for all."""
     narrowest_mib: int = 0
 
 
 def unfitted() -> list[Entry]:
-    """All that learn here, before they do."""
+    """Return the estimators that are fitted here."""
     ours, learned = (TABLE, TRACE), "simulated, then learned"
     networks = {
         name: NetworkClassifier(NetworkSettings(network=name, bucket_mib=1000), fitter)
@@ -92,18 +92,18 @@ def unfitted() -> list[Entry]:
 
 
 def fit_all(entries: Sequence[Entry], train: Sequence[Example], validation: Sequence[Example]) -> list[Entry]:
-    """Fit those that learn, all to the same rows."""
+    """Fit all estimators to the same rows."""
     for entry in (bar := tqdm(entries, desc="fitting", unit="estimator")):
         bar.set_postfix_str(entry.title)
         entry.estimator.fit(train, validation)
     return list(entries)
 
 
-def given(data: Path, tracked_mib: dict[str, float]) -> list[Entry]:
-    """All that have nothing to learn here: formulas, the released checkpoint, what others published."""
+def ready(data: Path, tracked_mib: dict[str, float]) -> list[Entry]:
+    """Return the estimators that need no fitting: formulas, the released checkpoint, published estimates."""
     ensemble = load_checkpoint(RELEASED / UNIVERSAL)
     if not isinstance(ensemble, Ensemble):
-        raise TypeError(f"a release is an ensemble, found {type(ensemble).__name__}")
+        raise TypeError(f"expected an ensemble in {UNIVERSAL}, found {type(ensemble).__name__}")
     ours, learned = (TABLE, TRACE), "simulated, then learned"
     fake = FakeTensor(
         {key: size for path in sorted(data.rglob("timm_*.csv")) for key, size in read_fake_tensor(path).items()}
@@ -115,7 +115,7 @@ def given(data: Path, tracked_mib: dict[str, float]) -> list[Entry]:
         Entry("universal, safe bucket at 1 %", "ours", learned, SafeBucket(ensemble), ours, TRAINED),
         Entry("Horus", "field", "computed", Horus()),
         Entry("FakeTensor", "field", "published for timm, else computed", fake, (FAKE,)),
-        Entry("PyTorch's MemTracker", "field", "computed", Tracked(tracked_mib), (TRACKED,), known=tracked),
+        Entry("PyTorch's MemTracker", "field", "computed", Tracked(tracked_mib), (TRACKED,), supported=tracked),
         Entry("shape formula of the talk", "field", "computed", ShapeInference()),
         Entry("weights x 4 (accelerate)", "field", "computed", Weights()),
         *_published(data),
@@ -125,11 +125,11 @@ def given(data: Path, tracked_mib: dict[str, float]) -> list[Entry]:
 def _published(data: Path) -> list[Entry]:
     return [
         Entry(
-            f"{name} (published)", "published", "published", found, (),
+            f"{name} (published)", "published", "published", column, (),
             "for its layer summary" if name in EDGES_MIB else "no",
-            frozenset(found.mib_by_id), UNSEEN_2024, EDGES_MIB.get(name, 0),
+            frozenset(column.mib_by_id), UNSEEN_2024, EDGES_MIB.get(name, 0),
         )
-        for name, found in read_published(unseen_table(data)).items()
+        for name, column in read_published(unseen_table(data)).items()
     ]  # fmt: skip
 
 
@@ -138,18 +138,19 @@ ORDER = (
     "universal, safe bucket at 1 %", "Horus", "FakeTensor", "PyTorch's MemTracker", "shape formula of the talk",
     "weights x 4 (accelerate)", "MLP on GPUMemNet's features", "ExtraTrees", "majority",
 )  # fmt: skip
-"""Of the tables; what others published comes last."""
+"""The order of the tables; published estimates come last."""
 
 
 def in_order(entries: Sequence[Entry]) -> list[Entry]:
     return sorted(entries, key=lambda entry: ORDER.index(entry.title) if entry.title in ORDER else len(ORDER))
 
 
-def known_of(entry: Entry, asked: Field) -> NDArray[np.bool_]:
-    """[rows]: which ones an estimator can be asked about."""
+def supported_by(entry: Entry, field: Field) -> NDArray[np.bool_]:
+    """Return a mask [rows] of the test rows that an estimator supports."""
     return np.array(
         [
-            (entry.known is None or item.spec.id in entry.known) and (entry.only is None or entry.only in item.parts)
-            for item in asked.asked
+            (entry.supported is None or item.spec.id in entry.supported)
+            and (entry.only is None or entry.only in item.parts)
+            for item in field.tested
         ]
     )

@@ -1,6 +1,6 @@
-"""The pictures of the field: each is a table that is computed, and its drawing.
+"""The pictures of docs/benchmark.md. Each consists of two functions: one computes a table, one draws it.
 
-`python -m benchmarks.field.pictures` draws them again from what the last run of `python -m benchmarks.field` kept.
+`python -m benchmarks.field.pictures` redraws them from the results of the last run of `python -m benchmarks.field`.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ COLOURS = {
     "shape formula of the talk": "#8c6d4f",
     "weights x 4 (accelerate)": "#9aa0a6",
 }
-"""One colour for one estimator in every picture: ours are cool, the others warm or grey."""
+"""Each estimator has one colour in every picture: ours are cool, the others warm or grey."""
 FAMILIES = {
     "mlp": ("MLPs", "#8ab4f8"),
     "cnn": ("CNNs", "#e8743b"),
@@ -58,13 +58,13 @@ BARS = {
 }
 _LEAST_ERROR, _MOST_ERROR = 1e-4, 10.0
 _TOP_GIB = 48.0
-"""Of the bar chart: what is higher is cut, and its figure written on it."""
-_CARD_GIB = 39.5
-"""Of an A100 of 40 GB: where a bar ends that says 'does not fit'."""
+"""The top of the bar chart; higher bars are cut and labelled with their value."""
+_CAPACITY_GIB = 39.5
+"""The capacity of an A100 40 GB; bars for 'does not fit' end here."""
 
 
 def errors_table(points: pd.DataFrame) -> pd.DataFrame:
-    """Relative errors of the rows that fit, by estimator and family; 'does not fit' is wrong by the whole."""
+    """Return relative errors of the rows that fit, by estimator and family; 'does not fit' counts as 1."""
     fitting = points[points["fits"] & points["estimator"].isin(list(COLOURS))]
     finite = np.isfinite(fitting["estimate_mib"])
     error = (fitting["estimate_mib"].where(finite, 0.0) - fitting["measured_mib"]).abs() / fitting["measured_mib"]
@@ -72,7 +72,7 @@ def errors_table(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_errors(table: pd.DataFrame, path: Path) -> None:
-    """The share of rows within each error: a panel for all rows, and one for each family."""
+    """Draw the share of rows within each error: a panel for all rows and one for each family."""
     panels: dict[str, pd.DataFrame] = {"all rows": table}
     panels |= {title: table[table["family"] == family] for family, (title, _) in FAMILIES.items()}
     with light_picture(path, 12, 7.4) as figure:
@@ -84,7 +84,7 @@ def draw_errors(table: pd.DataFrame, path: Path) -> None:
                     _draw_share(axes, errors, estimator, colour)
             _error_axes(axes, title, index)
         handles = [
-            Line2D([], [], color=colour, linewidth=_width(name), label=_told(name))
+            Line2D([], [], color=colour, linewidth=_width(name), label=_label(name))
             for name, colour in COLOURS.items()
             if name != "universal, safe bucket at 1 %"
         ]
@@ -105,8 +105,8 @@ def _width(estimator: str) -> float:
     return {"universal ensemble": 2.8, "virtual GPU alone": 2.0}.get(estimator, 1.3)
 
 
-def _told(estimator: str) -> str:
-    """With what kind of figure it is, where its name does not say."""
+def _label(estimator: str) -> str:
+    """Return the estimator's name, with the kind of its figure where the name does not show it."""
     return f"{estimator} ({KINDS[estimator]})" if estimator in KINDS else estimator
 
 
@@ -132,18 +132,18 @@ def _label_edges(axes: Any, index: int, columns: int, xlabel: str, ylabel: str) 
 
 
 def scatter_table(points: pd.DataFrame) -> pd.DataFrame:
-    """Measured and estimated GiB of the rows that fit; what is said not to fit stands at the card's end."""
+    """Return measured and estimated GiB of the rows that fit; 'does not fit' is drawn at the device's capacity."""
     chosen = points[points["fits"] & points["estimator"].isin(SCATTERED)]
     finite = np.isfinite(chosen["estimate_mib"])
     return chosen.assign(
         measured_gb=chosen["measured_mib"] / 1024,
-        estimate_gb=chosen["estimate_mib"].where(finite, chosen["card_mib"]) / 1024,
+        estimate_gb=chosen["estimate_mib"].where(finite, chosen["capacity_mib"]) / 1024,
         refused=~finite,
     )[["estimator", "family", "measured_gb", "estimate_gb", "refused"]]
 
 
 def draw_scatter(table: pd.DataFrame, path: Path) -> None:
-    """Estimate over measurement, a panel an estimator, both axes logarithmic."""
+    """Draw estimates over measurements, one panel per estimator, with logarithmic axes."""
     low, high = 0.05, 60.0
     with light_picture(path, 12, 6.9) as figure:
         for index, estimator in enumerate(SCATTERED):
@@ -162,7 +162,7 @@ def draw_scatter(table: pd.DataFrame, path: Path) -> None:
             Line2D([], [], color=colour, marker="o", linestyle="", markersize=6, label=name)
             for name, colour in FAMILIES.values()
         ]
-        handles.append(Line2D([], [], color="0.4", marker="^", linestyle="", markersize=6, label="said not to fit"))
+        handles.append(Line2D([], [], color="0.4", marker="^", linestyle="", markersize=6, label="predicted: no fit"))
         figure.suptitle(
             "Estimated against measured memory (measured by others on real GPUs; rows that fit)", fontsize=12
         )
@@ -178,13 +178,13 @@ def _scatter_axes(axes: Any, title: str, index: int, limits: tuple[float, float]
         axis.set_major_locator(FixedLocator(ticks))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_locator(NullLocator())
-    axes.set_title(_told(title), fontsize=8.5, loc="left")
+    axes.set_title(_label(title), fontsize=8.5, loc="left")
     _label_edges(axes, index, 4, "measured [GiB]", "estimated [GiB]")
     quiet(axes)
 
 
 def unseen_table_of(points: pd.DataFrame) -> pd.DataFrame:
-    """GiB of each bar, one line a job in the order of the table; infinity is "does not fit"."""
+    """Return the height of each bar in GiB, one line per job; infinity means "does not fit"."""
     chosen = points[points["shown"].str.contains(UNSEEN_2024, regex=False)]
     chosen = chosen.assign(job=chosen["name"] + "\n" + chosen["batch"].astype(str))
     order = list(dict.fromkeys(chosen["job"]))
@@ -194,7 +194,7 @@ def unseen_table_of(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_unseen(table: pd.DataFrame, path: Path) -> None:
-    """The talk's bar chart with ours beside: two rows of jobs, six bars each."""
+    """Draw the published bar chart together with our estimates: two rows of jobs, six bars each."""
     half = -(-len(table) // 2)
     with light_picture(path, 13, 7.2) as figure:
         for index, part in enumerate((table.iloc[:half], table.iloc[half:])):
@@ -212,13 +212,13 @@ def _draw_bars(axes: Any, part: pd.DataFrame) -> None:
     for index, (column, (_, colour)) in enumerate(BARS.items()):
         values = part[column].to_numpy(dtype=float)
         at = places + (index - (len(BARS) - 1) / 2) * width
-        heights = np.where(np.isinf(values), _CARD_GIB, np.minimum(np.nan_to_num(values), _TOP_GIB))
+        heights = np.where(np.isinf(values), _CAPACITY_GIB, np.minimum(np.nan_to_num(values), _TOP_GIB))
         axes.bar(at, heights, width * 0.94, color=colour)
         for place, value in zip(at, values, strict=True):
             if value > _TOP_GIB:
                 text = f"{value:.0f}" if np.isfinite(value) else "does not fit"
                 angle = 0 if np.isfinite(value) else 90
-                height = _TOP_GIB + 0.6 if np.isfinite(value) else _CARD_GIB + 0.6
+                height = _TOP_GIB + 0.6 if np.isfinite(value) else _CAPACITY_GIB + 0.6
                 axes.text(place, height, text, ha="center", va="bottom", fontsize=8, color=colour, rotation=angle)
     axes.set_xticks(places, part.index, fontsize=8.5)
     axes.tick_params(axis="x", length=0)

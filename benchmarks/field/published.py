@@ -1,4 +1,4 @@
-"""Figures that others published of their own estimators. They are cited, not computed, and marked so wherever shown."""
+"""Figures that others published about their own estimators: cited, not computed, and marked as such in every table."""
 
 import csv
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from vramcast.models.labels import Buckets
 from vramcast.virtual_gpu.sizes import MIB
 
 COLUMNS = {"GPUMemNet": "gpumemnet_mib", "FakeTensor": "faketensor_mib", "Horus": "horus_mib"}
-"""Of the table of unseen networks."""
+"""Columns of the table of unseen networks."""
 EDGES_MIB = {"GPUMemNet": 8000}
-"""Whose figure is the upper edge of a class so wide, and says nothing of narrower ones."""
+"""Estimators whose figure is the upper edge of a bucket of this width, and so says nothing about narrower ones."""
 
-# GPUMemNet's own three folds on its own rows, CNNs without residual and dense ones (its repository's k-fold results).
-# Seconds are those of a batch of 128 on a GPU, without the layer summary, for which the network runs on one.
+# GPUMemNet's three folds on its own rows, CNNs without residual and dense ones (k-fold results of its repository).
+# Seconds are for a batch of 128 on a GPU, without the layer summary, which runs the network on a GPU.
 _FOLDS = {
     "mlp": (1000, (0.976, 0.984), (0.018, 0.008), (0.00225, 0.01056)),
     "cnn": (8000, (0.797, 0.803), (0.072, 0.078), (0.00227, 0.01074)),
@@ -31,7 +31,7 @@ _NAMES = ("GPUMemNet's MLP", "GPUMemNet's Transformer")
 
 
 class Published(Formula):
-    """A column of a table, by the id of its jobs."""
+    """A column of published estimates, by the id of the spec."""
 
     def __init__(self, name: str, mib_by_id: dict[str, float]) -> None:
         self.name = name
@@ -41,28 +41,28 @@ class Published(Formula):
         return self.mib_by_id.get(example.id, inf) * MIB
 
     def predict_bytes(self, examples: Sequence[Example]) -> NDArray[np.float64]:
-        """As it was published, also where it is more than the card."""
+        """Return the published figures, even above the device's capacity."""
         return np.array([self.used_bytes(example) for example in examples], dtype=np.float64)
 
     def predict_proba(self, examples: Sequence[Example], buckets: Buckets) -> NDArray[np.float64]:
-        """An upper edge belongs to the class below it."""
+        """Return one-hot buckets; an upper edge belongs to the bucket below it."""
         return one_hot(buckets.of(self.predict_bytes(examples) - (1 if self.name in EDGES_MIB else 0)), buckets)
 
 
 def read_published(path: Path) -> dict[str, Published]:
-    """What the table of unseen networks has of other estimators."""
-    found: dict[str, dict[str, float]] = {name: {} for name in COLUMNS}
+    """Read the published estimates from the table of unseen networks."""
+    columns: dict[str, dict[str, float]] = {name: {} for name in COLUMNS}
     with path.open(newline="") as lines:
         for record in csv.DictReader(lines):
             spec = LAYOUT.spec(record)
             for name, column in COLUMNS.items():
                 if spec is not None and record[column]:
-                    found[name][spec.id] = float(record[column])
-    return {name: Published(name, mib_by_id) for name, mib_by_id in found.items()}
+                    columns[name][spec.id] = float(record[column])
+    return {name: Published(name, mib_by_id) for name, mib_by_id in columns.items()}
 
 
 def fold_lines() -> list[Line]:
-    """GPUMemNet's accuracies, as lines of its families' tables."""
+    """Return GPUMemNet's accuracies as lines of the families' tables."""
     return [
         Line(
             part=part, estimator=f"{name} (published)", group="published", figure="published, 3 folds", rows=None,

@@ -1,4 +1,4 @@
-"""The rows that all estimators are judged on: none of them was trained on any."""
+"""The test rows, on which no estimator was trained."""
 
 import csv
 from collections.abc import Sequence
@@ -27,23 +27,23 @@ TITLES = {
     "cnn": "GPUMemNet's CNNs, all seven shapes",
     "transformer": "GPUMemNet's Transformers",
     "timm": "timm networks",
-    BLIND_TIMM: "timm networks of the odd half, on which no constant was fitted",
-    UNSEEN: "Real networks that nothing was trained on, on four stacks",
+    BLIND_TIMM: "timm networks of the odd half, to which no constant was fitted",
+    UNSEEN: "Real networks outside all training data, on four stacks",
     UNSEEN_2024: "The same on GPUMemNet's stack of 2024, with the published estimates",
 }
-"""The parts, in the order of their tables."""
+"""Titles of the parts, in the order of their tables."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One measured row that estimators are asked about."""
+class EvaluatedRow:
+    """One measured row that estimators predict."""
 
     example: Example
     spec: Spec
     parts: tuple[str, ...]
-    """Of `TITLES`; the first one is its family."""
+    """Keys of `TITLES`; the first one is the family."""
     name: str = ""
-    """What the table calls it, where that says more than its factors."""
+    """The network's name in the table, if it has one."""
 
     @property
     def family(self) -> str:
@@ -52,23 +52,23 @@ class Asked:
 
 @dataclass(frozen=True)
 class Field:
-    """What is learned from, and what is asked about."""
+    """The rows of the comparison: for training, and to be predicted."""
 
     train: Sequence[Example]
     validation: Sequence[Example]
-    asked: Sequence[Asked]
+    tested: Sequence[EvaluatedRow]
 
     @property
     def examples(self) -> list[Example]:
-        return [item.example for item in self.asked]
+        return [item.example for item in self.tested]
 
     def counts(self) -> dict[str, int]:
-        """Rows that are asked about, by part."""
-        return {part: sum(part in item.parts for item in self.asked) for part in TITLES}
+        """Return the number of test rows by part."""
+        return {part: sum(part in item.parts for item in self.tested) for part in TITLES}
 
 
 def load_field(data: Path, cache: str, workers: int) -> Field:
-    """The split of the released checkpoint, made again, and the unseen networks beside its test rows."""
+    """Repeat the split of the released checkpoint, and add the unseen networks to its test rows."""
     words = [*read_release(RELEASES / f"{UNIVERSAL}.yaml").overrides, f"data.path={data}", f"data.cache={cache}"]
     configuration, simulations = configure(words), SimulationCache(cache, workers)
     rows = measured_rows(configuration.data)
@@ -76,7 +76,7 @@ def load_field(data: Path, cache: str, workers: int) -> Field:
     parts = parts_of(examples, split_of(examples, configuration))
     _check_released(parts)
     specs = {row.spec.id: row.spec for row in rows}
-    tested = [Asked(item, specs[item.id], _parts(item, specs[item.id])) for item in parts.test]
+    tested = [EvaluatedRow(item, specs[item.id], _parts(item, specs[item.id])) for item in parts.test]
     return Field(parts.train, parts.validation, [*tested, *_unseen(data, simulations)])
 
 
@@ -91,25 +91,25 @@ def _parts(example: Example, spec: Spec) -> tuple[str, ...]:
 
 
 def _check_released(parts: Parts) -> None:
-    """The split follows from rows and seed: with other rows, some that were trained on would be judged."""
-    kept = load_metrics(RELEASED / UNIVERSAL)["rows"]
-    if kept != len(parts.test):
+    """Raise UserError if the rows differ from the release's: the split would test on rows that it was trained on."""
+    released = load_metrics(RELEASED / UNIVERSAL)["rows"]
+    if released != len(parts.test):
         raise UserError(
-            f"expected the {kept} test rows of the checkpoint {UNIVERSAL}, found {len(parts.test)}: "
-            "name the tables that it was trained on, or release it anew"
+            f"expected the {released} test rows of the checkpoint {UNIVERSAL}, found {len(parts.test)}: "
+            "name the tables that it was trained on, or release it again"
         )
 
 
-def _unseen(data: Path, cache: SimulationCache) -> list[Asked]:
+def _unseen(data: Path, cache: SimulationCache) -> list[EvaluatedRow]:
     path = unseen_table(data)
     names, rows = _names(path), list(read_rows(path))
-    found = []
-    for year in dict.fromkeys(row.provenance.time for row in rows):  # one job has several figures, and one id
+    unseen = []
+    for year in dict.fromkeys(row.provenance.time for row in rows):  # an id repeats across years
         chosen = [row for row in rows if row.provenance.time == year]
         specs = {row.spec.id: row.spec for row in chosen}
         parts = (UNSEEN, UNSEEN_2024) if year == "2024" else (UNSEEN,)
-        found += [Asked(item, specs[item.id], parts, names[item.id]) for item in _examples(chosen, cache)]
-    return found
+        unseen += [EvaluatedRow(item, specs[item.id], parts, names[item.id]) for item in _examples(chosen, cache)]
+    return unseen
 
 
 def _names(path: Path) -> dict[str, str]:
@@ -119,8 +119,8 @@ def _names(path: Path) -> dict[str, str]:
 
 
 def unseen_table(data: Path) -> Path:
-    """Where the table of unseen networks is."""
-    found = sorted(data.rglob(UNSEEN_TABLE))
-    if not found:
+    """Return the path of the table of unseen networks."""
+    paths = sorted(data.rglob(UNSEEN_TABLE))
+    if not paths:
         raise UserError(f"expected {UNSEEN_TABLE} below {data}, found none: set VRAMCAST_DATA")
-    return found[0]
+    return paths[0]

@@ -1,4 +1,4 @@
-"""From answers to the lines of the tables, and from lines to Markdown and CSV."""
+"""Turns predictions into the lines of the tables, and lines into Markdown and CSV."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -15,7 +15,7 @@ from vramcast.models.metrics import Answers, Score, score
 from vramcast.virtual_gpu.sizes import MIB
 
 WIDTHS_MIB = (1000, 2000, 8000)
-"""Of the buckets: GPUMemNet's for MLPs, twice that, and its for CNNs and Transformers."""
+"""Bucket widths: GPUMemNet's for MLPs, twice that, and GPUMemNet's for CNNs and Transformers."""
 OVERALL = "overall"
 
 
@@ -28,7 +28,7 @@ class Line:
     group: str
     """'ours', 'field' or 'published'."""
     figure: str
-    """What kind of figure its estimate is."""
+    """The kind of its estimate: computed, simulated, learned or published."""
     rows: int | None
     median_error: float | None = None
     mean_error: float | None = None
@@ -43,43 +43,40 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Said:
-    """What an estimator says of all examples, at each width."""
+class Predictions:
+    """The predictions of an estimator for all examples, by bucket width."""
 
     by_width: Mapping[int, Answers]
-    known: NDArray[np.bool_]
-    """Which examples it was asked about."""
+    supported: NDArray[np.bool_]
+    """A mask of the examples that the estimator supports."""
 
     @property
     def point_bytes(self) -> NDArray[np.float64]:
-        """Not a number where it was not asked."""
-        return np.where(self.known, _full(self.by_width[WIDTHS_MIB[0]].point_bytes, self.known), np.nan)
+        """Return point estimates; NaN for unsupported examples."""
+        estimates = np.full(len(self.supported), np.nan)
+        estimates[self.supported] = self.by_width[WIDTHS_MIB[0]].point_bytes
+        return estimates
 
 
-def _full(values: NDArray[np.float64], known: NDArray[np.bool_]) -> NDArray[np.float64]:
-    found = np.full(len(known), np.nan)
-    found[known] = values
-    return found
+def predict(estimator: Estimator, examples: Sequence[Example], supported: NDArray[np.bool_]) -> Predictions:
+    """Let an estimator predict the examples that it supports."""
+    chosen = [example for example, included in zip(examples, supported, strict=True) if included]
+    capacity_bytes = max(example.capacity_bytes for example in examples)
+    buckets = {width: Buckets(width * MIB, capacity_bytes) for width in WIDTHS_MIB}
+    return Predictions({width: answers_of(estimator, chosen, item) for width, item in buckets.items()}, supported)
 
 
-def ask(estimator: Estimator, examples: Sequence[Example], known: NDArray[np.bool_]) -> Said:
-    """Ask an estimator about the examples that it can be asked about."""
-    chosen = [example for example, there in zip(examples, known, strict=True) if there]
-    card_bytes = max(example.capacity_bytes for example in examples)
-    return Said({width: answers_of(estimator, chosen, Buckets(width * MIB, card_bytes)) for width in WIDTHS_MIB}, known)
+def line_of(predictions: Predictions, mask: NDArray[np.bool_], template: Line, narrowest_mib: int = 0) -> Line | None:
+    """Return the figures of one part of the examples, or None if the estimator supports none of them.
 
-
-def line_of(said: Said, mask: NDArray[np.bool_], template: Line, narrowest_mib: int = 0) -> Line | None:
-    """The figures of one part of the examples; None where the estimator was asked about none of them.
-
-    A scheduler is taken to set aside the upper edge of the bucket of 1000 MiB that it is told.
+    A scheduler is assumed to reserve the upper edge of the predicted bucket of 1000 MiB.
     """
-    inside = mask[said.known]
+    inside = mask[predictions.supported]
     if not inside.any():
         return None
-    scores = {width: _score(answers, inside) for width, answers in said.by_width.items()}
+    scores = {width: _score(answers, inside) for width, answers in predictions.by_width.items()}
     first = scores[WIDTHS_MIB[0]]
-    accuracies = {f"accuracy_{width}": found.accuracy for width, found in scores.items() if width >= narrowest_mib}
+    accuracies = {f"accuracy_{width}": item.accuracy for width, item in scores.items() if width >= narrowest_mib}
     return replace(
         template,
         rows=first.rows,
@@ -97,7 +94,7 @@ def _score(answers: Answers, inside: NDArray[np.bool_]) -> Score:
 
 
 def to_frame(lines: Iterable[Line]) -> pd.DataFrame:
-    """The lines as a table, which is the CSV."""
+    """Return the lines as a table with the columns of the CSV."""
     return pd.DataFrame([asdict(line) for line in lines], columns=[item.name for item in fields(Line)])
 
 
@@ -108,7 +105,7 @@ HEADS = (
 
 
 def markdown_table(lines: Sequence[Line]) -> str:
-    """A table for people; what is best in a column is bold."""
+    """Return a Markdown table with the best cell of each column in bold."""
     best = _best(lines)
     most = max((line.rows or 0 for line in lines), default=0)
     rows = [_cells(line, best, most) for line in lines]
@@ -121,20 +118,20 @@ _LOWER = ("median_error", "mean_error", "p95_error", "too_low")
 
 
 def _best(lines: Sequence[Line]) -> dict[str, str]:
-    """The best cell of each column as it is shown, among those that were asked about all rows."""
+    """Return the best formatted cell of each column, among the estimators that support all rows."""
     most = max((line.rows or 0 for line in lines), default=0)
-    found = {}
+    best = {}
     for name, choose in [*((name, max) for name in _HIGHER), *((name, min) for name in _LOWER)]:
         values = [getattr(line, name) for line in lines if line.rows == most and getattr(line, name) is not None]
         if values:
-            found[name] = _shown(name, choose(values))
-    return found
+            best[name] = _formatted(name, choose(values))
+    return best
 
 
 def _cells(line: Line, best: Mapping[str, str], most: int) -> list[str]:
     def cell(name: str) -> str:
-        shown = _shown(name, getattr(line, name))
-        return f"**{shown}**" if best.get(name) == shown and line.rows == most else shown
+        text = _formatted(name, getattr(line, name))
+        return f"**{text}**" if best.get(name) == text and line.rows == most else text
 
     rows = "" if line.rows is None else f"{line.rows:,}"
     seconds = "" if line.seconds is None else f"{line.seconds:.2g}"
@@ -144,7 +141,7 @@ def _cells(line: Line, best: Mapping[str, str], most: int) -> list[str]:
     return [line.estimator, line.figure, rows, *figures, seconds, line.needs_gpu]
 
 
-def _shown(name: str, value: float | None) -> str:
+def _formatted(name: str, value: float | None) -> str:
     if value is None:
         return "-"
     if name.startswith("accuracy"):

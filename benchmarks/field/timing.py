@@ -1,4 +1,4 @@
-"""Seconds of CPU that an estimate of one job takes, in a process that has imported everything."""
+"""Measures the CPU seconds of one estimate, in a warm process."""
 
 import random
 import time
@@ -8,7 +8,7 @@ from statistics import median
 from tqdm import tqdm
 
 from benchmarks.field.estimators import FAKE, TABLE, TRACE, TRACKED, Entry
-from benchmarks.field.rows import Asked
+from benchmarks.field.rows import EvaluatedRow
 from benchmarks.field.tracked import tracked_mib
 from vramcast.dataset_builder.analysis.layers import layer_table
 from vramcast.dataset_builder.devices import load_profile
@@ -24,44 +24,44 @@ from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.training_step import random_inputs
 
 A_FAMILY = 3
-"""Jobs of each family that are timed."""
+"""Rows of each family that are timed."""
 
 
-def seconds_of(entries: Sequence[Entry], asked: Sequence[Asked], seed: int = 0) -> dict[str, float]:
-    """By title: the median over some jobs, those of each family counting the same."""
-    jobs = _sample(asked, seed)
-    inputs = {job.spec.id: _inputs(job) for job in tqdm(jobs, desc="timing", unit="job")}
+def seconds_of(entries: Sequence[Entry], tested: Sequence[EvaluatedRow], seed: int = 0) -> dict[str, float]:
+    """Return seconds by title: the median over the same number of rows from each family."""
+    rows = _sample(tested, seed)
+    inputs = {row.spec.id: _input_seconds(row) for row in tqdm(rows, desc="timing", unit="row")}
     return {
         entry.title: median(
-            sum(inputs[job.spec.id][name] for name in entry.takes) + _answer_seconds(entry, job) for job in jobs
+            sum(inputs[row.spec.id][name] for name in entry.takes) + _predict_seconds(entry, row) for row in rows
         )
         for entry in entries
         if entry.group != "published"
     }
 
 
-def _sample(asked: Sequence[Asked], seed: int) -> list[Asked]:
-    draw, found = random.Random(seed), []
-    for family in dict.fromkeys(item.family for item in asked):
-        known = {item.spec.id: item for item in asked if item.family == family}
-        found += draw.sample(list(known.values()), min(A_FAMILY, len(known)))
-    return found
+def _sample(tested: Sequence[EvaluatedRow], seed: int) -> list[EvaluatedRow]:
+    draw, sample = random.Random(seed), []
+    for family in dict.fromkeys(item.family for item in tested):
+        rows = {item.spec.id: item for item in tested if item.family == family}
+        sample += draw.sample(list(rows.values()), min(A_FAMILY, len(rows)))
+    return sample
 
 
-def _inputs(job: Asked) -> Mapping[str, float]:
-    profile = load_profile(job.example.source)
+def _input_seconds(row: EvaluatedRow) -> Mapping[str, float]:
+    profile = load_profile(row.example.source)
     return {
-        TABLE: _seconds(lambda: _table(job.spec)),
+        TABLE: _seconds(lambda: _table(row.spec)),
         TRACE: _seconds(
-            lambda: simulate(trace_spec(job.spec, profile.compute_capability), profile, AllocatorOptions())
+            lambda: simulate(trace_spec(row.spec, profile.compute_capability), profile, AllocatorOptions())
         ),
-        FAKE: _foreign(job.spec, track=False),
-        TRACKED: _foreign(job.spec, track=True),
+        FAKE: _tracker_seconds(row.spec, track=False),
+        TRACKED: _tracker_seconds(row.spec, track=True),
     }
 
 
 def _table(spec: Spec) -> object:
-    """As `table_of`, without what it remembers."""
+    """Compute a layer table as `table_of` does, without its cache."""
     if spec.family in FAMILIES:
         return table_of(spec)
     subject, inputs = subject_of(spec)
@@ -70,21 +70,21 @@ def _table(spec: Spec) -> object:
     )
 
 
-def _foreign(spec: Spec, track: bool) -> float:
-    """Of a mode that cannot do with a network, the time until it says so."""
+def _tracker_seconds(spec: Spec, track: bool) -> float:
+    """Time FakeTensorMode or MemTracker on a spec; if it fails, return the time until the error."""
     start = time.process_time()
     try:
         return tracked_mib(spec, track)[1]
-    except Exception:  # any error of a foreign mode
+    except Exception:  # torch's modes raise errors of any type
         return time.process_time() - start
 
 
-def _answer_seconds(entry: Entry, job: Asked) -> float:
-    """Of the second call: the first one fills caches."""
-    if entry.known is not None:
+def _predict_seconds(entry: Entry, row: EvaluatedRow) -> float:
+    """Time the faster of two calls: the first one fills caches."""
+    if entry.supported is not None:
         return 0.0
-    buckets = Buckets(1000 * MIB, job.example.capacity_bytes)
-    return min(_seconds(lambda: entry.estimator.predict([job.example], buckets)) for _ in range(2))
+    buckets = Buckets(1000 * MIB, row.example.capacity_bytes)
+    return min(_seconds(lambda: entry.estimator.predict([row.example], buckets)) for _ in range(2))
 
 
 def _seconds(work: Callable[[], object]) -> float:

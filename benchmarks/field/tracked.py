@@ -1,4 +1,4 @@
-"""PyTorch's MemTracker as an estimator: two training steps under FakeTensorMode, on one row in so many."""
+"""PyTorch's MemTracker as an estimator: two training steps under FakeTensorMode, on a sample of the rows."""
 
 import json
 import sys
@@ -23,11 +23,11 @@ from vramcast.virtual_gpu.training_setup import parse_call
 from vramcast.virtual_gpu.training_step import loss_of, make_optimizer, random_inputs
 
 STEPS = 2
-"""The optimizer's state is made by the first."""
+"""The first step makes the optimizer's state."""
 
 
 class Tracked(Formula):
-    """Active bytes at the peak, as the tracker counts them: no context, no cache, no workspace."""
+    """Peak of the active bytes that MemTracker counts: no context, no cache, no workspace."""
 
     name = "mem_tracker"
 
@@ -39,19 +39,19 @@ class Tracked(Formula):
 
 
 def in_sample(spec: Spec, one_in: int) -> bool:
-    """By content, so that the sample is the same whatever the split."""
+    """Return whether a spec is in the sample; its id decides, so the sample does not depend on the split."""
     return int(spec.id, 16) % one_in == 0
 
 
 def tracked_mib(spec: Spec, track: bool = True) -> tuple[float, float]:
-    """The tracker's peak and its seconds of CPU; without tracking, those of the FakeTensor pass alone."""
+    """Return MemTracker's peak and its CPU seconds; without tracking, only time a FakeTensor pass."""
     start, setup = time.process_time(), spec.training
     subject, inputs = subject_of(spec)
     name, arguments = parse_call(setup.optimizer)
     with FakeTensorMode(allow_non_fake_inputs=True):
         _leave_meta(subject)
         shapes = [(item.shape, item.vocabulary) for item in inputs]
-        batch = random_inputs(shapes, setup.batch_size, setup.dtype, "cpu")  # fake CUDA needs a build with CUDA
+        batch = random_inputs(shapes, setup.batch_size, setup.dtype, "cpu")  # fake CUDA needs a CUDA build
         if not track:
             loss_of(setup.loss, subject(*batch)).backward()
             return 0.0, time.process_time() - start
@@ -69,51 +69,51 @@ def tracked_mib(spec: Spec, track: bool = True) -> tuple[float, float]:
 
 
 def _leave_meta(subject: nn.Module) -> None:
-    """Fake tensors in the place of parameters and buffers on meta; those that are shared stay shared."""
+    """Replace parameters and buffers on meta by fake tensors on the CPU; shared ones stay shared."""
     moved: dict[int, Tensor] = {}
     for module in subject.modules():
-        for held in (module._parameters, module._buffers):
-            for name, old in held.items():
+        for tensors in (module._parameters, module._buffers):
+            for name, old in tensors.items():
                 if old is not None:
                     if id(old) not in moved:
                         new = torch.empty(old.shape, dtype=old.dtype, device="cpu")
                         is_parameter = isinstance(old, nn.Parameter)
                         moved[id(old)] = nn.Parameter(new, old.requires_grad) if is_parameter else new
-                    held[name] = moved[id(old)]
+                    tensors[name] = moved[id(old)]
 
 
 def _figure(spec: Spec) -> dict[str, Any]:
     torch.set_num_threads(1)
     try:
         mib, seconds = tracked_mib(spec)
-    except Exception as error:  # whatever a network does under a foreign mode is no answer
+    except Exception as error:  # torch's modes raise errors of any type
         return {"id": spec.id, "error": f"{type(error).__name__}: {error}"[:200]}
     return {"id": spec.id, "mib": mib, "seconds": seconds}
 
 
 def tracked_figures(specs: Iterable[Spec], journal: Path, workers: int) -> list[dict[str, Any]]:
-    """A figure or an error for each spec; what an earlier run found is kept, for torch's version alone decides it."""
-    wanted = {spec.id: spec for spec in specs}
+    """Return a figure or an error for each spec. Results are cached per version of torch."""
+    by_id = {spec.id: spec for spec in specs}
     path = journal / f"mem_tracker-{torch.__version__}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    known = {item["id"]: item for item in _read(path)}
-    missing = [spec for key, spec in wanted.items() if key not in known]
+    cached = {item["id"]: item for item in _read(path)}
+    missing = [spec for key, spec in by_id.items() if key not in cached]
     if missing:
-        known |= {item["id"]: item for item in _track(missing, path, workers)}
-    return [known[key] for key in wanted]
+        cached |= {item["id"]: item for item in _track(missing, path, workers)}
+    return [cached[key] for key in by_id]
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """A line that an interrupt cut short is no figure."""
+    """Read the cached figures; skip a line truncated by an interrupt."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("}\n")]
 
 
 def _track(specs: Sequence[Spec], path: Path, workers: int) -> Iterable[dict[str, Any]]:
-    often = 0.5 if sys.stderr.isatty() else 30
+    interval = 0.5 if sys.stderr.isatty() else 30
     with get_context("spawn").Pool(workers) as pool, path.open("a") as file:
         figures = pool.imap_unordered(_figure, specs)
-        for found in tqdm(figures, total=len(specs), desc="MemTracker", unit="row", mininterval=often):
-            file.write(json.dumps(found) + "\n")
+        for figure in tqdm(figures, total=len(specs), desc="MemTracker", unit="row", mininterval=interval):
+            file.write(json.dumps(figure) + "\n")
             file.flush()
-            yield found
+            yield figure

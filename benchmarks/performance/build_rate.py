@@ -1,4 +1,4 @@
-"""Rows a second of `vramcast build`, pinned to one core: `python -m benchmarks.performance.build_rate`."""
+"""Rows per second of `vramcast build` on one core: `python -m benchmarks.performance.build_rate`."""
 
 import os
 import resource
@@ -12,7 +12,7 @@ ROWS = {"mlp": 2000, "cnn": 1000, "template": 1000, "transformer": 500}
 
 
 def rates(family: str, rows: int) -> tuple[float, float]:
-    """Rows a second, and a second of CPU time, of a new process on one core; the start of Python counts."""
+    """Return rows per second and per CPU second of a new process, including the start of Python."""
     with tempfile.TemporaryDirectory() as out:
         words = [f"family={family}", f"n={rows}", "backend=static", "executor=serial", f"out={out}"]
         start, used = time.perf_counter(), _cpu_seconds()
@@ -20,23 +20,23 @@ def rates(family: str, rows: int) -> tuple[float, float]:
         seconds, cpu_seconds = time.perf_counter() - start, _cpu_seconds() - used
         written = (Path(out) / "journal.jsonl").read_bytes().count(b'"type":"row"')
     if written != rows:
-        raise RuntimeError(f"{family}: {written} rows written, {rows} asked for")
+        raise RuntimeError(f"expected {rows} rows of {family}, found {written}")
     return rows / seconds, rows / cpu_seconds
 
 
 def _cpu_seconds() -> float:
-    """What children have used so far: on a busy machine it says more than the clock."""
-    found = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return found.ru_utime + found.ru_stime
+    """Return the CPU seconds of all children: more reliable than the clock on a busy machine."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def main() -> None:
-    """Print a line for each family."""
+    """Print one line per family."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    print("vramcast build backend=static executor=serial, one core, start of the process included")
+    print("vramcast build backend=static executor=serial, one core, including the start of the process")
     for family, rows in ROWS.items():
         wall, cpu = rates(family, rows)
-        print(f"  family={family} n={rows}: {wall:,.0f} rows a second, {cpu:,.0f} a second of CPU time", flush=True)
+        print(f"  family={family} n={rows}: {wall:,.0f} rows per second, {cpu:,.0f} per CPU second", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How long a released checkpoint takes for one job, on one core: `python -m benchmarks.performance.inference`.
+"""Latency of a released checkpoint for one job on one core: `python -m benchmarks.performance.inference`.
 
 Features, networks and buckets are timed, as in `predict`; the trace is not: see `benchmarks.performance.trace_speed`.
 """
@@ -33,21 +33,21 @@ CALLS = 200
 
 
 def example_of(name: str):
-    """A job of GPUMemNet's on the clean A100."""
+    """Return one of GPUMemNet's jobs on an A100 as an example."""
     spec, profile = spec_of_filename(JOBS[name]), load_profile("a100_40gb")
-    found = simulate(trace_spec(spec, profile.compute_capability), profile, AllocatorOptions())
-    return example_of_table(table_of(spec), spec.training, profile, found, spec.family)
+    simulation = simulate(trace_spec(spec, profile.compute_capability), profile, AllocatorOptions())
+    return example_of_table(table_of(spec), spec.training, profile, simulation, spec.family)
 
 
 def milliseconds(estimator, example) -> np.ndarray:
-    """Of each call, sorted; the first ones, which fill caches, are left out."""
+    """Return the sorted milliseconds of each call, without the first ones, which fill caches."""
     buckets = Buckets(1024 * MIB, example.capacity_bytes)
-    taken = []
+    durations = []
     for _ in range(CALLS + 10):
         start = time.perf_counter()
         estimator.predict([example], buckets)
-        taken.append(1000 * (time.perf_counter() - start))
-    return np.sort(taken[10:])
+        durations.append(1000 * (time.perf_counter() - start))
+    return np.sort(durations[10:])
 
 
 def main() -> None:
@@ -58,8 +58,8 @@ def main() -> None:
     for directory in sorted(CHECKPOINTS.iterdir()):
         estimator = load_checkpoint(directory)
         kind = next((name for name in JOBS if f"_{name}_by" in directory.name), "cnn")
-        found = milliseconds(estimator, examples[kind])
-        p50, p99 = found[len(found) // 2], found[int(0.99 * len(found))]
+        durations = milliseconds(estimator, examples[kind])
+        p50, p99 = durations[len(durations) // 2], durations[int(0.99 * len(durations))]
         print(
             f"  {directory.name:38} {len(estimator.members)} members  p50 {p50:5.2f} ms  p99 {p99:5.2f} ms", flush=True
         )

@@ -1,4 +1,4 @@
-"""ResNet-50 in plain torch: a network as a user writes it, without a library that takes longer to import."""
+"""ResNet-50 in plain torch: a network as a user writes it, without a slow import of a library."""
 
 from torch import nn
 
@@ -6,7 +6,7 @@ from vramcast.dataset_builder.families.blocks import Residual
 
 
 def _bottleneck(channels: int, width: int, stride: int) -> nn.Module:
-    """A block of ResNet-50 (He et al. 2015)."""
+    """Return a block of ResNet-50 (He et al. 2015)."""
     out = 4 * width
     layers: list[nn.Module] = []
     for size_in, size_out, kernel, step in ((channels, width, 1, 1), (width, width, 3, stride), (width, out, 1, 1)):

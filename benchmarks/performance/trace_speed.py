@@ -1,6 +1,6 @@
-"""What a trace costs: `python -m benchmarks.performance.trace_speed`.
+"""Cost of a trace: `python -m benchmarks.performance.trace_speed`.
 
-Beside it, in the same run, the bare training step on the meta device, and torch's own MemTracker under FakeTensorMode.
+Compares with a plain training step on the meta device, and with torch's MemTracker under FakeTensorMode.
 """
 
 import time
@@ -59,7 +59,7 @@ def _inputs(shape: InputTensor, batch_size: int, device: str = "meta") -> tuple[
 
 
 def bare_step(make: Make, batch_size: int, shape: InputTensor) -> float:
-    """Seconds of one step on meta, the second one: the first makes the optimizer's state."""
+    """Time the second step on meta: the first makes the optimizer's state."""
     subject, inputs = _on_meta(make), _inputs(shape, batch_size)
     optimizer = torch.optim.Adam(subject.parameters(), foreach=True)
     _step(subject, inputs, optimizer)
@@ -67,13 +67,13 @@ def bare_step(make: Make, batch_size: int, shape: InputTensor) -> float:
 
 
 def traced_run(make: Make, batch_size: int, shape: InputTensor) -> float:
-    """Seconds of a whole trace: the first step, a steady one, and the copies of it."""
+    """Time a whole trace: the first step, a steady one, and its repetitions."""
     subject, setup = _on_meta(make), TrainingSetup(batch_size=batch_size)
     return _seconds(lambda: trace_training(subject, lambda size: _inputs(shape, size), setup))
 
 
 def tracked_step(make: Make, batch_size: int, shape: InputTensor) -> float:
-    """Seconds of one step under MemTracker and FakeTensorMode."""
+    """Time one step under MemTracker and FakeTensorMode."""
     with FakeTensorMode():
         subject, inputs = make().train(), _inputs(shape, batch_size, "cpu")
         optimizer = torch.optim.Adam(subject.parameters(), foreach=True)
@@ -95,7 +95,7 @@ def _seconds(work: Callable[[], object], repeats: int = 3) -> float:
 
 
 def replayed_events() -> tuple[int, float]:
-    """How many events a replay runs through, and its seconds."""
+    """Return the number of replayed events and the seconds of the replay."""
     make, batch_size, shape = SUBJECTS["Transformer of 24 layers, batch 8"]
     setup = TrainingSetup(batch_size=batch_size)
     trace = trace_training(_on_meta(make), lambda size: _inputs(shape, size), setup, epochs=12)
@@ -106,11 +106,12 @@ def replayed_events() -> tuple[int, float]:
 def main() -> None:
     """Print the ratios."""
     torch.set_num_threads(1)
-    print("a whole trace (two steps and two epochs of copies), against one step of its rivals")
+    print("a whole trace (two steps and two repeated epochs), compared with one step of the alternatives")
     for name, subject in SUBJECTS.items():
         bare, traced, tracked = bare_step(*subject), traced_run(*subject), tracked_step(*subject)
         print(
-            f"  {name}: {traced * 1e3:.0f} ms, {traced / bare:.2f} x the bare meta step ({bare * 1e3:.0f} ms),", end=" "
+            f"  {name}: {traced * 1e3:.0f} ms, {traced / bare:.2f} x a plain meta step ({bare * 1e3:.0f} ms),",
+            end=" ",
         )
         print(f"{tracked / traced:.1f} x faster than MemTracker ({tracked * 1e3:.0f} ms)", flush=True)
     count, seconds = replayed_events()

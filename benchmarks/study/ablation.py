@@ -1,9 +1,9 @@
-"""What an estimator owes to its features and to its rows: `python -m benchmarks.study.ablation --data DIR`.
+"""Ablation of features and training rows: `python -m benchmarks.study.ablation --data DIR`.
 
-For each family an ensemble of MLPs is cross-validated on measured rows, split by configuration, with the published
-features, with a layer table's, and with the virtual estimate among them; trained on measured rows, on rows that the
-virtual GPU made of other configurations of the same space, and on both. Always judged on measured rows alone. What was
-computed is kept in `runs/study`, so that the same command goes on with a run that was stopped.
+For each family, an ensemble of MLPs is cross-validated on measured rows, split by configuration. The features are the
+published ones, those of a layer table, or those with the virtual estimate. The training rows are measured, simulated by
+the virtual GPU from other configurations of the same space, or both. The test rows are always measured. Results are
+cached in `runs/study`, so an interrupted run resumes.
 """
 
 import argparse
@@ -33,20 +33,20 @@ from vramcast.virtual_gpu.sizes import MIB
 
 SPACES = {"mlp": "gpumemnet_mlp_step2", "cnn": "gpumemnet_cnn_step1", "transformer": "gpumemnet_transformer_step2"}
 PUBLISHED = {"mlp": (0.976, 0.984), "cnn": (0.797, 0.803), "transformer": (0.848, 0.858)}
-"""Accuracy of GPUMemNet's MLP and Transformer estimator, by three folds; CNNs without residual and dense ones."""
+"""Accuracy of GPUMemNet's MLP and Transformer estimators over three folds; CNNs without residual and dense ones."""
 VIRTUAL_ROWS = {"mlp": 400, "cnn": 400, "transformer": 120}
-"""Transformers take seconds to simulate, and fewer of them were measured."""
+"""Fewer Transformers: each takes seconds to simulate, and fewer were measured."""
 VIRTUAL_SEED = 7
-"""Not the one of the published sets: the virtual rows are of other configurations."""
+"""Differs from the seed of the published sets, so that the virtual rows have other configurations."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What is learned from."""
+    """Features and training rows of an estimator."""
 
     features: str
     rows: str
-    """'measured', 'virtual', 'both', or 'none' where nothing is learned."""
+    """'measured', 'virtual', 'both', or 'none' for an estimator without training."""
 
 
 VARIANTS = (
@@ -60,30 +60,30 @@ VARIANTS = (
     Variant("full", "both"),
     Variant("virtual GPU", "none"),
 )
-"""With 'full' virtual rows alone teach nothing, since their truth is among the features: see the virtual GPU alone."""
+"""'full' is not trained on virtual rows alone: their label is among the features. See the virtual GPU alone instead."""
 
 
 def rows_for(variant: Variant, train: list[Example], virtual: list[Example], test: list[Example]) -> list[Example]:
-    """What a variant learns from; no virtual row is of a network that is tested."""
+    """Return a variant's training rows, without virtual rows of tested networks."""
     tested = {example.group for example in test}
-    made = [example for example in virtual if example.group not in tested]
-    return {"measured": train, "virtual": made, "both": [*train, *made], "none": []}[variant.rows]
+    simulated = [example for example in virtual if example.group not in tested]
+    return {"measured": train, "virtual": simulated, "both": [*train, *simulated], "none": []}[variant.rows]
 
 
-def judged(
+def evaluate_fold(
     variant: Variant, rows: list[Example], test: list[Example], width_mib: int, members: int
 ) -> dict[str, float]:
-    """The figures of one fold."""
+    """Return the figures of one fold."""
     estimator: Estimator = Virtual()
     if variant.rows != "none":
         settings = NetworkSettings(features=variant.features, bucket_mib=width_mib)
         estimator = Ensemble.of(settings, members, PlainFitter(patience=20)).fit(rows, [])
     buckets = Buckets(width_mib * MIB, test[0].capacity_bytes)
-    return compare({"found": estimator}, test, buckets)["found"].overall.to_json()
+    return compare({"variant": estimator}, test, buckets)["variant"].overall.to_json()
 
 
-def study(family: str, arguments: argparse.Namespace, kept: ResultCache) -> Iterator[dict[str, object]]:
-    """A line for each variant and fold."""
+def study(family: str, arguments: argparse.Namespace, cache: ResultCache) -> Iterator[dict[str, object]]:
+    """Yield a line for each variant and fold."""
     measured = measured_examples(arguments.data, family, arguments.rows)
     words = [f"family={family}", f"space={SPACES[family]}", "sampler=uniform", f"seed={VIRTUAL_SEED}"]
     virtual = list(simulated_examples(drawn_specs(words, VIRTUAL_ROWS[family]), "ablation").values())
@@ -95,17 +95,17 @@ def study(family: str, arguments: argparse.Namespace, kept: ResultCache) -> Iter
         line = {"family": family, **vars(variant), "fold": fold}
         sizes = {"members": arguments.members, "learned": len(rows), "tested": len(test), "of": len(measured)}
         width_mib = WIDTHS_MIB[family]
-        found = kept.get(
+        figures = cache.get(
             {"study": "ablation", **line, **sizes},
-            lambda v=variant, r=rows, t=test, w=width_mib: judged(v, r, t, w, arguments.members),
+            lambda v=variant, r=rows, t=test, w=width_mib: evaluate_fold(v, r, t, w, arguments.members),
         )
-        yield {**found, **line}  # in this order: the figures count rows too
+        yield {**figures, **line}  # in this order: `line` overrides the figure "rows"
 
 
 def ablation_table(lines: Sequence[dict[str, object]]) -> pd.DataFrame:
-    """By family, features and rows, in the order of the variants: means over folds, and how far accuracy scatters."""
-    found = pd.DataFrame(lines).groupby(["family", "features", "rows"], sort=False)
-    return found.agg(
+    """Return means over folds and the deviation of accuracy, by family, features and rows."""
+    groups = pd.DataFrame(lines).groupby(["family", "features", "rows"], sort=False)
+    return groups.agg(
         accuracy=("accuracy", "mean"),
         scatter=("accuracy", scatter),
         too_low=("too_low", "mean"),
@@ -114,18 +114,18 @@ def ablation_table(lines: Sequence[dict[str, object]]) -> pd.DataFrame:
 
 
 def to_markdown(table: pd.DataFrame) -> str:
-    """A line for each variant, a column of accuracy and of answers that are too low for each family."""
+    """Return a table with one line per variant, and the accuracy and the share of low estimates of each family."""
     families = list(dict.fromkeys(table["family"]))
     head = ["features", "learned from", *(name for family in families for name in (family, "too low"))]
     lines = []
     for (features, rows), part in table.groupby(["features", "rows"], sort=False):
-        found = part.set_index("family")
+        by_family = part.set_index("family")
         cells = [
             cell
             for family in families
             for cell in (
-                f"{found.accuracy[family]:.3f} ± {found.scatter[family]:.3f}",
-                f"{found.too_low[family]:.1%}",
+                f"{by_family.accuracy[family]:.3f} ± {by_family.scatter[family]:.3f}",
+                f"{by_family.too_low[family]:.1%}",
             )
         ]
         lines.append([features, rows, *cells])
@@ -134,7 +134,7 @@ def to_markdown(table: pd.DataFrame) -> str:
 
 
 def draw(table: pd.DataFrame, path: Path) -> None:
-    """Accuracy of each variant, a panel a family; the published figures as lines."""
+    """Draw the accuracy of each variant, one panel per family, with lines at the published figures."""
     with light_picture(path, 11, 4.2) as figure:
         for axes, family, part in family_bars(figure, table):
             names = [
@@ -159,14 +159,14 @@ def draw(table: pd.DataFrame, path: Path) -> None:
 def main() -> None:
     parser = study_parser(__doc__)
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=FAMILIES)
-    parser.add_argument("--folds", type=int, default=3, help="as many as the published figures have")
-    parser.add_argument("--members", type=int, default=1, help="of an ensemble")
-    parser.add_argument("--rows", type=int, default=1500, help="measured rows of a family at most, by a fixed seed")
-    parser.add_argument("--out", type=Path, default=Path("runs/study/ablation.jsonl"), help="what was computed")
+    parser.add_argument("--folds", type=int, default=3, help="number of folds; the published figures use 3")
+    parser.add_argument("--members", type=int, default=1, help="members of an ensemble")
+    parser.add_argument("--rows", type=int, default=1500, help="maximum of measured rows per family")
+    parser.add_argument("--out", type=Path, default=Path("runs/study/ablation.jsonl"), help="cached results")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    kept = ResultCache(arguments.out)
-    table = ablation_table([line for family in arguments.families for line in study(family, arguments, kept)])
+    cache = ResultCache(arguments.out)
+    table = ablation_table([line for family in arguments.families for line in study(family, arguments, cache)])
     text = to_markdown(table)
     publish(arguments, "study.ablation", text, partial(draw, table))
 

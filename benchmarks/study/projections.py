@@ -1,7 +1,7 @@
-"""Whether buckets can be seen in the published features: `python -m benchmarks.study.projections --data DIR`.
+"""How well features separate buckets: `python -m benchmarks.study.projections --data DIR`.
 
-PCA and t-SNE of GPUMemNet's features on measured rows, and in figures what an eye sees in a picture: how often the
-nearest neighbours of a row, the row itself left out, are of its bucket.
+PCA and t-SNE of GPUMemNet's features on measured rows. The table quantifies the picture: how often the nearest
+neighbours of a row are in its bucket.
 """
 
 from collections.abc import Mapping
@@ -31,59 +31,59 @@ SEED = 0
 
 
 def neighbours_agree(points: NDArray[np.float64], classes: NDArray[np.int64]) -> float:
-    """The share of points whose nearest neighbours, themselves left out, mostly are of their class."""
-    places = NearestNeighbors(n_neighbors=NEIGHBOURS + 1).fit(points).kneighbors(points, return_distance=False)
+    """Return the share of points whose class is the majority among their nearest neighbours."""
+    neighbours = NearestNeighbors(n_neighbors=NEIGHBOURS + 1).fit(points).kneighbors(points, return_distance=False)
     right = 0
-    for own, found in enumerate(places):
-        others = [place for place in found if place != own][:NEIGHBOURS]
+    for own, indices in enumerate(neighbours):
+        others = [index for index in indices if index != own][:NEIGHBOURS]
         right += int(np.bincount(classes[others]).argmax() == classes[own])
     return right / len(points)
 
 
 def largest_share(classes: NDArray[np.int64]) -> float:
-    """What is right by always saying the commonest class."""
+    """Return the accuracy of always predicting the most frequent class."""
     return float(np.bincount(classes).max() / len(classes))
 
 
 def projected(rows: list[Example], features: str, buckets: Buckets) -> tuple[pd.DataFrame, dict[str, float]]:
-    """The two projections, and how far buckets lie apart in each and in all dimensions of the features."""
+    """Return both projections, and how well buckets separate in each and in all dimensions."""
     matrix = Encoder.fit(rows, features).matrix(rows)
     classes = buckets.of([row.measured.used_bytes if row.measured.fits else float("inf") for row in rows])
     table = projections_table(matrix, classes, SEED)
-    shown = table["bucket"].to_numpy()
+    projected_classes = table["bucket"].to_numpy()
     return table, {
         "explained": sum(table.attrs["explained"]),
-        "majority": largest_share(shown),
-        "PCA": neighbours_agree(table[["pca_x", "pca_y"]].to_numpy(), shown),
-        "t-SNE": neighbours_agree(table[["tsne_x", "tsne_y"]].to_numpy(), shown),
+        "majority": largest_share(projected_classes),
+        "PCA": neighbours_agree(table[["pca_x", "pca_y"]].to_numpy(), projected_classes),
+        "t-SNE": neighbours_agree(table[["tsne_x", "tsne_y"]].to_numpy(), projected_classes),
         "all dimensions": neighbours_agree(np.asarray(matrix, dtype=np.float64), classes),
     }
 
 
 def to_markdown(figures: Mapping[tuple[str, str], Mapping[str, float]]) -> str:
-    """A line for each family and feature set."""
+    """Return a table with one line per family and feature set."""
     head = ["family, features", "variance in two axes", "commonest bucket", "PCA", "t-SNE", "all dimensions"]
     lines = [
-        [f"{family}, {features}", f"{found['explained']:.0%}", *(f"{found[name]:.1%}" for name in list(found)[1:])]
-        for (family, features), found in figures.items()
+        [f"{family}, {features}", f"{line['explained']:.0%}", *(f"{line[name]:.1%}" for name in list(line)[1:])]
+        for (family, features), line in figures.items()
     ]
     return markdown(head, lines)
 
 
 def draw(tables: Mapping[str, pd.DataFrame], buckets: Mapping[str, Buckets], path: Path) -> None:
-    """A column a family: PCA above, t-SNE below; what did not fit as crosses."""
+    """Draw one column per family, PCA above t-SNE; crosses are jobs that did not fit."""
     with light_picture(path, 11, 7) as figure:
         grid = figure.subplots(2, len(tables), squeeze=False)
         for column, (family, table) in zip(grid.T, tables.items(), strict=True):
             fits = table[table["bucket"] < buckets[family].fitting]
-            died = table[table["bucket"] == buckets[family].fitting]
+            oom = table[table["bucket"] == buckets[family].fitting]
             bounds = np.arange(fits["bucket"].min(), fits["bucket"].max() + 2) - 0.5
             for axes, kind in zip(column, ("pca", "tsne"), strict=True):
                 dots = axes.scatter(
                     fits[f"{kind}_x"], fits[f"{kind}_y"], c=fits["bucket"], s=9, linewidths=0, cmap="viridis",
                     norm=BoundaryNorm(bounds, 256),
                 )  # fmt: skip
-                axes.scatter(died[f"{kind}_x"], died[f"{kind}_y"], marker="x", s=13, linewidths=0.8, color=RED)
+                axes.scatter(oom[f"{kind}_x"], oom[f"{kind}_y"], marker="x", s=13, linewidths=0.8, color=RED)
                 axes.set(xticks=[], yticks=[])
             width = WIDTHS_MIB[family] / 1000
             explained = table.attrs["explained"]
@@ -94,7 +94,7 @@ def draw(tables: Mapping[str, pd.DataFrame], buckets: Mapping[str, Buckets], pat
             ticks = range(int(fits["bucket"].min()), int(fits["bucket"].max()) + 1)
             bar = figure.colorbar(dots, ax=column[1], orientation="horizontal", ticks=list(ticks), pad=0.03)
             bar.ax.set_xticklabels([f"{tick * width:.0f}-{(tick + 1) * width:.0f}" for tick in ticks], fontsize=7)
-            bar.set_label("measured memory [1000 MiB]" + ("; crosses: did not fit" if len(died) else ""), fontsize=8)
+            bar.set_label("measured memory [1000 MiB]" + ("; crosses: did not fit" if len(oom) else ""), fontsize=8)
         figure.suptitle("The published features of measured rows, by bucket", fontsize=11)
 
 

@@ -1,4 +1,4 @@
-"""Figures by the settings that decide them, in a file: a study that was stopped goes on where it was."""
+"""Caches the figures of a study in a file, so that an interrupted study resumes."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -10,32 +10,31 @@ from vramcast.virtual_gpu.records import content_hash
 
 
 class ResultCache:
-    """A line of JSON for each figure. Figures of another state of the virtual GPU count as absent."""
+    """A JSON Lines file of figures by settings. Figures of another version of the virtual GPU are ignored."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         text = path.read_text(encoding="utf-8") if path.exists() else ""
-        self.found = dict(_read(text))
-        self.torn = bool(text) and not text.endswith("\n")
+        self.figures = dict(_read(text))
+        self.truncated = bool(text) and not text.endswith("\n")
 
     def get(self, settings: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
-        """What was computed for these settings, or is computed now and kept."""
+        """Return the figures for these settings; compute and store them if they are missing."""
         key = content_hash({**settings, "source": source_hash()})
-        if key not in self.found:
-            self.found[key] = compute()
+        if key not in self.figures:
+            self.figures[key] = compute()
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            record = json.dumps({"key": key, "settings": settings, "figures": self.figures[key]})
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(
-                    "\n" * self.torn + json.dumps({"key": key, "settings": settings, "figures": self.found[key]}) + "\n"
-                )
-            self.torn = False
-        return self.found[key]
+                file.write("\n" * self.truncated + record + "\n")
+            self.truncated = False
+        return self.figures[key]
 
 
 def _read(text: str) -> Iterator[tuple[str, Any]]:
     for line in text.splitlines():
         try:
-            found = json.loads(line)
-        except ValueError:  # a process that is killed while it writes leaves half a line
+            record = json.loads(line)
+        except ValueError:  # a killed process leaves half a line
             continue
-        yield found["key"], found["figures"]
+        yield record["key"], record["figures"]

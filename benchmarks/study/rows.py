@@ -1,4 +1,4 @@
-"""The rows that the study learns from and judges by: measured ones, and those that the virtual GPU makes."""
+"""The rows of the study: measured ones, and ones simulated by the virtual GPU."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -22,25 +22,25 @@ from vramcast.train.experiment import examples_for
 from vramcast.virtual_gpu.measurement import Measurement, Status
 
 PROFILE = "a100_40gb_gpumemnet_2024"
-"""The stack that the public sets were measured on; simulated rows are of the same."""
+"""The stack that the public sets were measured on, also used for simulated rows."""
 SIMULATIONS = Path("runs/study/simulations")
-"""A directory below it for each part of the study: one process writes to one at a time."""
+"""Each part of the study has its own directory below it, because only one process may write to one."""
 WORKERS = 2
 WIDTHS_MIB = {"mlp": 1000, "cnn": 8000, "transformer": 8000}
-"""The buckets that GPUMemNet's figures are told for."""
+"""The bucket widths of GPUMemNet's published figures."""
 FAMILIES = tuple(WIDTHS_MIB)
 
 
 def measured_examples(data: str, family: str, most: int | None = None) -> list[Example]:
-    """The measured rows of a family, or so many of them that a fixed seed chooses."""
-    found = examples_for(configure(["data=gpumemnet", f"data.path={data}", f"family={family}"]))
-    if most is None or len(found) <= most:
-        return found
-    return [found[place] for place in np.sort(np.random.RandomState(0).permutation(len(found))[:most])]
+    """Return the measured rows of a family, or a fixed random sample of at most `most`."""
+    examples = examples_for(configure(["data=gpumemnet", f"data.path={data}", f"family={family}"]))
+    if most is None or len(examples) <= most:
+        return examples
+    return [examples[index] for index in np.sort(np.random.RandomState(0).permutation(len(examples))[:most])]
 
 
 def _runnable(build: Build) -> Iterator[Spec]:
-    """The configurations that a sampler's stream has and that can run, each once: what a build would measure."""
+    """Yield the sampler's configurations that can run, each once, as a build would measure them."""
     seen: set[str] = set()
     for values in build.sampler.candidates(build.space, build.seed):
         spec = build.space.spec(values)
@@ -50,18 +50,18 @@ def _runnable(build: Build) -> Iterator[Spec]:
 
 
 def drawn_specs(words: Sequence[str], count: int) -> list[Spec]:
-    """The first configurations of a build, as the words of its command line describe it."""
+    """Return the first configurations of the build that a command line describes."""
     words = [*words, f"n={count}"]
     return list(islice(_runnable(make_build(settings_of(compose_build(words), words), Path())), count))
 
 
 def simulated_examples(specs: Iterable[Spec], part: str) -> dict[str, Example]:
-    """By the spec's id, with the virtual GPU's figure as the truth. Workers start slowly: ask for many at once."""
-    wanted, profile = {spec.id: spec for spec in specs}, load_profile(PROFILE)
-    found = SimulationCache(SIMULATIONS / part, WORKERS).measure(wanted.values(), profile)
+    """Simulate specs and return examples by id, with the simulated peak as label. Pass many: workers start slowly."""
+    by_id, profile = {spec.id: spec for spec in specs}, load_profile(PROFILE)
+    simulations = SimulationCache(SIMULATIONS / part, WORKERS).measure(by_id.values(), profile)
     examples = {}
-    for key, simulation in found.items():
-        spec = wanted[key]
+    for key, simulation in simulations.items():
+        spec = by_id[key]
         example = example_of_table(table_of(spec), spec.training, profile, simulation, spec.family)
         examples[key] = replace(example, id=spec.id, group=spec.group, target=_target(simulation))
     return examples
@@ -69,12 +69,12 @@ def simulated_examples(specs: Iterable[Spec], part: str) -> dict[str, Example]:
 
 def _target(simulation: Measurement) -> Target:
     if simulation.peak_bytes is None:
-        raise TypeError(f"a simulation knows its peak, found {simulation}")
+        raise TypeError(f"expected a simulation with a peak, found {simulation}")
     return Target(simulation.peak_bytes, fits=simulation.status is Status.OK)
 
 
 def folds_of(examples: Sequence[Example], count: int) -> Iterator[tuple[list[Example], list[Example]]]:
-    """Training and test rows of each fold, split by configuration."""
+    """Yield training and test rows of each fold, split by configuration."""
     split = make_folds([example.group for example in examples], count, seed=0)
     for name in split.parts:
         test = [example for example in examples if split.part_of(example.group) == name]

@@ -1,8 +1,8 @@
-"""What orthogonal arrays are worth at equal cost: `python -m benchmarks.study.sampling_curves --data DIR`.
+"""Learning curves of samplers at equal cost: `python -m benchmarks.study.sampling_curves --data DIR`.
 
-The same two estimators, neither of which sees the virtual estimate, learn from the first rows of each sampler: TBEM's
-gap polynomial, and an MLP over a layer table. Rows are simulated, so that thousands can be had; a row is the unit of
-cost. All are judged on the same rows: uniform draws of another seed (simulated), and the measured rows of the family.
+Two estimators without the virtual estimate are trained on the first rows of each sampler: TBEM's gap polynomial, and an
+MLP over a layer table. Training rows are simulated, so that thousands are affordable; cost is counted in rows. The test
+rows are the same for all: uniform draws with another seed (simulated), and the measured rows of the family.
 """
 
 import argparse
@@ -43,15 +43,15 @@ SAMPLERS: Mapping[str, Sequence[str]] = {
 }
 COLOURS = dict(zip(SAMPLERS, (BLUE, RED, ORANGE, "#b07aa1", GREEN, VIOLET), strict=True))
 TEST_SEED = 1000
-"""Of the uniform draws that all are judged on; no training seed comes near it."""
+"""Seed of the test rows, far from all training seeds."""
 LEAST_SHARE = 0.85
-"""Of a size that a sampler must have in rows to have a point there: arrays have an end, and some runs cannot run."""
+"""A sampler gets a point at a size if it has this share of the rows: arrays are finite, and some runs cannot run."""
 VALIDATION = 0.2
 
 
 @dataclass(frozen=True)
-class Field:
-    """Where samplers compete."""
+class Setting:
+    """A space in which samplers are compared."""
 
     space: str
     family: str
@@ -59,28 +59,28 @@ class Field:
     sizes: tuple[int, ...]
     bucket_mib: int
     measured: bool
-    """Whether there are measured rows of the space."""
+    """The space has measured rows."""
     tested: int = 300
-    """Uniform draws that all are judged on."""
+    """Number of simulated test rows."""
 
 
 _ARRAYS = ("uniform", "orthogonal, 5 levels", "orthogonal", "orthogonal, strength 3", "combined")
-FIELDS = {
-    "mlp": Field("gpumemnet_mlp_step2", "mlp", _ARRAYS, (50, 100, 200, 400), WIDTHS_MIB["mlp"], True),
-    "cnn": Field("gpumemnet_cnn_step1", "cnn", _ARRAYS, (50, 100, 200, 400), WIDTHS_MIB["cnn"], True),
-    "template": Field("template", "template", ("uniform", "orthogonal", "tbem"), (50, 100), 8000, False, 100),
+SETTINGS = {
+    "mlp": Setting("gpumemnet_mlp_step2", "mlp", _ARRAYS, (50, 100, 200, 400), WIDTHS_MIB["mlp"], True),
+    "cnn": Setting("gpumemnet_cnn_step1", "cnn", _ARRAYS, (50, 100, 200, 400), WIDTHS_MIB["cnn"], True),
+    "template": Setting("template", "template", ("uniform", "orthogonal", "tbem"), (50, 100), 8000, False, 100),
 }
 
 
 def gap_polynomial(rows: Sequence[Example]) -> Estimator:
-    """TBEM's; its degree is chosen on a fifth of the rows, which belong to the cost."""
+    """Fit TBEM's gap polynomial; its degree is selected on a fifth of the rows, which count towards the cost."""
     split = make_split((example.group for example in rows), {"train": 1 - VALIDATION, "validation": VALIDATION}, 0)
     parts = {name: [row for row in rows if split.part_of(row.group) == name] for name in split.parts}
     return Gap().fit(parts["train"], parts["validation"])
 
 
 def layer_network(rows: Sequence[Example]) -> Estimator:
-    """An MLP that sees a layer table and the static estimate."""
+    """Fit an MLP to a layer table and the static estimate."""
     return Ensemble.of(NetworkSettings(features="layers"), 1, PlainFitter(patience=20)).fit(rows, [])
 
 
@@ -90,80 +90,80 @@ ESTIMATORS: Mapping[str, Callable[[Sequence[Example]], Estimator]] = {
 }
 
 
-def stream(field: Field, sampler: str, seed: int, count: int) -> list[Spec]:
-    """The first configurations of a sampler."""
-    words = [f"family={field.family}", f"space={field.space}", *SAMPLERS[sampler], f"seed={seed}"]
+def stream(setting: Setting, sampler: str, seed: int, count: int) -> list[Spec]:
+    """Return the first configurations of a sampler."""
+    words = [f"family={setting.family}", f"space={setting.space}", *SAMPLERS[sampler], f"seed={seed}"]
     return drawn_specs(words, count)
 
 
 def curve_lines(
-    field: Field, rows: Sequence[Example], tests: Mapping[str, Sequence[Example]]
+    setting: Setting, rows: Sequence[Example], tests: Mapping[str, Sequence[Example]]
 ) -> Iterator[dict[str, object]]:
-    """How estimators that learned from these rows do on each test."""
-    known = {row.group for row in rows}
+    """Fit each estimator to these rows and yield its figures on each test."""
+    trained = {row.group for row in rows}
     for name, fit in ESTIMATORS.items():
         estimator = fit(rows)
         for kind, test in tests.items():
-            unseen = [example for example in test if example.group not in known]
-            buckets = Buckets(field.bucket_mib * MIB, test[0].capacity_bytes)
-            found = compare({name: estimator}, unseen, buckets)[name].overall
+            unseen = [example for example in test if example.group not in trained]
+            buckets = Buckets(setting.bucket_mib * MIB, test[0].capacity_bytes)
+            figures = compare({name: estimator}, unseen, buckets)[name].overall
             yield {
                 "estimator": name, "test": kind, "rows": len(rows),
-                "completed": sum(row.measured.fits for row in rows), "accuracy": found.accuracy,
-                "mean_error": found.mean_relative_error, "median_error": found.median_relative_error,
+                "completed": sum(row.measured.fits for row in rows), "accuracy": figures.accuracy,
+                "mean_error": figures.mean_relative_error, "median_error": figures.median_relative_error,
             }  # fmt: skip
 
 
-def study(name: str, arguments: argparse.Namespace, kept: ResultCache) -> Iterator[dict[str, object]]:
-    """A line for each sampler, seed, size, estimator and test."""
-    field = FIELDS[name]
-    sizes = [size for size in field.sizes if size <= arguments.most]
-    keys = [(seed, sampler) for seed in range(1, arguments.seeds + 1) for sampler in field.samplers]
-    streams = {(seed, sampler): stream(field, sampler, seed, max(sizes)) for seed, sampler in keys}
-    judged_on = stream(field, "uniform", TEST_SEED, field.tested)
-    made = simulated_examples([*judged_on, *chain(*streams.values())], f"curves-{name}")
-    tests = {"simulated": _known(judged_on, made)}
-    if field.measured:
-        tests["measured"] = measured_examples(arguments.data, field.family, arguments.measured)
+def study(name: str, arguments: argparse.Namespace, cache: ResultCache) -> Iterator[dict[str, object]]:
+    """Yield a line for each sampler, seed, size, estimator and test."""
+    setting = SETTINGS[name]
+    sizes = [size for size in setting.sizes if size <= arguments.most]
+    keys = [(seed, sampler) for seed in range(1, arguments.seeds + 1) for sampler in setting.samplers]
+    streams = {(seed, sampler): stream(setting, sampler, seed, max(sizes)) for seed, sampler in keys}
+    test_specs = stream(setting, "uniform", TEST_SEED, setting.tested)
+    examples = simulated_examples([*test_specs, *chain(*streams.values())], f"curves-{name}")
+    tests = {"simulated": _simulated(test_specs, examples)}
+    if setting.measured:
+        tests["measured"] = measured_examples(arguments.data, setting.family, arguments.measured)
     counts = {kind: len(test) for kind, test in tests.items()}
     for (seed, sampler), specs in tqdm(streams.items(), desc=name, unit="stream", mininterval=10):
         for size in (size for size in sizes if len(specs) >= LEAST_SHARE * size):
             line = {"field": name, "sampler": sampler, "seed": seed, "size": size}
-            found = kept.get(
+            points = cache.get(
                 {"study": "curves", **line, **counts},
-                lambda used=specs[:size]: list(curve_lines(field, _known(used, made), tests)),
+                lambda used=specs[:size]: list(curve_lines(setting, _simulated(used, examples), tests)),
             )
-            yield from ({**line, **one} for one in found)
+            yield from ({**line, **point} for point in points)
 
 
-def _known(specs: Sequence[Spec], made: Mapping[str, Example]) -> list[Example]:
-    return [made[spec.id] for spec in specs if spec.id in made]
+def _simulated(specs: Sequence[Spec], examples: Mapping[str, Example]) -> list[Example]:
+    return [examples[spec.id] for spec in specs if spec.id in examples]
 
 
 def curves_table(lines: Sequence[dict[str, object]]) -> pd.DataFrame:
-    """Means over seeds, and how far they scatter."""
+    """Return means and deviations over seeds."""
     keys = ["field", "test", "estimator", "sampler", "size"]
-    found = pd.DataFrame(lines).groupby(keys, sort=False)
+    groups = pd.DataFrame(lines).groupby(keys, sort=False)
     figures = {
         name: (column, kind)
         for column in ("accuracy", "mean_error", "median_error")
         for name, kind in ((column, "mean"), (f"{column}_scatter", scatter))
     }
-    return found.agg(
+    return groups.agg(
         rows=("rows", "mean"), completed=("completed", "mean"), seeds=("seed", "nunique"), **figures
     ).reset_index()
 
 
 def to_markdown(table: pd.DataFrame, test: str, figure: str) -> str:
-    """A line for each field, estimator and sampler, a column a size."""
+    """Return a table with one line per space, estimator and sampler, and one column per size."""
     chosen = table[table["test"] == test]
     sizes = sorted(set(chosen["size"]))
     lines = []
     order = ["field", "estimator", "sampler"]
     for (field, estimator, sampler), part in sorted(chosen.groupby(order), key=lambda item: _place(*item[0])):
-        found = part.set_index("size")
+        by_size = part.set_index("size")
         cells = [
-            f"{found[figure][size]:.1%} ± {found[f'{figure}_scatter'][size]:.1%}" if size in found.index else ""
+            f"{by_size[figure][size]:.1%} ± {by_size[f'{figure}_scatter'][size]:.1%}" if size in by_size.index else ""
             for size in sizes
         ]
         lines.append([f"{field}, {estimator}", sampler, *cells])
@@ -171,11 +171,11 @@ def to_markdown(table: pd.DataFrame, test: str, figure: str) -> str:
 
 
 def _place(field: str, estimator: str, sampler: str) -> tuple[int, ...]:
-    return list(FIELDS).index(field), list(ESTIMATORS).index(estimator), list(SAMPLERS).index(sampler)
+    return list(SETTINGS).index(field), list(ESTIMATORS).index(estimator), list(SAMPLERS).index(sampler)
 
 
 def draw(table: pd.DataFrame, path: Path) -> None:
-    """Mean error over rows, a panel for each field and test (rows) and estimator (columns)."""
+    """Draw the mean error by rows, one panel per space and test (rows) and estimator (columns)."""
     places = list(dict.fromkeys(zip(table["field"], table["test"], strict=True)))
     estimators = list(dict.fromkeys(table["estimator"]))
     with light_picture(path, 4.6 * len(estimators), 2.6 * len(places)) as figure:
@@ -193,7 +193,7 @@ def draw(table: pd.DataFrame, path: Path) -> None:
 
 def _draw_curves(axes: object, part: pd.DataFrame) -> None:
     for number, (sampler, curve) in enumerate(part.groupby("sampler", sort=False)):
-        shifted = curve["rows"] * (1 + 0.015 * (number - 2))  # so that bars of equal sizes can be told apart
+        shifted = curve["rows"] * (1 + 0.015 * (number - 2))  # keeps error bars at the same size apart
         axes.errorbar(
             shifted, 100 * curve["mean_error"], yerr=100 * curve["mean_error_scatter"], marker="o", markersize=4,
             linewidth=1.4, capsize=2, color=COLOURS[str(sampler)], label=sampler,
@@ -208,11 +208,11 @@ def _draw_curves(axes: object, part: pd.DataFrame) -> None:
 
 def main() -> None:
     parser = study_parser(__doc__)
-    parser.add_argument("--fields", nargs="+", default=["mlp", "cnn"], choices=list(FIELDS))
+    parser.add_argument("--fields", nargs="+", default=["mlp", "cnn"], choices=list(SETTINGS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--most", type=int, default=400, help="rows that are learned from at most")
-    parser.add_argument("--measured", type=int, default=600, help="measured rows of a family at most, by a fixed seed")
-    parser.add_argument("--out", type=Path, default=Path("runs/study"), help="what was computed")
+    parser.add_argument("--most", type=int, default=400, help="maximum of training rows")
+    parser.add_argument("--measured", type=int, default=600, help="maximum of measured rows per family")
+    parser.add_argument("--out", type=Path, default=Path("runs/study"), help="cached results")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     lines = []

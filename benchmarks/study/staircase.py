@@ -1,7 +1,7 @@
-"""How memory grows with width: `python -m benchmarks.study.staircase --data DIR`.
+"""Growth of memory with width: `python -m benchmarks.study.staircase --data DIR`.
 
-MLPs of equal layers, each width simulated on the A100 of the public set, beside that set's own measurements. What a job
-asks for grows smoothly; what the caching allocator reserves for it grows in steps, and only the latter is measured.
+Simulates MLPs of equal layers at every width on the A100 of the public set, and compares with its measurements.
+Requested memory grows smoothly; reserved memory, which is what nvidia-smi measures, grows in steps.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,75 +37,75 @@ WINDOWS = {
     "weights of 1 to 10 MiB, in segments of 20 MiB": range(1000, 1400),
     "weights above 10 MiB, in steps of 2 MiB": range(3000, 3300),
 }
-"""Widths that are looked at one by one: c10/cuda/CUDACachingAllocator.cpp, kSmallSize, kMinLargeAlloc, kRoundLarge."""
+"""Ranges simulated width by width: c10/cuda/CUDACachingAllocator.cpp, kSmallSize, kMinLargeAlloc, kRoundLarge."""
 WINDOW_DEPTH = 6
 COLOURS = dict(zip(DEPTHS, (GREEN, ORANGE, BLUE), strict=True))
 
 
 def uniform_mlp(width: int, depth: int) -> Spec:
-    """A network of the public set's kind, with its training."""
+    """Return the spec of an MLP of equal layers, as in the public set."""
     network = {"arch": "uniform", "input_features": width, "output_features": OUTPUTS, "depth": depth}
     return make_spec("mlp", network, TrainingSetup(batch_size=BATCH, dry_run_batch_size=2))
 
 
 def sweeps_table(sweeps: Mapping[str, tuple[int, Iterable[int]]]) -> pd.DataFrame:
-    """By sweep and width: what tensors ask for, what is reserved, and what the device shows, in MiB (simulated)."""
+    """Simulate sweeps of widths; return requested, reserved and used MiB."""
     specs = {
         (name, depth, width): uniform_mlp(width, depth) for name, (depth, widths) in sweeps.items() for width in widths
     }
-    found = SimulationCache(SIMULATIONS / "staircase", WORKERS).measure(specs.values(), load_profile(PROFILE))
+    simulations = SimulationCache(SIMULATIONS / "staircase", WORKERS).measure(specs.values(), load_profile(PROFILE))
     lines = []
     for key, spec in specs.items():
-        peaks = found[spec.id]
+        peaks = simulations[spec.id]
         figures = (peaks.requested_bytes or 0, peaks.reserved_bytes or 0, peaks.peak_bytes or 0)
         lines.append((*key, *(figure / MIB for figure in figures)))
     return pd.DataFrame(lines, columns=["sweep", "depth", "width", "requested_mib", "reserved_mib", "used_mib"])
 
 
 def steps(values: Sequence[float]) -> tuple[list[int], list[float]]:
-    """(lengths of treads that begin and end inside the values, heights of the steps between them)."""
+    """Return the lengths of the complete treads and the heights of the steps."""
     changes = [place for place, (a, b) in enumerate(pairwise(values), 1) if a != b]
     return [b - a for a, b in pairwise(changes)], [values[place] - values[place - 1] for place in changes]
 
 
 def steps_line(name: str, sweep: pd.DataFrame) -> list[str]:
-    """A line of the page's table: how a window of single widths grows."""
+    """Return the table's line for a window of consecutive widths."""
     treads, heights = steps(sweep["reserved_mib"].tolist())
     slope = (sweep["requested_mib"].iloc[-1] - sweep["requested_mib"].iloc[0]) / (len(sweep) - 1)
     span = f"{sweep['width'].iloc[0]}-{sweep['width'].iloc[-1]}"
-    shown = [f"{np.median(treads):.0f}", f"{max(treads)}"] if treads else ["-", "-"]
+    lengths = [f"{np.median(treads):.0f}", f"{max(treads)}"] if treads else ["-", "-"]
     largest = f"{max(map(abs, heights), default=0):.0f} MiB"
     falls = str(sum(height < 0 for height in heights))
-    return [name, span, f"{slope:.2f} MiB", str(len(heights)), *shown, largest, falls]
+    return [name, span, f"{slope:.2f} MiB", str(len(heights)), *lengths, largest, falls]
 
 
 def measured_table(data: Path) -> pd.DataFrame:
-    """The measured rows of the first MLP set: width, depth and shape, what was measured, and what is simulated."""
+    """Return shape, measured and simulated memory of the rows of the first MLP set."""
     path = next(data.rglob(TABLE))
     rows = [row for row in read_rows(path) if row.measurement.status is Status.OK]
     profile = load_profile(PROFILE)
-    found = SimulationCache("runs/simulations", WORKERS).measure([row.spec for row in rows], profile)
+    simulations = SimulationCache("runs/simulations", WORKERS).measure([row.spec for row in rows], profile)
     lines = [
         (row.spec.network["arch"], row.spec.network["depth"], row.spec.network["input_features"],
-         (row.measurement.peak_bytes or 0) // MIB, (found[row.spec.id].peak_bytes or 0) // MIB)
-        for row in rows if row.spec.id in found
+         (row.measurement.peak_bytes or 0) // MIB, (simulations[row.spec.id].peak_bytes or 0) // MIB)
+        for row in rows if row.spec.id in simulations
     ]  # fmt: skip
     return pd.DataFrame(lines, columns=["arch", "depth", "width", "used_mib", "simulated_mib"])
 
 
-def told(measured: pd.DataFrame, overhead_mib: int) -> str:
-    """What the measured figures themselves say of the grid."""
+def grid_sentence(measured: pd.DataFrame, overhead_mib: int) -> str:
+    """Describe how the measured figures lie on the allocator's grid."""
     own = measured["used_mib"] - overhead_mib
-    off = (measured["used_mib"] - measured["simulated_mib"]).abs()
+    error = (measured["used_mib"] - measured["simulated_mib"]).abs()
     return (
         f"{(own % 2 == 0).mean():.1%} of {len(measured)} measured figures are {overhead_mib} MiB and a multiple of "
-        f"2 MiB; they take {measured['used_mib'].nunique()} values. The simulation meets {(off == 0).mean():.1%} of "
-        f"them to the MiB, and {(off <= 20).mean():.1%} within 20 MiB."
+        f"2 MiB; they take {measured['used_mib'].nunique()} values. The simulation gives {(error == 0).mean():.1%} of "
+        f"them exactly, and {(error <= 20).mean():.1%} within 20 MiB."
     )
 
 
 def draw(sweeps: pd.DataFrame, windows: dict[str, pd.DataFrame], measured: pd.DataFrame, path: Path) -> None:
-    """The whole range with the measured rows on it, and below it the three kinds of steps."""
+    """Draw the whole range with the measured rows, and below it the three kinds of steps."""
     overhead = float((sweeps["used_mib"] - sweeps["reserved_mib"]).iloc[0])
     with light_picture(path, 10.5, 7.4) as figure:
         upper, lower = figure.subfigures(2, 1, height_ratios=[1.35, 1])
@@ -151,13 +151,13 @@ def _draw_steps(axes: Axes, sweep: pd.DataFrame, where: Literal["mid", "post"], 
 def main() -> None:
     arguments = study_parser(__doc__).parse_args()
     whole = {f"{depth} layers": (depth, COARSE) for depth in DEPTHS}
-    found = sweeps_table({**whole, **{name: (WINDOW_DEPTH, widths) for name, widths in WINDOWS.items()}})
-    sweeps = found[found["sweep"].isin(whole)]
-    windows = {name: found[found["sweep"] == name] for name in WINDOWS}
+    table = sweeps_table({**whole, **{name: (WINDOW_DEPTH, widths) for name, widths in WINDOWS.items()}})
+    sweeps = table[table["sweep"].isin(whole)]
+    windows = {name: table[table["sweep"] == name] for name in WINDOWS}
     measured = measured_table(Path(arguments.data))
     head = ["where", "widths", "asked for, a width", "steps", "median tread", "longest", "largest step", "of them down"]
     text = markdown(head, [steps_line(name, sweep) for name, sweep in windows.items()])
-    text += "\n\n" + told(measured, round(float((sweeps["used_mib"] - sweeps["reserved_mib"]).iloc[0])))
+    text += "\n\n" + grid_sentence(measured, round(float((sweeps["used_mib"] - sweeps["reserved_mib"]).iloc[0])))
     publish(arguments, "study.staircase", text, partial(draw, sweeps, windows, measured))
 
 

@@ -1,4 +1,4 @@
-"""What tables and pictures of the study share: one colour for one thing."""
+"""Shared style of the study's tables and pictures."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,13 +15,13 @@ FAMILY_COLOURS = {"mlp": BLUE, "cnn": ORANGE, "transformer": GREEN}
 
 
 def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table, its first column words and the others figures."""
+    """Return a Markdown table whose first column is text and whose others are numbers."""
     rule = ["---", *("---:" for _ in head[1:])]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *lines))
 
 
 def family_bars(figure: Figure, table: pd.DataFrame, sharex: bool = False) -> Iterator[tuple[Axes, str, pd.DataFrame]]:
-    """A panel a family for horizontal bars, with its lines of the table from the last to the first: bars stack up."""
+    """Yield one panel per family for horizontal bars, with its lines in reverse, because bars stack upwards."""
     families = list(dict.fromkeys(table["family"]))
     panels = figure.subplots(1, len(families), sharey=True, sharex=sharex, squeeze=False)[0]
     for axes, family in zip(panels, families, strict=True):
@@ -31,5 +31,5 @@ def family_bars(figure: Figure, table: pd.DataFrame, sharex: bool = False) -> It
 
 
 def scatter(values: "pd.Series[float]") -> float:
-    """The standard deviation over folds or seeds; none where there is but one."""
+    """Return the standard deviation over folds or seeds; 0 for a single value."""
     return float(values.std()) if len(values) > 1 else 0.0

@@ -1,7 +1,7 @@
-"""TBEM's case study, on the virtual GPU: `python -m benchmarks.study.vgg_depth`.
+"""TBEM's case study on the virtual GPU: `python -m benchmarks.study.vgg_depth`.
 
-The memory of a VGG whose layers are all alike against its depth; polynomials of the memory itself and of the gap to the
-static estimate are fitted to the shallower networks and asked about the deeper ones. All figures are simulated.
+The memory of VGGs with equal layers against their depth. Polynomials of the memory, and of its gap to the static
+estimate, are fitted to the shallower networks and tested on the deeper ones. All figures are simulated.
 """
 
 from functools import partial
@@ -22,7 +22,7 @@ STYLES = {1: ":", 2: "--", 3: "-"}
 
 
 def fits_table(study: DepthStudy) -> str:
-    """A line for each polynomial: mean relative error where it was fitted, and beyond."""
+    """Return a table with the mean relative errors of each polynomial, inside and beyond the fitted range."""
     lines = [
         [NAMES[fit.target], str(fit.degree), f"{fit.fitted_error:.2%}", f"{fit.extrapolation_error:.2%}"]
         for fit in study.fits
@@ -34,7 +34,7 @@ def fits_table(study: DepthStudy) -> str:
 
 
 def draw(study: DepthStudy, path: Path) -> None:
-    """What is measured and what polynomials make of it; beside it, the gap alone."""
+    """Draw simulated memory with the fitted polynomials, and the gap alone."""
     depths = [point.depth for point in study.points]
     last = max(point.depth for point in study.points if point.fitted)
     with light_picture(path, 10.5, 4.2) as figure:

@@ -1,4 +1,4 @@
-"""How much each workspace rule of a device profile explains, on measured rows.
+"""Measure how much each workspace rule of a device profile explains of measured rows.
 
 `python -m benchmarks.study.workspace_rules --data FILE --rows 200` traces a sample of a public table once and replays
 it with all rules, with none, and with each rule left out. A rule explains the error that returns without it.
@@ -36,12 +36,12 @@ def variants(profile: DeviceProfile) -> Iterator[tuple[str, DeviceProfile]]:
 
 
 def errors_of(row: Row) -> dict[str, float] | None:
-    """By variant: the signed relative error of a row that completed."""
+    """Return the signed relative error of a completed row by variant."""
     profile = parse_profile(load_device(str(row.provenance.device)))
     trace = trace_spec(row.spec, profile.compute_capability)
     actual = row.measurement.peak_bytes or 1
-    found = {name: simulate(trace, item, AllocatorOptions()) for name, item in variants(profile)}
-    return {name: ((item.device_used_bytes or 0) - actual) / actual for name, item in found.items()}
+    measurements = {name: simulate(trace, item, AllocatorOptions()) for name, item in variants(profile)}
+    return {name: ((item.device_used_bytes or 0) - actual) / actual for name, item in measurements.items()}
 
 
 def main() -> None:
@@ -54,12 +54,12 @@ def main() -> None:
     rows = [row for row in read_rows(arguments.data) if row.measurement.status is Status.OK]
     rows = random.Random(arguments.seed).sample(rows, min(arguments.rows, len(rows)))
     with ProcessPoolExecutor(arguments.workers) as pool:
-        found = list(tqdm(pool.map(errors_of, rows, chunksize=4), total=len(rows), unit="row", mininterval=5))
+        results = list(tqdm(pool.map(errors_of, rows, chunksize=4), total=len(rows), unit="row", mininterval=5))
     print(
         f"{len(rows)} rows of {arguments.data.name}, seed {arguments.seed}: error by rule (simulated against measured)"
     )
-    for name in found[0]:
-        errors = [item[name] for item in found]
+    for name in results[0]:
+        errors = [item[name] for item in results]
         absolute = [abs(error) for error in errors]
         print(f"{name:56} median {median(absolute):6.2%}  mean {fmean(absolute):6.2%}  bias {fmean(errors):+7.2%}")
 

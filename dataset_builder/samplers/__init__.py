@@ -1,4 +1,4 @@
-"""Samplers: draw configurations from a space."""
+"""Samplers: which configurations are looked at."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,7 +18,7 @@ SAMPLERS: Mapping[str, Callable[..., Sampler]] = {
 
 
 def make_sampler(name: str, **settings: Any) -> Sampler:
-    """Make the sampler of this name."""
+    """The sampler of that name."""
     check_choice("sampler", name, SAMPLERS)
     try:
         return SAMPLERS[name](**settings)

@@ -22,25 +22,25 @@ _BATCH = 8
 _WIDTH = 64
 _LAYERS = 10
 _LEAST_MIB = 0.1
-"""Less is no figure: the kernel counts in larger steps."""
+"""The smallest reported growth: the kernel counts in larger steps."""
 
 Shape = tuple[int, ...]
 
 
 def by_layers(count: int) -> tuple[nn.Module, int, Shape]:
-    """So many layers, every second one a Linear."""
+    """Return a network with this many layers, alternately Linear and ReLU."""
     pairs = ((nn.Linear(_WIDTH, _WIDTH), nn.ReLU()) for _ in range(count // 2))
     return nn.Sequential(*(layer for pair in pairs for layer in pair)), _BATCH, (_WIDTH,)
 
 
 def by_parameters(count: int) -> tuple[nn.Module, int, Shape]:
-    """Ten square Linear layers with so many weights in all."""
+    """Return ten square Linear layers with this many weights in total."""
     width = round(math.sqrt(count / _LAYERS))
     return nn.Sequential(*(nn.Linear(width, width) for _ in range(_LAYERS))), _BATCH, (width,)
 
 
 def by_batch(size: int) -> tuple[nn.Module, int, Shape]:
-    """ResNet-50."""
+    """Return ResNet-50 with this batch size."""
     return resnet50(), size, (3, 224, 224)
 
 
@@ -52,8 +52,8 @@ KINDS: dict[str, Callable[[int], tuple[nn.Module, int, Shape]]] = {
 
 
 def traced(kind: str, size: int) -> dict[str, float]:
-    """CPU seconds of a whole trace, the most memory that the process ever had, and how much the trace added to it."""
-    _trace(*by_layers(2))  # what torch does once in a process is no part of it
+    """Return the CPU seconds of a trace, the peak memory of the process, and the trace's share of that peak."""
+    _trace(*by_layers(2))  # warm up: torch initialises itself once per process
     start, before = time.process_time(), _peak_mib()
     _trace(*_on_meta(KINDS[kind], size))
     seconds, peak = time.process_time() - start, _peak_mib()

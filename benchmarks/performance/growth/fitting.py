@@ -1,4 +1,4 @@
-"""The exponent of a cost: y = a + b x^p, with what is there from the start told apart from what grows."""
+"""Fits y = a + b x^p to a cost; the constant a separates fixed cost from growth."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ import numpy as np
 from scipy.optimize import nnls
 
 _FLAT = 1.4
-"""Between the largest and the smallest figure: below it there is noise, and no growth."""
+"""Costs whose maximum is less than this multiple of their minimum are treated as constant."""
 _EXPLAINED = 0.7
-"""A law that leaves more of the scatter around the mean than this is read into noise: nothing grows."""
+"""A fit that leaves a larger share of the scatter around the mean is treated as noise: no growth."""
 _EXPONENTS = np.arange(0.05, 2.51, 0.01)
 _LEAST_POINTS = 4
-"""With fewer there is nothing to tell a constant from: a straight line through the logarithms."""
+"""With fewer points the constant cannot be determined; a line is fitted to the logarithms."""
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,18 @@ class Growth:
     exponent: float
 
     def at(self, x: np.ndarray) -> np.ndarray:
-        """What the law says."""
+        """Evaluate the law."""
         return self.constant + self.factor * np.asarray(x, dtype=float) ** self.exponent
 
 
 def fit_growth(xs: Sequence[float], ys: Sequence[float]) -> Growth:
-    """The law with the least squares of relative errors."""
+    """Return the law with the least squared relative errors."""
     x, y = np.asarray(xs, dtype=float), np.asarray(ys, dtype=float)
     if len(x) < _LEAST_POINTS:
         slope, start = np.polyfit(np.log(x), np.log(y), 1)
         return Growth(0.0, float(np.exp(start)), float(slope))
-    found = [(*_solve(x, y, exponent), exponent) for exponent in _EXPONENTS]
-    residual, constant, factor, exponent = min(found)
+    candidates = [(*_solve(x, y, exponent), exponent) for exponent in _EXPONENTS]
+    residual, constant, factor, exponent = min(candidates)
     scatter = float(np.linalg.norm(y / y.mean() - 1))
     if y.max() < _FLAT * y.min() or residual > _EXPLAINED * scatter:
         return Growth(float(y.mean()), 0.0, 0.0)
@@ -43,7 +43,7 @@ def fit_growth(xs: Sequence[float], ys: Sequence[float]) -> Growth:
 
 
 def _solve(x: np.ndarray, y: np.ndarray, exponent: float) -> tuple[float, float, float]:
-    """Residual, constant and factor; neither is negative."""
+    """Return residual, constant and factor; both coefficients are non-negative."""
     grown = (x / x.max()) ** exponent
     (constant, factor), residual = nnls(np.stack([1 / y, grown / y], axis=1), np.ones_like(y))
     return float(residual), float(constant), float(factor / x.max() ** exponent)

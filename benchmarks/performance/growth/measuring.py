@@ -1,4 +1,4 @@
-"""What is measured, each in fresh processes."""
+"""The measurements of growth, each in new processes."""
 
 import json
 import os
@@ -22,12 +22,12 @@ CORES = (1, 2)
 CONNECTIONS = (1, 2, 4, 8, 16, 32, 64)
 BUILT_ROWS = 60
 _NETWORKS = 50
-"""That the service is asked about over and over."""
+"""Different networks in the requests to the service."""
 _REQUESTS = 3000
 
 
 def tasks() -> list[tuple[str, int]]:
-    """All measurements, as kind and size."""
+    """Return all measurements as (kind, size)."""
     traces = {"layers": LAYERS, "parameters": PARAMETERS, "batch": BATCHES}
     cores = [count for count in CORES if count <= len(os.sched_getaffinity(0))]
     return [
@@ -37,27 +37,26 @@ def tasks() -> list[tuple[str, int]]:
     ]
 
 
-def measure_all(kept: Path) -> pd.DataFrame:
-    """A line for each figure: kind, size, what it is, and its value.
+def measure_all(results: Path) -> pd.DataFrame:
+    """Return one line per figure, with its kind, size, name and value.
 
-    Each is written down as it is found, so that a run that was stopped goes on; one that ended begins anew.
+    Figures are stored as they are measured, so an interrupted run resumes; a complete run starts over.
     """
-    partial = kept.with_suffix(".partial.csv")
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    known = (
+    partial = results.with_suffix(".partial.csv")
+    results.parent.mkdir(parents=True, exist_ok=True)
+    measured = (
         set(pd.read_csv(partial)[["kind", "size"]].itertuples(index=False, name=None)) if partial.exists() else set()
     )
-    wanted = tasks()
-    for kind, size in (bar := tqdm(wanted, unit="run", desc="growth")):
+    for kind, size in (bar := tqdm(tasks(), unit="run", desc="growth")):
         bar.set_postfix_str(f"{kind} {size:,}")
-        if (kind, size) not in known:
-            _keep(kind, size, partial)
-    partial.replace(kept)
-    return pd.read_csv(kept)
+        if (kind, size) not in measured:
+            _measure_and_store(kind, size, partial)
+    partial.replace(results)
+    return pd.read_csv(results)
 
 
-def _keep(kind: str, size: int, path: Path) -> None:
-    """Measure and write down; what fails is told and left out, for the others are worth having without it."""
+def _measure_and_store(kind: str, size: int, path: Path) -> None:
+    """Measure and store one size; a failure is printed and left out, so that the others are still measured."""
     try:
         figures = measure(kind, size)
     except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
@@ -68,21 +67,21 @@ def _keep(kind: str, size: int, path: Path) -> None:
 
 
 def measure(kind: str, size: int) -> dict[str, float]:
-    """The figures of one run."""
+    """Return the figures of one measurement."""
     if kind == "cores":
         return built(size)
     return served(size) if kind == "connections" else traced(kind, size)
 
 
 def traced(kind: str, size: int) -> dict[str, float]:
-    """CPU seconds of a trace, and the peak of its process."""
+    """Trace in a child process; return its CPU seconds and memory."""
     words = [sys.executable, "-W", "ignore", "-m", "benchmarks.performance.growth.child", kind, str(size)]
-    found: dict[str, float] = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
-    return found
+    figures: dict[str, float] = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+    return figures
 
 
 def built(cores: int) -> dict[str, float]:
-    """Rows a second of a build pinned to so many cores, with as many workers; the start of the processes counts."""
+    """Time a build pinned to this many cores, with as many workers, including the start of its processes."""
     words = ["family=cnn", f"n={BUILT_ROWS}", "executor=local", f"executor.workers={cores}"]
     with tempfile.TemporaryDirectory() as out, pinned(cores):
         start = time.perf_counter()
@@ -95,7 +94,7 @@ def built(cores: int) -> dict[str, float]:
 
 @contextmanager
 def pinned(cores: int) -> Iterator[None]:
-    """Children that are started inside get no more than so many cores."""
+    """Pin this process and the children that it starts to this many cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(before)[:cores])
     try:
@@ -105,19 +104,19 @@ def pinned(cores: int) -> Iterator[None]:
 
 
 def served(connections: int) -> dict[str, float]:
-    """Latency of a service that is asked over so many connections at once, each as soon as it is answered."""
-    known = jobs(_NETWORKS, seed=0)
+    """Measure the service's latency over this many connections, each of which repeats without pause."""
+    requests = jobs(_NETWORKS, seed=0)
     with process(["-m", "vramcast", "serve", "--port"], "/readyz") as service:
-        ask(service.port, "/v1/classify", known, len(known))  # it has met them all
-        found = ask(service.port, "/v1/classify", known, _REQUESTS, connections)
+        ask(service.port, "/v1/classify", requests, len(requests))  # warm up
+        replies = ask(service.port, "/v1/classify", requests, _REQUESTS, connections)
     return {
-        "p50_ms": found.percentile_ms(0.5),
-        "p99_ms": found.percentile_ms(0.99),
-        "requests_a_second": found.rate,
+        "p50_ms": replies.percentile_ms(0.5),
+        "p99_ms": replies.percentile_ms(0.99),
+        "requests_a_second": replies.rate,
     }
 
 
 def figures_of(table: pd.DataFrame, kind: str, figure: str) -> tuple[list[float], list[float]]:
-    """Sizes and values of one curve."""
+    """Return sizes and values of one curve."""
     part = table[(table["kind"] == kind) & (table["figure"] == figure)].sort_values("size")
     return part["size"].astype(float).tolist(), part["value"].astype(float).tolist()

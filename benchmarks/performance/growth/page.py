@@ -1,4 +1,4 @@
-"""The page of growth: a table for each thing that grows, and the fitted exponents."""
+"""Renders docs/growth.md."""
 
 import pandas as pd
 
@@ -12,36 +12,36 @@ SHOWN = {
     "batch": ("Batch size", "ResNet-50, images of 224 x 224.", ("seconds", "grown_mib", "peak_mib")),
     "cores": (
         "Cores of a build",
-        f"`vramcast build family=cnn n={BUILT_ROWS}` on the virtual GPU, a worker for each core, the start included.",
+        f"`vramcast build family=cnn n={BUILT_ROWS}` on the virtual GPU, one worker per core, including start-up.",
         ("seconds", "rows_a_second"),
     ),
     "connections": (
         "Load of the service",
-        "`POST /v1/classify` about networks that it has met, over so many connections at once, each of which asks "
-        "again as soon as it is answered. Client and service share the machine.",
+        "`POST /v1/classify` for networks in its cache, over several connections at once, each repeating without "
+        "pause. Client and service share the machine.",
         ("p50_ms", "p99_ms", "requests_a_second"),
     ),
 }
-"""By kind: title, what is measured, and the figures."""
+"""Title, description and figures by kind."""
 TITLES = {
     "seconds": "CPU s", "grown_mib": "memory of the trace MiB", "peak_mib": "peak of the process MiB",
-    "rows_a_second": "rows a second", "p50_ms": "p50 ms",
-    "p99_ms": "p99 ms", "requests_a_second": "requests a second",
+    "rows_a_second": "rows per second", "p50_ms": "p50 ms",
+    "p99_ms": "p99 ms", "requests_a_second": "requests per second",
 }  # fmt: skip
 
 _HEAD = f"""\
 # How cost grows
 
-`{COMMAND}` makes this page and the picture. Timings of this program on a CPU of two cores, no GPU; each figure comes
-from fresh processes. A trace is what the virtual GPU makes of a job: two training steps and copies of them. The last
-line of a table is the exponent p of the law *a + b x^p* that fits best, with what is there from the start in *a*.
+`{COMMAND}` writes this page and its picture. All timings are of vramcast itself on a CPU with two cores, without a GPU,
+each in new processes. A trace covers two training steps and their repetitions. The last line of each table is the
+exponent p of the best fit *a + b x^p*; *a* is the fixed cost.
 
 ![How cost grows](growth.png)
 """
 
 
 def render(table: pd.DataFrame) -> str:
-    """The whole page."""
+    """Return the page."""
     parts = [_HEAD]
     for kind, (title, text, figures) in SHOWN.items():
         if (table["kind"] == kind).any():
@@ -55,12 +55,13 @@ def _table(table: pd.DataFrame, kind: str, figures: tuple[str, ...]) -> str:
     titles = {**TITLES, "seconds": "s"} if kind == "cores" else TITLES
     lines = [[kind, *(titles[figure] for figure in figures)], ["---:"] * (len(figures) + 1)]
     lines += [
-        [f"{size:,.0f}", *(_shown(columns[figure][1][index]) for figure in figures)] for index, size in enumerate(sizes)
+        [f"{size:,.0f}", *(_formatted(columns[figure][1][index]) for figure in figures)]
+        for index, size in enumerate(sizes)
     ]
     if len(sizes) > 1:
         lines.append(["*exponent*", *(f"{fit_growth(*columns[figure]).exponent:.2f}" for figure in figures)])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _shown(value: float) -> str:
+def _formatted(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""One picture of all that grows."""
+"""The picture of docs/growth.md."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ PANELS = (
     ("layers", "seconds", "layers", "trace, CPU seconds"),
     ("parameters", "seconds", "parameters", "trace, CPU seconds"),
     ("batch", "seconds", "batch size (ResNet-50)", "trace, CPU seconds"),
-    ("cores", "rows_a_second", "cores", "build, rows a second"),
+    ("cores", "rows_a_second", "cores", "build, rows per second"),
     ("layers", "grown_mib", "layers", "memory of the trace [MiB]"),
     ("parameters", "grown_mib", "parameters", "memory of the trace [MiB]"),
     ("batch", "grown_mib", "batch size (ResNet-50)", "memory of the trace [MiB]"),
@@ -28,7 +28,7 @@ _COLOURS = {
 
 
 def draw_growth(table: pd.DataFrame, path: Path) -> None:
-    """A panel for each cost: dots are measured, the line is the fitted law."""
+    """Draw one panel per cost: dots are measurements, lines the fitted laws."""
     with light_picture(path, 13, 6.4) as figure:
         for index, (kind, name, xlabel, ylabel) in enumerate(PANELS):
             axes = figure.add_subplot(2, 4, index + 1)
@@ -37,8 +37,8 @@ def draw_growth(table: pd.DataFrame, path: Path) -> None:
             elif kind == "cores":
                 _draw_cores(axes, *figures_of(table, kind, name))
             else:
-                for shown in (name, "p99_ms") if name == "p50_ms" else (name,):
-                    _draw_curve(axes, *figures_of(table, kind, shown), shown)
+                for curve in (name, "p99_ms") if name == "p50_ms" else (name,):
+                    _draw_curve(axes, *figures_of(table, kind, curve), curve)
                 _log(axes, kind)
             axes.set_xlabel(xlabel)
             axes.set_ylabel(ylabel)
@@ -61,7 +61,7 @@ def _log(axes: Any, kind: str) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    if high < 8 * low:  # a flat curve, whose noise should not fill the panel
+    if high < 8 * low:  # do not let the noise of a flat curve fill the panel
         axes.set_ylim(low / 3, high * 3)
     axes.xaxis.set_major_locator(LogLocator(10, numticks=5 if kind == "parameters" else 9))
     axes.xaxis.set_minor_locator(NullLocator())
