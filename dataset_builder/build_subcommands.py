@@ -65,9 +65,8 @@ def specification(arguments: argparse.Namespace) -> None:
 def coverage(arguments: argparse.Namespace) -> None:
     """Print how evenly the rows of a build cover its space, for each factor and each pair of factors."""
     from vramcast.dataset_builder.configuration import make_build
-    from vramcast.dataset_builder.pipeline import selected
+    from vramcast.dataset_builder.pipeline import find_assignments, report_coverage
     from vramcast.dataset_builder.samplers.coverage import coverage as cover
-    from vramcast.dataset_builder.samplers.coverage import report
 
     check_count("--pairs", arguments.pairs, least=0)
     settings = read_header(arguments.directory).build
@@ -77,7 +76,7 @@ def coverage(arguments: argparse.Namespace) -> None:
         )
     build = make_build(settings, Path(arguments.directory))
     ids = {record.spec.id for record in iter_records(arguments.directory, _note) if isinstance(record, Row)}
-    print(report(cover(build.space, selected(build, ids)), arguments.pairs or None), end="")
+    print(report_coverage(build, cover(build.space, find_assignments(build, ids)), arguments.pairs or None), end="")
 
 
 def import_rows(arguments: argparse.Namespace) -> None:

@@ -14,7 +14,13 @@ from typing import Any
 
 import yaml
 
-from vramcast.dataset_builder.configuration import compose_build, make_build, make_executor, out_of, settings_of
+from vramcast.dataset_builder.configuration import (
+    compose_build,
+    make_build,
+    make_executor,
+    output_directory,
+    settings_of,
+)
 from vramcast.dataset_builder.devices import DEFAULT_DEVICE, device_names, is_shipped, load_profile, user_conf
 from vramcast.dataset_builder.measure.virtual import trace_spec
 from vramcast.dataset_builder.pipeline import run_with_bar
@@ -79,7 +85,7 @@ def measure_rows(out: Path, overrides: Sequence[str]) -> list[Row]:
     for family, count in PLAN.items():
         words = [f"family={family}", f"n={count}", "sampler=orthogonal", "backend=cuda", f"out={out / family}"]
         config = compose_build([*words, *overrides])
-        build = make_build(settings_of(config, words), out_of(config))
+        build = make_build(settings_of(config, words), output_directory(config))
         run_with_bar(build, make_executor(config, build.backend), family)
         rows += read_journal(build.out).rows
     return _check_one_gpu(rows, out)

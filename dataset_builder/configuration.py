@@ -69,7 +69,7 @@ def settings_of(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key not in _OUTSIDE_THE_HEADER}
 
 
-def out_of(config: DictConfig) -> Path:
+def output_directory(config: DictConfig) -> Path:
     """The directory of a build."""
     if not isinstance(config.out, str) or not config.out:
         raise UserError(f"expected out to be a directory, found {config.out!r}: use out=DIR")

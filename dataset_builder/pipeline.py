@@ -1,4 +1,4 @@
-"""A build: space -> sampler -> spec -> filter -> backend -> row -> journal. Here alone all stages meet."""
+"""A build: space -> sampler -> spec -> filter -> backend -> row -> journal. Only this module uses all stages."""
 
 import platform
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +13,7 @@ from vramcast.dataset_builder.filters import Rejected, check
 from vramcast.dataset_builder.measure import Backend, Outcome
 from vramcast.dataset_builder.progress import bar
 from vramcast.dataset_builder.samplers import Sampler
-from vramcast.dataset_builder.samplers.coverage import Coverage, coverage, report
+from vramcast.dataset_builder.samplers.coverage import Coverage, coverage, coverage_report
 from vramcast.dataset_builder.schema import Provenance, Rejection, Row, Spec
 from vramcast.dataset_builder.space import Assignment, Space
 from vramcast.dataset_builder.store import JournalWriter
@@ -21,13 +21,13 @@ from vramcast.dataset_builder.store.durable import replacing
 from vramcast.errors import UserError
 
 COVERAGE_NAME = "coverage.md"
-_MOST_IN_VAIN = 5_000
-"""Candidates in a row that bring nothing new before a space counts as used up."""
+_MAX_USELESS = 5_000
+"""Consecutive candidates that are repeated or rejected before the space counts as exhausted."""
 
 
 @dataclass(frozen=True)
 class Build:
-    """All that decides a build's rows, and where they go."""
+    """The settings that determine the rows of a build, and the directory that they are written to."""
 
     space: Space
     sampler: Sampler
@@ -36,12 +36,12 @@ class Build:
     seed: int
     out: Path
     settings: Mapping[str, Any]
-    """The same as plain values, for the journal's header."""
+    """The same settings as plain values, for the header of the journal."""
 
 
 @dataclass
-class Report:
-    """What a run of a build did."""
+class BuildResult:
+    """The counts of a build after one run of it."""
 
     rows: int = 0
     resumed: int = 0
@@ -52,7 +52,7 @@ class Report:
 
 @dataclass
 class _Selection:
-    """The build's configurations: the first `n` of the sampler's stream that are new and pass the filter."""
+    """The configurations of a build: the first `n` candidates that are new and pass the filter."""
 
     build: Build
     journal: JournalWriter
@@ -60,32 +60,32 @@ class _Selection:
     seen: set[str] = field(default_factory=set)
     note: str | None = None
     reason: str = "see vramcast build status"
-    """Of the last rejection."""
+    """The reason of the last rejection."""
 
     def specs(self) -> Iterator[Spec]:
-        """Those that have no row yet. Rejections are written down on the way."""
-        in_vain = 0
+        """Yield the specs that have no row yet, and write rejections to the journal."""
+        useless = 0
         for values in self.build.sampler.candidates(self.build.space, self.build.seed):
             if len(self.accepted) >= self.build.n:
                 return
             spec = self.build.space.spec(values)
             if spec.id in self.seen or not self._passes(spec):
-                in_vain += 1
-                if in_vain >= _MOST_IN_VAIN:
+                useless += 1
+                if useless >= _MAX_USELESS:
                     break
                 continue
-            in_vain = 0
+            useless = 0
             self.accepted.append(values)
             if spec.id not in self.journal.row_ids:
                 yield spec
         if not self.accepted:
             raise UserError(
                 f"expected configurations that can run in the space {self.build.space.name}, found none among "
-                f"{len(self.seen)}; the last was refused for: {self.reason}: change the space"
+                f"{len(self.seen)} (the last was rejected with: {self.reason}): change the space"
             )
         if len(self.accepted) < self.build.n:
             self.note = (
-                f"the sampler has {len(self.accepted)} configurations that can run, n={self.build.n} were asked for: "
+                f"the sampler found {len(self.accepted)} configurations that can run, fewer than n={self.build.n}: "
                 "use sampler=combined or a wider space for more"
             )
 
@@ -103,26 +103,33 @@ class _Selection:
         return True
 
 
-def selected(build: Build, row_ids: set[str]) -> list[Assignment]:
-    """The assignments behind rows, found again by running the sampler once more."""
-    left, found, in_vain = set(row_ids), [], 0
+def find_assignments(build: Build, row_ids: set[str]) -> list[Assignment]:
+    """Return the assignments behind rows, by running the sampler again."""
+    missing, assignments, useless = set(row_ids), [], 0
     for values in build.sampler.candidates(build.space, build.seed):
-        if not left or in_vain >= _MOST_IN_VAIN:
+        if not missing or useless >= _MAX_USELESS:
             break
         spec = build.space.spec(values)
-        in_vain += 1
-        if spec.id in left:
-            left.remove(spec.id)
-            found.append(values)
-            in_vain = 0
-    return found
+        useless += 1
+        if spec.id in missing:
+            missing.remove(spec.id)
+            assignments.append(values)
+            useless = 0
+    return assignments
 
 
-def run(build: Build, executor: Executor, on_row: Callable[[Row], object], on_start: Callable[[int], None]) -> Report:
-    """Carry a build out, or on. `on_start` hears how many rows are there already, `on_row` each new one."""
+def report_coverage(build: Build, result: Coverage, max_pairs: int | None = None) -> str:
+    """Return the coverage report of a build."""
+    return coverage_report(result, build.sampler.details(build.space), max_pairs)
+
+
+def run(
+    build: Build, executor: Executor, on_row: Callable[[Row], object], on_start: Callable[[int], None]
+) -> BuildResult:
+    """Run or resume a build. `on_start` gets the number of rows that exist already, `on_row` each new row."""
     versions = software_versions()
     with JournalWriter(build.out, build.settings) as journal:
-        result = Report(resumed=len(journal.row_ids), notes=[journal.torn] if journal.torn else [])
+        result = BuildResult(resumed=len(journal.row_ids), notes=[journal.torn] if journal.torn else [])
         on_start(min(result.resumed, build.n))
         selection = _Selection(build, journal)
         outcomes = executor.run(build.backend, selection.specs())
@@ -137,12 +144,12 @@ def run(build: Build, executor: Executor, on_row: Callable[[Row], object], on_st
         result.notes += [selection.note] if selection.note else []
         result.coverage = coverage(build.space, selection.accepted)
         with replacing(build.out / COVERAGE_NAME) as path:
-            path.write_text(report(result.coverage))
+            path.write_text(report_coverage(build, result.coverage))
     return result
 
 
-def run_with_bar(build: Build, executor: Executor, title: str | None = None) -> Report:
-    """The same with a bar, in which rows from before count, but not into the speed."""
+def run_with_bar(build: Build, executor: Executor, title: str | None = None) -> BuildResult:
+    """Run or resume a build with a progress bar; existing rows count as done, but not towards the speed."""
     with bar(total=build.n, unit="row", desc=title) as shown:
 
         def start(done: int) -> None:
@@ -153,7 +160,7 @@ def run_with_bar(build: Build, executor: Executor, title: str | None = None) -> 
 
 
 def make_row(backend: Backend, spec: Spec, outcome: Outcome, seed: int | None, versions: Mapping[str, str]) -> Row:
-    """A spec with its outcome, and where that comes from."""
+    """Return a row: a spec with its outcome and the provenance of that."""
     provenance = Provenance(
         origin=backend.origin,
         backend=backend.name,
@@ -167,5 +174,5 @@ def make_row(backend: Backend, spec: Spec, outcome: Outcome, seed: int | None, v
 
 
 def software_versions() -> dict[str, str]:
-    """What a row was made with."""
+    """Return the versions that a row was made with."""
     return {"python": platform.python_version(), "torch": version("torch"), "vramcast": version("vramcast")}

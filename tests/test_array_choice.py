@@ -1,4 +1,4 @@
-"""Arrays are counted, not believed; and the smallest one is found for any levels."""
+"""Arrays are verified by counting, and the smallest array is chosen for any levels."""
 
 import sys
 from collections import Counter
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from vramcast.dataset_builder.arrays import (
     catalogue,
     constructions,
-    dealing,
     differences,
     hadamard,
+    level_merging,
     orthogonal_array,
     packing,
     verify,
@@ -23,7 +23,7 @@ from vramcast.dataset_builder.arrays import (
 
 
 def recount(array, levels, size):
-    """The definition itself: (exact, worst deviation, share of tuples that occur) over all choices of columns."""
+    """Return (exact, worst deviation, share of tuples that occur) over all choices of columns, by definition."""
     exact, worst, seen, total = True, 0.0, 0, 0
     for columns in combinations(range(len(levels)), size):
         counts = Counter(tuple(int(row[j]) for j in columns) for row in array)
@@ -52,19 +52,19 @@ def tables(draw):
 def test_verify_agrees_with_the_definition(table, strength):
     array, levels = table
     balance = verify(array, levels, strength)
-    asked = min(strength, len(levels))
-    found = [recount(array, levels, size) for size in range(1, asked + 1)]
-    assert balance.exact == all(exact for exact, _, _ in found)
-    assert balance.strength_reached == next((i for i, (exact, _, _) in enumerate(found) if not exact), asked)
-    for size, (exact, worst, covered) in zip(balance.sizes, found, strict=True):
+    highest = min(strength, len(levels))
+    expected = [recount(array, levels, size) for size in range(1, highest + 1)]
+    assert balance.exact == all(exact for exact, _, _ in expected)
+    assert balance.strength_reached == next((i for i, (exact, _, _) in enumerate(expected) if not exact), highest)
+    for size, (exact, worst, covered) in zip(balance.sizes, expected, strict=True):
         assert (size.exact, size.coverage) == (exact, covered)
         assert size.worst_deviation == pytest.approx(worst)
-    assert balance.worst_deviation == pytest.approx(found[-1][1])
+    assert balance.worst_deviation == pytest.approx(expected[-1][1])
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_one_changed_cell_is_noticed(data):
+def test_verify_detects_one_changed_cell(data):
     levels, strength = data.draw(st.sampled_from([([2] + [3] * 7, 2), ([3] * 4, 3), ([4] * 5, 2)]))
     array = orthogonal_array(levels, strength).runs
     row, column = data.draw(st.integers(0, len(array) - 1)), data.draw(st.integers(0, len(levels) - 1))
@@ -76,16 +76,16 @@ def test_one_changed_cell_is_noticed(data):
     assert column in balance.sizes[1].worst_columns
 
 
-def test_verify_tells_the_strength_reached():
+def test_verify_reports_the_strength_reached():
     balance = verify(orthogonal_array([2] * 3).runs, [2] * 3, 3)
     assert (balance.exact, balance.strength, balance.strength_reached) == (False, 3, 2)
     assert (balance.worst_deviation, balance.worst_columns, balance.coverage) == (1.0, (0, 1, 2), 0.5)
     assert balance.proportional
-    assert "strength 2 of 3" in str(balance)
+    assert "exact up to strength 2" in str(balance)
     assert "\n" not in str(balance)
 
 
-def test_verify_names_the_worst_columns_and_sees_dependence():
+def test_verify_reports_the_worst_columns_and_dependence():
     array = constructions.full_factorial([2, 2, 2])
     array[:, 2] = array[:, 0]
     balance = verify(array, [2, 2, 2])
@@ -96,7 +96,7 @@ def test_verify_names_the_worst_columns_and_sees_dependence():
     assert verify(array, [2, 2, 2], 1).exact
 
 
-def test_verify_in_chunks(monkeypatch):
+def test_verify_gives_the_same_result_in_chunks(monkeypatch):
     levels = [3] * 12 + [2] * 11
     array = orthogonal_array(levels).runs
     array[0, 0] = (array[0, 0] + 1) % 3
@@ -116,12 +116,12 @@ def test_verify_in_chunks(monkeypatch):
         ([[0, -1]], [2, 2], 2, "outside"),
     ],
 )
-def test_verify_refuses_nonsense(array, levels, strength, message):
+def test_verify_rejects_invalid_input(array, levels, strength, message):
     with pytest.raises(ValueError, match=message):
         verify(array, levels, strength)
 
 
-# --- the choice
+# --- choosing an array
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_known_smallest_arrays_are_found_and_exact(levels, strength, notation):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=7), st.integers(1, 3))
-def test_any_levels_can_be_had(levels, strength):
+def test_there_is_an_array_for_any_levels(levels, strength):
     array = orthogonal_array(levels, strength)
     assert array.runs.shape[1] == len(levels) == len(array.levels)
     assert len(array.runs) <= prod(levels)
@@ -204,7 +204,7 @@ def test_any_levels_can_be_had(levels, strength):
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 16), min_size=8, max_size=25))
-def test_many_factors(levels):
+def test_arrays_of_many_factors_cover_all_pairs(levels):
     array = orthogonal_array(levels)
     assert array.runs.shape == (array.balance.runs, len(levels))
     assert array.balance == verify(array.runs, levels)
@@ -212,7 +212,7 @@ def test_many_factors(levels):
     assert array.balance.sizes[0].worst_deviation < 0.5
 
 
-def test_same_input_same_array():
+def test_the_same_levels_give_the_same_array():
     levels = [3, 5, 2, 7, 4, 4, 6]
     first = orthogonal_array(levels)
     for cached in (differences.best_scheme, catalogue.inner_hosts, hadamard.hadamard):
@@ -233,11 +233,11 @@ def test_same_input_same_array():
         ([3] * 9, 3, "cap OA(81, 10, 3, 3), 1 column dropped"),
     ],
 )
-def test_the_construction_says_what_was_done(levels, strength, construction):
+def test_the_construction_describes_how_the_array_was_built(levels, strength, construction):
     assert orthogonal_array(levels, strength).construction == construction
 
 
-def test_a_replaced_column_is_told():
+def test_the_construction_names_replaced_columns():
     array = orthogonal_array([12] * 5 + [4, 4, 3, 3])
     assert array.balance.exact
     assert array.notation == "L144(3^2 4^2 12^5)"
@@ -246,7 +246,7 @@ def test_a_replaced_column_is_told():
     )
 
 
-def test_fewest_runs_come_before_balance():
+def test_fewer_runs_are_preferred_to_better_balance():
     array = orthogonal_array([3] * 4 + [2])
     assert array.notation == "L16(2^1 3^4)"
     assert not array.balance.exact
@@ -260,17 +260,17 @@ def test_merging_to_a_divisor_keeps_the_balance():
     assert orthogonal_array([9, 9, 3, 3]).balance.exact
 
 
-def test_columns_come_in_the_order_asked():
+def test_columns_keep_the_requested_order():
     array = orthogonal_array([2, 3, 3, 1, 3, 3, 3, 3, 3])
     assert [len(set(column)) for column in array.runs.T.tolist()] == [2, 3, 3, 1, 3, 3, 3, 3, 3]
     assert array.balance.exact
 
 
-def test_max_runs():
+def test_an_array_of_more_than_max_runs_is_rejected():
     assert len(orthogonal_array([2] * 11, max_runs=12).runs) == 12
     with pytest.raises(ValueError, match=r"at most 11 runs.*L12\(2\^11\).*raise max_runs to 12"):
         orthogonal_array([2] * 11, max_runs=11)
-    with pytest.raises(ValueError, match="raise max_runs to 27000000"):  # refused before it is built
+    with pytest.raises(ValueError, match="raise max_runs to 27000000"):  # rejected before it is built
         orthogonal_array([300] * 3, strength=3, max_runs=1000)
 
 
@@ -286,37 +286,37 @@ def test_max_runs():
         ([2, 2], 4, "strength of 1, 2 or 3"),
     ],
 )
-def test_bad_input_is_refused_in_one_sentence(levels, strength, message):
+def test_invalid_levels_raise_one_sentence(levels, strength, message):
     with pytest.raises(ValueError, match=message) as caught:
         orthogonal_array(levels, strength)
     assert "\n" not in str(caught.value)
 
 
-# --- bringing columns down to fewer levels
+# --- reducing columns to fewer levels
 
 
 @pytest.mark.parametrize(
-    ("s", "asked"), [(4, [3] * 4 + [2]), (7, [6] * 8), (8, [5, 5, 6, 6, 7, 7, 3]), (16, list(range(2, 17)))]
+    ("s", "levels"), [(4, [3] * 4 + [2]), (7, [6] * 8), (8, [5, 5, 6, 6, 7, 7, 3]), (16, list(range(2, 17)))]
 )
-def test_dealing_beats_the_renaming_of_whole_levels(s, asked):
-    host = orthogonal_array([s] * (s + 1)).runs[:, : len(asked)]
-    dealt = verify(dealing.deal(host, [s] * len(asked), asked), asked)
-    renamed = verify(host % np.array(asked), asked)
-    assert dealt.worst_deviation < renamed.worst_deviation
-    assert dealt.coverage == renamed.coverage == 1
-    for column, level in zip(dealing.deal(host, [s] * len(asked), asked).T, asked, strict=True):
+def test_merging_run_by_run_is_more_balanced_than_renaming_levels(s, levels):
+    host = orthogonal_array([s] * (s + 1)).runs[:, : len(levels)]
+    merged = verify(level_merging.merge_levels(host, [s] * len(levels), levels), levels)
+    renamed = verify(host % np.array(levels), levels)
+    assert merged.worst_deviation < renamed.worst_deviation
+    assert merged.coverage == renamed.coverage == 1
+    for column, level in zip(level_merging.merge_levels(host, [s] * len(levels), levels).T, levels, strict=True):
         assert max(Counter(column.tolist()).values()) <= -(-len(host) // level)
 
 
-def test_large_arrays_are_renamed(monkeypatch):
-    monkeypatch.setattr(dealing, "_MOST_STEPS", 10)
+def test_levels_of_large_arrays_are_renamed(monkeypatch):
+    monkeypatch.setattr(level_merging, "_MAX_STEPS", 10)
     host = orthogonal_array([7] * 8).runs
-    assert np.array_equal(dealing.deal(host, [7] * 8, [6] * 8), host % 6)
+    assert np.array_equal(level_merging.merge_levels(host, [7] * 8, [6] * 8), host % 6)
 
 
 def test_a_packing_prefers_exact_columns():
     host = next(h for h in catalogue.hosts(24) if sorted(h.levels)[-2:] == [3, 4] and len(h.levels) == 15)
-    found = packing.pack(host, [4, 3, 2, 2], catalogue.inner_hosts)
-    assert [place.levels for place in found.places] == [4, 3, 2, 2]
-    assert found.loss == (0, 0)
+    result = packing.pack(host, [4, 3, 2, 2], catalogue.inner_hosts)
+    assert [place.levels for place in result.places] == [4, 3, 2, 2]
+    assert result.loss == (0, 0)
     assert packing.pack(host, [5], catalogue.inner_hosts) is None

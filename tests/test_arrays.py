@@ -1,4 +1,4 @@
-"""The pieces of orthogonal arrays: fields, Hadamard matrices, caps, difference schemes, and what is made of them."""
+"""The parts of orthogonal arrays: fields, Hadamard matrices, caps, difference schemes and hosts."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from vramcast.dataset_builder.arrays import (
     geometry,
     hadamard,
     orthogonal_array,
-    seeds,
+    stored_matrices,
     strength_three,
     verify,
 )
@@ -58,14 +58,14 @@ def test_large_fields_have_inverses_and_distribute(order):
 
 
 @pytest.mark.parametrize("order", [6, 10, 12, 15, 36])
-def test_groups_of_composite_order(order):
+def test_addition_of_composite_order_is_a_group(order):
     add, sub = fields.addition(order), fields.subtraction(order)
     x, y, z = fields.words(order, 3)[::7].T
     assert np.array_equal(add[add[x, y], z], add[x, add[y, z]])
     assert np.array_equal(sub[add[x, y], y], x)
 
 
-def test_sympy_is_left_alone_where_it_is_not_needed():
+def test_sympy_is_imported_only_when_needed():
     code = "import sys; from vramcast.dataset_builder.arrays import orthogonal_array; orthogonal_array([5] * 6 + [2])"
     subprocess.run([sys.executable, "-c", f"{code}; assert 'sympy' not in sys.modules"], check=True)
 
@@ -89,27 +89,27 @@ def assert_smallest(levels, strength, runs):
     ("s", "k"),
     [(s, k) for s in PRIME_POWERS for k in range(2, 9) if s**k < 2000 and (s**k - 1) // (s - 1) < 400],
 )
-def test_any_prime_power_of_levels_at_strength_two(s, k):
-    """OA(s^k, (s^k-1)/(s-1), s, 2): Rao and Hamming's parameters, which are the best that can be."""
+def test_every_prime_power_has_an_array_of_strength_two(s, k):
+    """OA(s^k, (s^k-1)/(s-1), s, 2): the optimal parameters of Rao and Hamming."""
     assert_smallest([s] * ((s**k - 1) // (s - 1)), 2, s**k)
 
 
 @pytest.mark.parametrize("s", [s for s in PRIME_POWERS if s**3 < 2000])
-def test_any_prime_power_of_levels_at_strength_three(s):
-    """OA(s^3, s+1, s, 3), for even s with one column more: Bush's parameters."""
+def test_every_prime_power_has_an_array_of_strength_three(s):
+    """OA(s^3, s+1, s, 3), with one more column for even s: Bush's parameters."""
     assert_smallest([s] * (s + 2 if s % 2 == 0 else s + 1), 3, s**3)
 
 
 @pytest.mark.parametrize(
     ("s", "k"), [(s, k) for s in (3, 5, 7, 9, 11, 13, 25, 27) for k in (2, 3, 4, 5) if 2 * s**k < 2000]
 )
-def test_twice_a_prime_power_of_runs(s, k):
+def test_arrays_with_twice_a_prime_power_of_runs(s, k):
     """OA(2 s^k, 2(s^k-1)/(s-1) - 1, s, 2) for odd s: Addelman and Kempthorne's parameters."""
     assert_smallest([s] * (2 * (s**k - 1) // (s - 1) - 1), 2, 2 * s**k)
 
 
 @pytest.mark.parametrize("order", range(4, 101, 4))
-def test_hadamard_matrices_and_their_arrays(order):
+def test_hadamard_matrices_and_their_arrays_are_orthogonal(order):
     if hadamard.hadamard_source(order) is None:
         pytest.skip(f"no construction for order {order}")
     matrix = hadamard.hadamard(order)
@@ -121,10 +121,10 @@ def test_hadamard_matrices_and_their_arrays(order):
         assert_exact(constructions.fold_over(array), [2] * order, 3)
 
 
-def test_hadamard_orders_that_cannot_be_built():
+def test_an_unknown_hadamard_order_is_rejected():
     assert [n for n in range(4, 201, 4) if not hadamard.hadamard_source(n)] == [116, 156, 172, 188]
     assert hadamard.hadamard_source(6) is None
-    with pytest.raises(ValueError, match="order 116"):
+    with pytest.raises(ValueError, match="found 116"):
         hadamard.hadamard(116)
 
 
@@ -139,14 +139,14 @@ def test_caps_give_strength_three(s, k):
     assert_exact(array, [s] * array.shape[1], 3)
 
 
-def test_sizes_of_caps():
+def test_caps_have_the_published_sizes():
     assert [geometry.cap_size(2, k) for k in (3, 4, 5, 8)] == [4, 8, 16, 128]
     assert [geometry.cap_size(s, 4) for s in (3, 4, 5, 7)] == [10, 17, 26, 50]
     assert geometry.cap_size(3, 5) == 20
 
 
 @pytest.mark.parametrize(("paired", "levels"), [(0, [2] * 4 + [3] * 4), (4, [6] * 4)])
-def test_products_of_arrays(paired, levels):
+def test_products_of_arrays_are_exact(paired, levels):
     host = strength_three.product_host([strength_three.cap_host(2, 3), strength_three.cap_host(3, 3)], paired)
     assert host.levels == tuple(levels)
     assert_exact(host.build(range(len(levels))), levels, 3)
@@ -156,11 +156,11 @@ def test_a_full_factorial_has_any_strength():
     assert_exact(constructions.full_factorial([2, 3, 4]), [2, 3, 4], 3)
 
 
-# --- difference schemes and the mixed arrays they give
+# --- difference schemes and their mixed arrays
 
 
 def is_difference_scheme(matrix, levels):
-    """The defining property, by counting."""
+    """Count the defining property."""
     rows, columns = matrix.shape
     table = fields.subtraction(levels)
     return all(
@@ -171,7 +171,7 @@ def is_difference_scheme(matrix, levels):
 
 @pytest.mark.parametrize(("rows", "levels", "columns"), [(12, 3, 12), (12, 4, 12), (12, 12, 6)])
 def test_stored_schemes_are_difference_schemes(rows, levels, columns):
-    scheme = seeds.stored_scheme(rows, levels)
+    scheme = stored_matrices.stored_scheme(rows, levels)
     assert scheme.shape == (rows, columns)
     assert is_difference_scheme(scheme, levels)
     broken = scheme.copy()
@@ -180,14 +180,14 @@ def test_stored_schemes_are_difference_schemes(rows, levels, columns):
 
 
 @pytest.mark.parametrize("levels", [3, 5, 7, 9, 11, 13, 25, 27])
-def test_double_schemes(levels):
+def test_double_schemes_are_difference_schemes(levels):
     scheme = differences.double_scheme(levels)
     assert scheme.shape == (2 * levels, 2 * levels)
     assert is_difference_scheme(scheme, levels)
 
 
 @pytest.mark.parametrize("levels", range(2, 21))
-def test_best_schemes(levels):
+def test_best_schemes_are_difference_schemes(levels):
     for rows in range(levels, 41, levels):
         scheme = differences.best_scheme(rows, levels)
         matrix = scheme.build()
@@ -197,13 +197,13 @@ def test_best_schemes(levels):
 
 
 @pytest.mark.parametrize(("runs", "notation"), [(12, "L12(2^4 3^1)"), (20, "L20(2^8 5^1)"), (28, "L28(2^12 7^1)")])
-def test_stored_mixed_arrays(runs, notation):
-    array = seeds.block_array(runs)
+def test_stored_mixed_arrays_are_exact(runs, notation):
+    array = stored_matrices.block_array(runs)
     assert catalogue.notation(len(array), levels_of(array)) == notation
     assert_exact(array, levels_of(array))
 
 
-def test_hadamard_with_a_column_of_four_levels():
+def test_hadamard_with_a_column_of_four_levels_is_exact():
     array = constructions.hadamard_with_four(12, constructions.hadamard_array(12), 3)
     assert catalogue.notation(24, levels_of(array)) == "L24(2^20 4^1)"
     assert_exact(array, levels_of(array))
@@ -230,18 +230,18 @@ def test_hadamard_with_a_column_of_four_levels():
         (3, 4, [1] * 8, 3),
     ],
 )
-def test_contractive_replacement(prime, length, dimensions, strength):
+def test_contractive_replacement_is_exact(prime, length, dimensions, strength):
     subspaces = geometry.greedy_subspaces(prime, length, dimensions, strength)
     assert [len(basis) for basis in subspaces] == dimensions
     array = geometry.subspace_array(prime, length, subspaces)
     assert_exact(array, [prime**m for m in dimensions], strength)
 
 
-def test_greed_says_when_it_fails():
+def test_a_failed_greedy_search_returns_none():
     assert geometry.greedy_subspaces(2, 3, [2, 2], 2) is None
 
 
-def test_multiples_of_subfields():
+def test_multiples_of_subfields_partition_the_field():
     for classes in range(4):
         subspaces = geometry.subfield_subspaces(2, classes)
         assert Counter(len(basis) for basis in subspaces) == Counter({3: 3 * classes, 2: 7 * (3 - classes)})
@@ -252,7 +252,7 @@ def test_multiples_of_subfields():
 
 
 @pytest.mark.parametrize("runs", [*range(4, 101), 108, 125, 128, 144])
-def test_all_hosts_of_strength_two(runs):
+def test_all_hosts_of_strength_two_are_exact(runs):
     for host in catalogue.hosts(runs):
         array = host.build(range(len(host.levels)))
         assert array.shape == (runs, len(host.levels))
@@ -262,10 +262,10 @@ def test_all_hosts_of_strength_two(runs):
 
 
 @pytest.mark.parametrize(
-    "asked", [[2] * 12, [3, 2, 2, 2, 2], [6] * 4, [6, 6, 3, 2], [4, 4, 3, 3, 2], [5, 4, 3, 2], [9, 3, 3, 3]]
+    "levels", [[2] * 12, [3, 2, 2, 2, 2], [6] * 4, [6, 6, 3, 2], [4, 4, 3, 3, 2], [5, 4, 3, 2], [9, 3, 3, 3]]
 )
-def test_all_hosts_of_strength_three(asked):
-    hosts = [host for host in strength_three.hosts(asked) if host.runs <= 600]
+def test_all_hosts_of_strength_three_are_exact(levels):
+    hosts = [host for host in strength_three.hosts(levels) if host.runs <= 600]
     assert hosts
     for host in hosts:
         columns = range(min(len(host.levels), 14))
@@ -273,7 +273,7 @@ def test_all_hosts_of_strength_three(asked):
 
 
 @pytest.mark.parametrize("runs", [4, 6, 8, 12, 16, 24, 27, 36, 64])
-def test_what_replaces_a_column_at_strength_three(runs):
+def test_arrays_that_replace_a_column_have_strength_three(runs):
     for host in strength_three.inner_hosts(runs):
         assert host.runs == runs
         assert_exact(host.build(range(len(host.levels))), host.levels, 3)

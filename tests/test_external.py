@@ -1,5 +1,8 @@
 """Networks of other libraries."""
 
+import subprocess
+import sys
+import textwrap
 from importlib.util import find_spec
 
 import pytest
@@ -95,7 +98,66 @@ def test_a_network_of_transformers_brings_its_own_loss_and_what_was_assumed_is_s
     assert "a truth value was read from a tensor and taken as False" in trace.approximations
 
 
-def test_torchvision_is_imported_even_where_its_operators_do_not_load():
+BROKEN_TORCHVISION = {
+    "__init__.py": "from torchvision import _meta_registrations, ops",
+    "_meta_registrations.py": """
+        import torch
+
+        @torch.library.register_fake("torchvision::nms")
+        def nms(boxes, scores, iou_threshold):
+            return boxes
+    """,
+    "ops.py": """
+        def nms(boxes, scores, iou_threshold):
+            raise RuntimeError("Couldn't load custom C++ ops.")
+    """,
+}
+USERS_NETWORK = """
+    from torch import nn
+
+    def make():
+        import needs_torchvision  # as timm, transformers and torchmetrics do
+
+        return nn.Linear(4, 2)
+
+    def make_detector():
+        from torchvision.ops import nms
+
+        return nms(None, None, 0.5)
+"""
+BUILD = """
+    import sys
+    from pathlib import Path
+
+    from vramcast.dataset_builder.jobs.building import build_job
+    from vramcast.dataset_builder.jobs.targets import Wanted, parse_target
+
+    sys.path.insert(0, str(Path.cwd()))
+    print(build_job(Wanted(target=parse_target(sys.argv[1]), inputs=("4",))).module)
+"""
+
+
+def _build_with_broken_torchvision(directory, target):
+    (directory / "torchvision").mkdir()
+    for name, text in BROKEN_TORCHVISION.items():
+        (directory / "torchvision" / name).write_text(textwrap.dedent(text))
+    (directory / "needs_torchvision.py").write_text("import torchvision")
+    (directory / "net.py").write_text(textwrap.dedent(USERS_NETWORK))
+    command = [sys.executable, "-c", textwrap.dedent(BUILD), target]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+
+
+def test_a_factory_may_import_a_library_that_imports_a_broken_torchvision(tmp_path):
+    result = _build_with_broken_torchvision(tmp_path, "net.py:make")
+    assert "Linear(in_features=4, out_features=2" in result.stdout, result.stderr
+
+
+def test_code_that_needs_an_operator_of_a_broken_torchvision_gets_its_error(tmp_path):
+    result = _build_with_broken_torchvision(tmp_path, "net.py:make_detector")
+    assert result.stderr.strip().endswith("RuntimeError: Couldn't load custom C++ ops.")
+
+
+def test_networks_of_torchvision_can_be_built():
     needs("timm")
     network = {"name": "mobilenet_v2", "input_shape": [3, 64, 64], "num_classes": 10}
     subject, inputs = external.build_external("torchvision", network)
@@ -103,24 +165,21 @@ def test_torchvision_is_imported_even_where_its_operators_do_not_load():
     assert inputs[0].shape == (3, 64, 64)
 
 
-def test_operators_that_torchvision_lacks_are_declared_one_after_the_other(monkeypatch):
-    asked = []
+def test_missing_operators_of_torchvision_are_declared_until_it_imports():
+    attempts = []
 
-    def broken(name):
-        asked.append(name)
-        if len(asked) < 3:
-            raise RuntimeError(f"operator torchvision::lacking{len(asked)}_{id(asked)} does not exist")
-        return "the module"
+    def execute(module):
+        attempts.append(module)
+        if len(attempts) < 3:
+            raise RuntimeError(f"operator torchvision::missing{len(attempts)}_{id(attempts)} does not exist")
 
-    monkeypatch.setattr(libraries, "import_module", broken)
-    assert libraries._import_torchvision() == "the module"
-    assert len(asked) == 3
+    libraries._execute(execute, None)
+    assert len(attempts) == 3
 
 
-def test_another_error_of_torchvision_is_an_import_error(monkeypatch):
-    def broken(name):
+def test_any_other_error_in_torchvision_is_an_import_error():
+    def execute(module):
         raise RuntimeError("no such symbol")
 
-    monkeypatch.setattr(libraries, "import_module", broken)
     with pytest.raises(ImportError, match="no such symbol"):
-        libraries._import_torchvision()
+        libraries._execute(execute, None)

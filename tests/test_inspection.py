@@ -8,7 +8,7 @@ from torch import nn
 
 from vramcast.dataset_builder.devices import gpu_profiles, load_profile
 from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.families.libraries import cope_with_torchvision
+from vramcast.dataset_builder.families.libraries import tolerate_broken_torchvision
 from vramcast.dataset_builder.families.weightless import built_on_meta, structure_of
 from vramcast.dataset_builder.jobs.building import build_job
 from vramcast.dataset_builder.jobs.job import ModuleJob, SpecJob
@@ -115,7 +115,7 @@ def test_a_network_that_looks_like_lightnings_brings_step_and_optimizer():
 
 
 def test_a_lightning_module_brings_step_optimizer_and_an_example_of_its_input():
-    cope_with_torchvision()  # Lightning imports it where it is installed, also where it does not load
+    tolerate_broken_torchvision()  # Lightning imports it where it is installed, also where it does not load
     found = build_job(
         Wanted(target=parse_target(f"{FILE.parent / 'lit_network.py'}:Classifier"), arguments={"width": 64})
     )

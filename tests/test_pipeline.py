@@ -14,7 +14,7 @@ import pytest
 from vramcast.dataset_builder.build_command import main
 from vramcast.dataset_builder.executors import SerialExecutor
 from vramcast.dataset_builder.measure.static import StaticBackend
-from vramcast.dataset_builder.pipeline import COVERAGE_NAME, Build, run, selected
+from vramcast.dataset_builder.pipeline import COVERAGE_NAME, Build, find_assignments, run
 from vramcast.dataset_builder.samplers import make_sampler
 from vramcast.dataset_builder.space import parse_space
 from vramcast.dataset_builder.store import read_journal
@@ -58,7 +58,7 @@ def test_a_build_writes_rows_with_provenance_rejections_and_coverage(tmp_path, c
     assert all("expected" in item.reason for item in journal.rejections)
     assert journal.header.build["space"]["name"] == "gpumemnet_mlp_step2"
     assert "# Coverage of 60 configurations" in (tmp_path / COVERAGE_NAME).read_text()
-    assert "60 rows (0 from before)" in capsys.readouterr().out
+    assert "60 rows (0 resumed" in capsys.readouterr().out
 
 
 def test_the_same_command_adds_nothing_and_a_larger_n_extends(tmp_path, capsys):
@@ -69,7 +69,7 @@ def test_the_same_command_adds_nothing_and_a_larger_n_extends(tmp_path, capsys):
     assert main([*WORDS, "n=55", f"out={tmp_path}"]) == 0
     assert (tmp_path / "journal.jsonl").read_bytes().startswith(before)
     assert len(ids(tmp_path)) == 55
-    assert "55 rows (40 from before)" in capsys.readouterr().out
+    assert "55 rows (40 resumed" in capsys.readouterr().out
 
 
 def test_executors_give_the_same_rows(tmp_path):
@@ -85,7 +85,7 @@ def test_a_used_up_space_ends_with_a_note(tmp_path):
     result = carry_out(make(tmp_path, 100))
     assert result.rows == 4  # four widths at batch 2: batch norm refuses a batch of 1
     assert result.rejected == 4
-    assert "has 4 configurations that can run, n=100" in result.notes[0]
+    assert "found 4 configurations that can run, fewer than n=100" in result.notes[0]
 
 
 def test_a_space_in_which_nothing_can_run_is_bad_input(tmp_path, capsys):
@@ -104,7 +104,7 @@ def test_coverage_can_be_told_again_from_the_journal(tmp_path, capsys):
     assert len(capsys.readouterr().out.splitlines()) == len(whole.splitlines()) - 36 + 10  # pairs of nine factors
     build = make(tmp_path / "tiny", 3)
     carry_out(build)
-    assert len(selected(build, ids(tmp_path / "tiny"))) == 3
+    assert len(find_assignments(build, ids(tmp_path / "tiny"))) == 3
 
 
 def test_a_summary_counts_and_groups(tmp_path):
@@ -173,7 +173,7 @@ def test_an_interrupted_build_says_so_and_leaves_a_valid_journal(tmp_path, numbe
     process.send_signal(number)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130, errors
-    assert "the same command goes on" in errors
+    assert "the same command resumes the build" in errors
     assert "Traceback" not in errors
     assert 20 <= len(ids(tmp_path)) < 400
 

@@ -225,7 +225,7 @@ class TestDriver:
         driver = self.start(tmp_path, *arguments)
         said, errors = driver.communicate(timeout=180)
         assert driver.returncode == 0, errors
-        assert said.startswith(f"300 rows ({len(second)} from before)")
+        assert said.startswith(f"300 rows ({len(second)} resumed")
         found = ids_in(tmp_path)
         assert len(found) == len(set(found)) == 300
         assert second < set(found)

@@ -6,7 +6,7 @@ from itertools import combinations, islice
 import pytest
 
 from vramcast.dataset_builder.samplers import SAMPLERS, make_sampler
-from vramcast.dataset_builder.samplers.coverage import coverage, report
+from vramcast.dataset_builder.samplers.coverage import coverage, coverage_report
 from vramcast.dataset_builder.space import parse_space
 from vramcast.errors import UserError
 
@@ -47,9 +47,9 @@ class TestContract:
             assert list(values) == list(FACTORS)
             assert SPACE.spec(values).family == "mlp"
 
-    def test_it_tells_what_it_does_in_a_line(self, name):
+    def test_the_description_is_one_short_line(self, name):
         text = make_sampler(name).describe(SPACE)
-        assert text
+        assert 0 < len(text) < 120
         assert "\n" not in text
 
 
@@ -62,13 +62,13 @@ def test_an_orthogonal_sample_meets_every_pair_of_levels_equally_often():
         assert len(counts) == len({values[a] for values in runs}) * len({values[b] for values in runs})
 
 
-def test_a_loss_of_balance_names_the_factors():
+def test_an_unequal_balance_names_its_factors_in_the_details_only():
     space = parse_space({"name": "odd", "family": "mlp", "factors": {
         **FACTORS, "act": {"choice": ["relu", "gelu", "elu"]}, "norm": {"choice": ["none", "batch", "layer"]},
     }, "network": {}, "training": {}})  # fmt: skip
-    text = make_sampler("orthogonal").describe(space)
-    assert "strength 0 of 2" in text
-    assert "(arch x act)" in text
+    sampler = make_sampler("orthogonal")
+    assert sampler.describe(space) == "25 runs of an orthogonal array in which all pairs of levels occur"
+    assert "from equal (arch x act)" in sampler.details(space)
 
 
 def test_strength_three_meets_every_triple():
@@ -124,16 +124,16 @@ def test_coverage_counts_what_is_missing():
     assert arch.counts == (4, 4, 4, 0)
     assert arch.covered == 0.75
     assert 0 < arch.evenness < 1
-    text = report(found)
+    text = coverage_report(found, "an array")
     assert "| arch | 4 | 4 4 4 0 | 75% |" in text
-    assert "those covered worst first, 10 of 10" in text
+    assert "the least covered first, 10 of 10" in text
     assert sum(" x " in line for line in text.splitlines()) == 10  # every pair of the five factors
     assert "| arch x" in text.splitlines()[-10]
-    assert sum(" x " in line for line in report(found, 3).splitlines()) == 3
+    assert sum(" x " in line for line in coverage_report(found, "an array", 3).splitlines()) == 3
 
 
 def test_coverage_of_nothing_is_nothing():
     found = coverage(SPACE, [])
     assert found.rows == 0
     assert found.pairs_covered == 0.0
-    assert report(found).startswith("# Coverage of 0 configurations")
+    assert coverage_report(found, "an array").startswith("# Coverage of 0 configurations")

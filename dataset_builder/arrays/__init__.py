@@ -1,4 +1,4 @@
-"""Orthogonal arrays: constructions, a proof by counting, and the smallest one for given levels."""
+"""Orthogonal arrays: constructions, verification by counting, and the smallest array for given levels."""
 
 from vramcast.dataset_builder.arrays.choose import OrthogonalArray, orthogonal_array
 from vramcast.dataset_builder.arrays.verify import Balance, verify

@@ -1,18 +1,19 @@
-"""What can be had: arrays described by their runs and the levels of their columns, built only when chosen.
+"""The arrays that can be built, described by their runs and the levels of their columns; built only when chosen.
 
-A host is an array out of which the asked columns are to be cut. What keeps the search short: a demand lists,
-for each level t that is asked, how many columns need at least t levels; and a column of m levels has `room`
-for so many columns of at least t levels, whatever replaces it.
+A host is an array whose columns serve the requested ones. Two bounds keep the search short: a demand lists, for each
+requested level t, how many columns need at least t levels; `room` bounds how many columns of at least t levels can
+replace one column of m levels.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 
 import numpy as np
 
-from vramcast.dataset_builder.arrays import seeds
+from vramcast.dataset_builder.arrays import stored_matrices
 from vramcast.dataset_builder.arrays.constructions import developed, hadamard_array, hadamard_with_four
 from vramcast.dataset_builder.arrays.differences import Scheme, best_scheme
 from vramcast.dataset_builder.arrays.fields import IntArray, divisors, prime_power
@@ -26,40 +27,37 @@ from vramcast.dataset_builder.arrays.geometry import (
 from vramcast.dataset_builder.arrays.hadamard import hadamard_source
 
 LARGEST_GREEDY = 1024
-"""Runs up to which subspaces are searched: beyond it the addition table takes too much memory."""
+"""Largest number of runs for which subspaces are searched: the addition table of larger ones takes too much memory."""
 
 Demand = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class Host:
-    """An array that can be built."""
+    """An array that can be built, and whose columns may serve the requested ones."""
 
     runs: int
     levels: tuple[int, ...]
     name: str
     build: Callable[[Sequence[int]], IntArray]
-    """Builds the columns with these indices."""
+    """Build the columns with these indices."""
 
 
 def notation(runs: int, levels: Iterable[int]) -> str:
-    """The usual short form, such as L18(2^1 3^7)."""
+    """Return the usual short form, such as L18(2^1 3^7)."""
     counts = sorted(Counter(levels).items())
     return f"L{runs}({' '.join(f'{level}^{count}' for level, count in counts)})"
 
 
 def demand(levels: Iterable[int]) -> Demand:
-    """For each level that is asked, how many columns need at least as many."""
-    counts, total = Counter(levels), 0
-    found = []
-    for level in sorted(counts, reverse=True):
-        total += counts[level]
-        found.append((level, total))
-    return tuple(found)
+    """Return, for each requested level, how many columns need at least as many levels."""
+    counts = Counter(levels)
+    ordered = sorted(counts, reverse=True)
+    return tuple(zip(ordered, accumulate(counts[level] for level in ordered), strict=True))
 
 
 def room(size: int, level: int, strength: int) -> int:
-    """Bound on the columns of at least `level` levels in an array with `size` runs (Rao 1947)."""
+    """Return Rao's bound (1947) on the columns of at least `level` levels in an array with `size` runs."""
     if size < level:
         return 0
     for columns in range(1, strength):
@@ -71,19 +69,19 @@ def room(size: int, level: int, strength: int) -> int:
 
 
 def offers(kinds: Mapping[int, int], needs: Demand, strength: int) -> bool:
-    """Whether so many columns of each level have the room for a demand; necessary, not sufficient."""
+    """Return whether columns of these kinds have room for a demand: a necessary condition, not a sufficient one."""
     return all(
         sum(number * room(size, level, strength) for size, number in kinds.items()) >= count for level, count in needs
     )
 
 
 def _less(needs: Demand, size: int, columns: int) -> Demand:
-    """What of a demand is left after so many columns of this size."""
+    """Return the demand that is left after `columns` columns of this size."""
     return tuple((level, count - columns * room(size, level, 2)) for level, count in needs)
 
 
 def single(runs: int) -> Host:
-    """One column in which each run has its own level."""
+    """Return the host with one column in which each run has its own level."""
     return _whole(runs, (runs,), f"one column of {runs} levels", lambda: np.arange(runs)[:, None])
 
 
@@ -92,7 +90,7 @@ def _whole(runs: int, levels: Sequence[int], name: str, build: Callable[[], IntA
 
 
 def hosts(runs: int, needs: Demand = ()) -> Iterator[Host]:
-    """The arrays of strength 2 with so many runs that may meet the demand."""
+    """Yield the arrays of strength 2 with this number of runs that may meet the demand."""
     special = [*_hadamard_hosts(runs, needs), *_subfield_hosts(runs)]
     seen = set()
     for host in [*special, *_developed_hosts(runs, needs), *_hosts_with_four(runs, needs)]:
@@ -108,10 +106,10 @@ def _hadamard_hosts(runs: int, needs: Demand) -> Iterator[Host]:
     if source and runs >= 4 and all(level == 2 or count <= 0 for level, count in needs):
         name = f"Hadamard OA({runs}, {runs - 1}, 2, 2) ({source})"
         yield _whole(runs, (2,) * (runs - 1), name, lambda: hadamard_array(runs))
-    columns = seeds.block_columns(runs)
+    columns = stored_matrices.block_columns(runs)
     if columns:
         levels = (runs // 4, *(2,) * columns)
-        yield _whole(runs, levels, f"stored {notation(runs, levels)}", lambda: seeds.block_array(runs))
+        yield _whole(runs, levels, f"stored {notation(runs, levels)}", lambda: stored_matrices.block_array(runs))
 
 
 def _subfield_hosts(runs: int) -> Iterator[Host]:
@@ -130,12 +128,12 @@ def _subfield_host(prime: int, classes: int) -> Host:
 
 
 def _developed_hosts(runs: int, needs: Demand) -> Iterator[Host]:
-    """D(r, c, s) over every array with r runs; s > r would be no better than the two exchanged."""
+    """Yield D(r, c, s) over every array with r runs; s > r is skipped, because exchanging both is as good."""
     for levels in divisors(runs)[1:]:
         rows = runs // levels
         if levels > rows:
             break
-        # First with as many columns as a scheme can have, because to know how many it has takes longer.
+        # Try the upper bound on a scheme's columns first: computing their real number takes longer.
         if not _leaves_room(rows, _less(needs, levels, rows if rows % levels == 0 else 1)):
             continue
         scheme = best_scheme(rows, levels)
@@ -193,7 +191,7 @@ def _host_with_four(tail: Host) -> Host:
 
 
 def greedy_hosts(runs: int, levels: Sequence[int], strength: int) -> Iterator[Host]:
-    """Independent subspaces of GF(p)^k, searched for just these levels (descending), if the runs are p^k."""
+    """Search independent subspaces of GF(p)^k for exactly these levels (descending), if the runs are p^k."""
     power = prime_power(runs)
     if power is None or runs > LARGEST_GREEDY:
         return
@@ -210,5 +208,5 @@ def greedy_hosts(runs: int, levels: Sequence[int], strength: int) -> Iterator[Ho
 
 @cache
 def inner_hosts(runs: int) -> tuple[Host, ...]:
-    """The arrays that may replace one column of so many levels, at strength 2."""
+    """Return the arrays of strength 2 that may replace one column of `runs` levels."""
     return tuple(hosts(runs))

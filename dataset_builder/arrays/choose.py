@@ -1,4 +1,4 @@
-"""The public entry: the smallest orthogonal array for any list of level counts."""
+"""Chooses the smallest orthogonal array for any list of level counts."""
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,75 +18,75 @@ from vramcast.dataset_builder.arrays.verify import Balance, verify
 
 @dataclass(frozen=True, eq=False)
 class OrthogonalArray:
-    """An array, where it comes from, and the balance that was counted in it."""
+    """An array with its construction and its counted balance."""
 
     runs: IntArray
-    """One run a row; column j holds 0..levels[j]-1."""
+    """One run per row; column j holds 0..levels[j]-1."""
     levels: tuple[int, ...]
     strength: int
-    """The strength asked for, but never more than there are columns; `balance` says whether it is reached."""
+    """The requested strength, at most the number of columns; `balance` says whether it is reached."""
     construction: str
     balance: Balance
 
     @property
     def notation(self) -> str:
-        """The usual short form, such as L18(2^1 3^7)."""
+        """Short form of the array, such as L18(2^1 3^7)."""
         return notation(len(self.runs), self.levels)
 
 
 def orthogonal_array(levels: Sequence[int], strength: int = 2, max_runs: int | None = None) -> OrthogonalArray:
-    """The array with the fewest runs that holds columns of these levels; among equals the best balanced one.
+    """Return the array with the fewest runs that has columns of these levels; among equals the best balanced one.
 
-    A host column with more levels than asked has them merged, as evenly as can be. Then every combination of
-    levels of any `strength` columns still occurs, but not always equally often; `balance` says how far off.
-    Raises ValueError for an input that makes no sense, and if `max_runs` is too few.
+    Surplus levels of a host column are merged as evenly as possible. Every combination of levels of any `strength`
+    columns then still occurs, but not always equally often: see `balance`.
+    Raises ValueError for invalid arguments, and if `max_runs` is too small.
     """
-    asked = _checked(levels, strength)
-    order = sorted((j for j, level in enumerate(asked) if level > 1), key=lambda j: -asked[j])
-    sizes = [asked[j] for j in order]
+    counts = _checked(levels, strength)
+    order = sorted((j for j, level in enumerate(counts) if level > 1), key=lambda j: -counts[j])
+    sizes = [counts[j] for j in order]
     plan = _plan(sizes, min(strength, len(sizes)))
     if max_runs is not None and plan.runs > max_runs:
         raise ValueError(
-            f"expected an array of at most {max_runs} runs, found {notation(plan.runs, asked)} of strength "
-            f"{strength} as the smallest: raise max_runs to {plan.runs}, or ask for fewer factors or levels"
+            f"expected an array of at most {max_runs} runs, found {notation(plan.runs, counts)} of strength "
+            f"{strength} as the smallest: raise max_runs to {plan.runs}, or use fewer factors or levels"
         )
-    runs = np.zeros((plan.runs, len(asked)), dtype=np.int64)
+    runs = np.zeros((plan.runs, len(counts)), dtype=np.int64)
     runs[:, order] = plan.build()
-    constant = len(asked) - len(order)
+    constant = len(counts) - len(order)
     added = f", {constant} constant column{'s' if constant > 1 else ''} added" if constant and order else ""
-    balance = verify(runs, asked, strength)
-    return OrthogonalArray(runs, asked, balance.strength, plan.construction + added, balance)
+    balance = verify(runs, counts, strength)
+    return OrthogonalArray(runs, counts, balance.strength, plan.construction + added, balance)
 
 
 def _checked(levels: Sequence[int], strength: int) -> tuple[int, ...]:
     if strength not in (1, 2, 3):
-        raise ValueError(f"expected a strength of 1, 2 or 3, found {strength!r}: ask for one of these")
+        raise ValueError(f"expected a strength of 1, 2 or 3, found {strength!r}: use one of these")
     try:
-        asked = tuple(operator.index(level) for level in levels)
+        counts = tuple(operator.index(level) for level in levels)
     except TypeError:
-        raise ValueError(f"expected whole numbers of levels, found {levels!r}: give one integer a factor") from None
-    if not asked or min(asked) < 1:
-        raise ValueError(f"expected one factor or more with 1 level or more each, found {list(asked)}: mend the list")
-    return asked
+        raise ValueError(f"expected whole numbers of levels, found {levels!r}: give one integer per factor") from None
+    if not counts or min(counts) < 1:
+        raise ValueError(f"expected one factor or more with 1 level or more each, found {list(counts)}: fix the list")
+    return counts
 
 
-class _Plan(NamedTuple):
-    """What will be built: known before it is, because an array that is refused may be too large to build."""
+class _ArrayPlan(NamedTuple):
+    """An array that is not built yet: one with more than `max_runs` may be too large to build."""
 
     runs: int
     construction: str
     build: Callable[[], IntArray]
 
 
-def _plan(sizes: list[int], strength: int) -> _Plan:
-    """The columns for these levels (descending, all above 1)."""
+def _plan(sizes: list[int], strength: int) -> _ArrayPlan:
+    """Return the plan of an array for these levels (descending, all above 1)."""
     if not sizes:
-        return _Plan(1, "one run of constant columns", lambda: np.zeros((1, 0), dtype=np.int64))
+        return _ArrayPlan(1, "one run of constant columns", lambda: np.zeros((1, 0), dtype=np.int64))
     if strength == 1:
         name = f"levels in turn, {sizes[0]} runs"
-        return _Plan(sizes[0], name, lambda: np.arange(sizes[0])[:, None] % np.array(sizes))
+        return _ArrayPlan(sizes[0], name, lambda: np.arange(sizes[0])[:, None] % np.array(sizes))
     packing = _smallest(sizes, strength)
-    return _Plan(packing.host.runs, describe(packing, sizes), lambda: build(packing, sizes))
+    return _ArrayPlan(packing.host.runs, describe(packing, sizes), lambda: build(packing, sizes))
 
 
 def _smallest(sizes: list[int], strength: int) -> Packing:
@@ -110,7 +110,7 @@ def _best(hosts: Iterable[Host], sizes: list[int], inner: Inner) -> Packing | No
 
 
 def _hosts(sizes: list[int], strength: int) -> Iterator[Host]:
-    """All hosts from the fewest runs on."""
+    """Yield all hosts in order of their runs."""
     if strength == len(sizes):
         return iter([strength_three.factorial_host(sizes)])
     return _hosts_of_two(sizes) if strength == 2 else _hosts_of_three(sizes)
@@ -118,7 +118,7 @@ def _hosts(sizes: list[int], strength: int) -> Iterator[Host]:
 
 def _hosts_of_two(sizes: list[int]) -> Iterator[Host]:
     needs = demand(sizes)
-    # Every pair of levels must occur, and Rao's bound holds for any host: no smaller number needs a look.
+    # A lower bound for any host: every pair of levels must occur, and Rao's bound holds.
     fewest = max(sizes[0] * sizes[1], 1 + sum(sizes) - len(sizes))
     for runs in count(fewest):
         yield from catalogue.hosts(runs, needs)
@@ -129,9 +129,9 @@ def _hosts_of_two(sizes: list[int]) -> Iterator[Host]:
 
 def _hosts_of_three(sizes: list[int]) -> Iterator[Host]:
     fewest = max(prod(sizes[:3]), sizes[0] * (1 + sum(sizes[1:]) - len(sizes[1:])))
-    known = strength_three.hosts(sizes)
-    most = known[-1].runs
+    candidates = strength_three.hosts(sizes)
+    most = candidates[-1].runs
     powers = [n for n in range(fewest, min(most, catalogue.LARGEST_GREEDY) + 1) if prime_power(n)]
-    for runs in sorted({host.runs for host in known} | set(powers)):
-        yield from (host for host in known if host.runs == runs)
+    for runs in sorted({host.runs for host in candidates} | set(powers)):
+        yield from (host for host in candidates if host.runs == runs)
         yield from greedy_hosts(runs, sizes, 3)

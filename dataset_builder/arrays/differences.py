@@ -1,7 +1,7 @@
-"""Difference schemes D(r, c, s): in the difference of any two columns every element comes r / s times.
+"""Difference schemes D(r, c, s): in the difference of any two columns every element occurs r / s times.
 
-The group of order s is the one of `fields.addition`. From D(r, c, s) and any array with r runs follows an
-array with r s runs (see `constructions.developed`): nearly all the mixed arrays come out of this. Sources:
+The group of order s is the one of `fields.addition`. D(r, c, s) and any array with r runs give an array with r s
+runs (see `constructions.developed`); nearly all mixed arrays are built this way. Sources:
 Bose & Bush, Ann. Math. Stat. 23 (1952); Hedayat, Sloane & Stufken, "Orthogonal Arrays" (1999), chapter 6.
 """
 
@@ -11,7 +11,7 @@ from functools import cache
 
 import numpy as np
 
-from vramcast.dataset_builder.arrays import seeds
+from vramcast.dataset_builder.arrays import stored_matrices
 from vramcast.dataset_builder.arrays.fields import (
     IntArray,
     addition,
@@ -26,13 +26,13 @@ from vramcast.dataset_builder.arrays.fields import (
 from vramcast.dataset_builder.arrays.hadamard import hadamard, hadamard_source
 
 LARGEST_FIELD = 1024
-MOST_STACKED = 256
-"""Schemes with more rows for each level are not looked for by stacking, which tries all the splits."""
+MAX_STACKED = 256
+"""Most rows per level of a stacked scheme: stacking tries all splits, which is slow."""
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """What a difference scheme offers, and how to build it."""
+    """The size of a difference scheme, and a function that builds it."""
 
     rows: int
     columns: int
@@ -44,16 +44,17 @@ class Scheme:
 
 
 def field_scheme(rows: int, levels: int) -> IntArray:
-    """D(p^m, p^m, p^n): the multiplication table of GF(p^m), of each entry the last n digits."""
+    """Return D(p^m, p^m, p^n): the last n digits of each entry of the multiplication table of GF(p^m)."""
     return multiplication(rows) % levels
 
 
 def double_scheme(levels: int) -> IntArray:
-    """D(2s, 2s, s) for an odd prime power s (Jungnickel, Math. Z. 167, 1979), as four quadratic forms.
+    """Return D(2s, 2s, s) for an odd prime power s (Jungnickel, Math. Z. 167, 1979), as four quadratic forms.
 
-    Two columns of one half differ by a linear function of the row in each half: every element once. Columns
-    of different halves differ by i^2 + ... above and by g i^2 + ... below, g not a square; the other terms
-    are such that both are a square, once times g, plus the same constant: together every element twice.
+    Two columns of one half differ by a linear function of the row in each half: every element occurs once. Columns
+    of different halves differ by i^2 + ... in the upper half and by g i^2 + ... in the lower one, g not a square.
+    The other terms make the first a square and the second g times a square, plus the same constant: together every
+    element occurs twice.
     """
     mul, add, sub = multiplication(levels), addition(levels), subtraction(levels)
     non_square = next(x for x in range(2, levels) if x not in squares(levels))
@@ -69,32 +70,32 @@ def double_scheme(levels: int) -> IntArray:
 
 
 def kronecker_scheme(first: IntArray, second: IntArray, levels: int) -> IntArray:
-    """D(r1 r2, c1 c2, s) from two schemes on the same group: every sum of an entry with an entry."""
+    """Return D(r1 r2, c1 c2, s) from two schemes on the same group: all sums of two entries."""
     size = (len(first) * len(second), first.shape[1] * second.shape[1])
     return addition(levels)[first[:, None, :, None], second[None, :, None, :]].reshape(size)
 
 
 def product_scheme(first: IntArray, second: IntArray, second_levels: int) -> IntArray:
-    """D(r1 r2, min(c1, c2), s1 s2) on the product of the groups."""
+    """Return D(r1 r2, min(c1, c2), s1 s2) on the product of the groups."""
     columns = min(first.shape[1], second.shape[1])
     pairs = first[:, None, :columns] * second_levels + second[None, :, :columns]
     return pairs.reshape(-1, columns)
 
 
 def stacked_scheme(first: IntArray, second: IntArray) -> IntArray:
-    """D(r1 + r2, min(c1, c2), s): one above the other."""
+    """Return D(r1 + r2, min(c1, c2), s): one scheme above the other."""
     columns = min(first.shape[1], second.shape[1])
     return np.vstack([first[:, :columns], second[:, :columns]])
 
 
 def pair_scheme(rows: int, levels: int) -> IntArray:
-    """D(r, 2, s), which exists whenever s divides r: zeros, and every element equally often."""
+    """Return D(r, 2, s), which exists if s divides r: a column of zeros, and one of all elements in turn."""
     return np.column_stack([np.zeros(rows, dtype=np.int64), np.arange(rows) % levels])
 
 
 @cache
 def best_scheme(rows: int, levels: int) -> Scheme:
-    """The scheme with the most columns that can be built here."""
+    """Return the scheme with the most columns that can be built here."""
     if rows % levels:
         return Scheme(rows, 1, levels, lambda: np.zeros((rows, 1), dtype=np.int64))
     direct = max(_direct(rows, levels), key=lambda scheme: scheme.columns)
@@ -106,7 +107,7 @@ def best_scheme(rows: int, levels: int) -> Scheme:
 
 def _direct(rows: int, levels: int) -> Iterator[Scheme]:
     yield Scheme(rows, min(rows, 2), levels, lambda: pair_scheme(rows, levels)[:, : min(rows, 2)])
-    stored = seeds.stored_scheme(rows, levels)
+    stored = stored_matrices.stored_scheme(rows, levels)
     if stored is not None:
         yield Scheme(rows, stored.shape[1], levels, lambda: stored)
     if levels == 2 and hadamard_source(rows):
@@ -120,7 +121,7 @@ def _direct(rows: int, levels: int) -> Iterator[Scheme]:
 
 
 def _splits(number: int, first: int, second: int) -> Iterator[tuple[int, int]]:
-    """The ways to write the number as a multiple of `first` times a multiple of `second`."""
+    """Yield the ways to write the number as a multiple of `first` times a multiple of `second`."""
     if number % (first * second) == 0:
         rest = number // (first * second)
         for part in divisors(rest):
@@ -131,7 +132,7 @@ def _kronecker(rows: int, levels: int) -> Iterator[Scheme]:
     for one, other in _splits(rows, levels, levels):
         if one <= other:
             a, b = best_scheme(one, levels), best_scheme(other, levels)
-            build = _later(lambda x, y: kronecker_scheme(x, y, levels), a, b)
+            build = _combined(lambda x, y: kronecker_scheme(x, y, levels), a, b)
             yield Scheme(rows, a.columns * b.columns, levels, build)
 
 
@@ -143,26 +144,26 @@ def _product(rows: int, levels: int) -> Iterator[Scheme]:
         return
     for one, other in _splits(rows, first, second):
         a, b = best_scheme(one, first), best_scheme(other, second)
-        build = _later(lambda x, y: product_scheme(x, y, second), a, b)
+        build = _combined(lambda x, y: product_scheme(x, y, second), a, b)
         yield Scheme(rows, min(a.columns, b.columns), levels, build)
 
 
 def _quotient(rows: int, levels: int) -> Iterator[Scheme]:
-    """A scheme on a larger group, its leading digit (of the smallest prime) left out: a homomorphism."""
+    """Yield a stored scheme on a larger group without its leading digit (of the smallest prime): a homomorphism."""
     smallest = prime_factors(levels)[0]
-    stored = seeds.stored_scheme(rows, levels * smallest)
+    stored = stored_matrices.stored_scheme(rows, levels * smallest)
     if stored is not None:
         yield Scheme(rows, stored.shape[1], levels, lambda: stored % levels)
 
 
 def _stacked(rows: int, levels: int) -> Iterator[Scheme]:
-    """Two schemes one above the other; the even split comes first, so that the recursion stays shallow."""
-    if rows > MOST_STACKED * levels:
+    """Yield two schemes, one above the other; the even split comes first to keep the recursion shallow."""
+    if rows > MAX_STACKED * levels:
         return
     for one in range(rows // levels // 2 * levels, 0, -levels):
         a, b = best_scheme(one, levels), best_scheme(rows - one, levels)
-        yield Scheme(rows, min(a.columns, b.columns), levels, _later(stacked_scheme, a, b))
+        yield Scheme(rows, min(a.columns, b.columns), levels, _combined(stacked_scheme, a, b))
 
 
-def _later(combine: Callable[[IntArray, IntArray], IntArray], a: Scheme, b: Scheme) -> Callable[[], IntArray]:
+def _combined(combine: Callable[[IntArray, IntArray], IntArray], a: Scheme, b: Scheme) -> Callable[[], IntArray]:
     return lambda: combine(a.build(), b.build())

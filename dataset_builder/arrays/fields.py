@@ -1,9 +1,8 @@
 """Finite fields GF(p^k) and the abelian groups under them, as tables of small integers.
 
-An element is an integer whose digits in base p are the coefficients of its polynomial, so that addition goes
-digit by digit. The algebra of polynomials comes from sympy, which torch needs anyway and which therefore
-costs nothing more; the library `galois` is nearer to the purpose, but pulls in numba and compiles at first
-use. To import sympy takes about a second: it is done only for a field that is not of prime order.
+An element is an integer whose digits in base p are the coefficients of its polynomial; addition goes digit by digit.
+Polynomial arithmetic comes from sympy, which torch depends on anyway; the library `galois` would pull in numba and
+compile at first use. Importing sympy takes about a second, so it is imported only for fields of non-prime order.
 """
 
 from functools import cache
@@ -17,38 +16,38 @@ IntArray = npt.NDArray[np.int64]
 
 @cache
 def prime_factors(number: int) -> tuple[int, ...]:
-    """The prime factors of a number, ascending, each as often as it divides."""
-    found, divisor = [], 2
+    """Return the prime factors of a number with multiplicity, ascending."""
+    factors, divisor = [], 2
     while divisor * divisor <= number:
         while number % divisor == 0:
-            found.append(divisor)
+            factors.append(divisor)
             number //= divisor
         divisor += 1
-    return (*found, number) if number > 1 else tuple(found)
+    return (*factors, number) if number > 1 else tuple(factors)
 
 
 @cache
 def divisors(number: int) -> tuple[int, ...]:
-    """All divisors of a number, ascending, with 1 and the number itself."""
+    """Return all divisors of a number, ascending, including 1 and the number itself."""
     small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
     return (*small, *(number // d for d in reversed(small) if d * d != number))
 
 
 def prime_power(number: int) -> tuple[int, int] | None:
-    """(p, k) with p prime and p^k the number, or None if there are none."""
+    """Return (p, k) with p prime and p^k the number, or None."""
     factors = prime_factors(number)
     return (factors[0], len(factors)) if len(set(factors)) == 1 else None
 
 
 def frozen(table: IntArray) -> IntArray:
-    """The table, protected against writing, because it is shared by all who ask for it."""
+    """Make the table read-only, because cached tables are shared."""
     table.setflags(write=False)
     return table
 
 
 @cache
 def addition(order: int) -> IntArray:
-    """Addition table of the product of cyclic groups of prime order; for a prime power that of GF(order)."""
+    """Return the addition table of the product of cyclic groups of prime order; for a prime power that of GF(order)."""
     table = np.zeros((1, 1), dtype=np.int64)
     for prime in prime_factors(order):
         digit = np.add.outer(np.arange(prime), np.arange(prime)) % prime
@@ -59,13 +58,13 @@ def addition(order: int) -> IntArray:
 
 @cache
 def subtraction(order: int) -> IntArray:
-    """Subtraction table that belongs to `addition`."""
+    """Return the subtraction table of the same group as `addition`."""
     return frozen(np.argsort(addition(order), axis=0).astype(np.int64))
 
 
 @cache
 def multiplication(order: int) -> IntArray:
-    """Multiplication table of GF(order)."""
+    """Return the multiplication table of GF(order)."""
     parts = prime_power(order)
     if parts is None:
         raise ValueError(f"expected a prime power as the order of a field, found {order}: choose 2, 3, 4, 5, 7...")
@@ -81,7 +80,7 @@ def multiplication(order: int) -> IntArray:
 
 @cache
 def field_powers(prime: int, degree: int) -> tuple[int, ...]:
-    """The powers of x modulo the first monic polynomial of this degree for which x generates the field."""
+    """Return the powers of x modulo the first monic polynomial of this degree for which x generates the field."""
     from sympy import ZZ  # noqa: PLC0415 - slow to import, see the docstring of the module
     from sympy.polys.galoistools import gf_irreducible_p, gf_mul, gf_rem  # noqa: PLC0415
 
@@ -103,15 +102,15 @@ def field_powers(prime: int, degree: int) -> tuple[int, ...]:
 
 @cache
 def squares(order: int) -> frozenset[int]:
-    """The squares other than 0 in GF(order)."""
+    """Return the non-zero squares of GF(order)."""
     return frozenset(int(x) for x in np.diag(multiplication(order))[1:])
 
 
 def inverse(order: int, element: int) -> int:
-    """The multiplicative inverse in GF(order)."""
+    """Return the multiplicative inverse in GF(order)."""
     return int(np.flatnonzero(multiplication(order)[element] == 1)[0])
 
 
 def words(order: int, length: int) -> IntArray:
-    """All words of this length over 0..order-1, one a row, the last letter running fastest."""
+    """Return all words of this length over 0..order-1, one per row, the last letter varying fastest."""
     return np.indices((order,) * length, dtype=np.int64).reshape(length, -1).T

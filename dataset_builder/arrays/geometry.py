@@ -1,6 +1,6 @@
-"""Orthogonal arrays out of projective geometry: linear arrays, caps, and disjoint subspaces.
+"""Orthogonal arrays from projective geometry: linear arrays, caps, and disjoint subspaces.
 
-The runs are all the vectors x of GF(s)^k, a column is x -> <x, v>. The strength is t if and only if any t of
+The runs are all vectors x of GF(s)^k, a column is x -> <x, v>. The strength is t if and only if any t of
 the vectors v are independent (Bose, Sankhya 8, 1947; Hedayat, Sloane & Stufken, "Orthogonal Arrays", 1999,
 chapters 3 and 5): points of PG(k-1, s) for strength 2, a cap (no three points on a line) for strength 3.
 """
@@ -15,7 +15,7 @@ from vramcast.dataset_builder.arrays.fields import IntArray, addition, field_pow
 
 
 def linear_array(field: int, vectors: IntArray) -> IntArray:
-    """The array whose columns are the linear forms with these vectors (one a row) over GF(field)."""
+    """Return the array whose columns are the linear forms with these vectors (one per row) over GF(field)."""
     add, mul = addition(field), multiplication(field)
     runs = words(field, vectors.shape[1])
     total: IntArray = mul[runs[:, :1], vectors[None, :, 0]]
@@ -25,7 +25,7 @@ def linear_array(field: int, vectors: IntArray) -> IntArray:
 
 
 def _anisotropic_form(field: int) -> IntArray:
-    """x^2 + x y + c y^2 for all x and y, with the first c for which it is 0 at (0, 0) alone."""
+    """Return x^2 + x y + c y^2 for all x and y, with the first c for which it is 0 only at (0, 0)."""
     add, mul = addition(field), multiplication(field)
     square = np.diag(mul)
     for c in range(1, field):
@@ -36,10 +36,10 @@ def _anisotropic_form(field: int) -> IntArray:
 
 
 def _affine_cap(field: int, dimension: int) -> IntArray:
-    """No three points on a line in AG(dimension, field): 2 points, an oval, an elliptic quadric less a point.
+    """Return a cap of AG(dimension, field): 2 points, an oval, or an elliptic quadric without a point.
 
-    The oval x^2 + x y + c y^2 = 1 misses the line at infinity; in even characteristic its nucleus is (0, 0),
-    and may be added (Bose 1947). The quadric z = x^2 + x y + c y^2 is Bose's as well.
+    The oval x^2 + x y + c y^2 = 1 misses the line at infinity; in even characteristic its nucleus (0, 0)
+    can be added (Bose 1947). The quadric z = x^2 + x y + c y^2 is also from Bose.
     """
     if dimension == 1:
         return np.array([[0], [1]])
@@ -56,21 +56,21 @@ def _affine_cap_size(field: int, dimension: int) -> int:
 
 @cache
 def _best_cap(field: int, length: int) -> tuple[int, int]:
-    """Size of the largest cap of PG(length-1, field) built here, and the dimension of its affine factor."""
+    """Return the size of the largest cap of PG(length-1, field) built here, and the dimension of its affine factor."""
     if length <= 4:
         return (_affine_cap_size(field, length - 1) + (1 if length == 4 else 0), 0)
     return max((_affine_cap_size(field, a) * _best_cap(field, length - a)[0], a) for a in (1, 2, 3) if length - a > 2)
 
 
 def cap_size(field: int, length: int) -> int:
-    """How many points `cap` has: known without building it; the length is at least 3."""
+    """Return the number of points of `cap` without building it; the length is at least 3."""
     return int(2 ** (length - 1)) if field == 2 else _best_cap(field, length)[0]
 
 
 def cap(field: int, length: int) -> IntArray:
-    """A large cap of PG(length-1, field), one vector a row.
+    """Return a large cap of PG(length-1, field), one vector per row.
 
-    Field of order 2: all the points off a hyperplane. Length 3 and 4: an oval and an elliptic quadric.
+    Field of order 2: all points off a hyperplane. Length 3 and 4: an oval and an elliptic quadric.
     Longer: the product of an affine cap with a projective one (Mukhopadhyay, J. Combin. Theory A 24, 1978).
     """
     if field == 2:
@@ -85,14 +85,14 @@ def cap(field: int, length: int) -> IntArray:
 
 
 Subspace = tuple[int, ...]
-"""A basis of a subspace of GF(p)^k; a vector is the integer whose digits in base p it has."""
+"""A basis of a subspace of GF(p)^k; a vector is encoded as the integer with its digits in base p."""
 
 
 def subspace_array(prime: int, length: int, subspaces: Sequence[Subspace]) -> IntArray:
-    """For each subspace of dimension m one column of p^m levels in place of its (p^m - 1)/(p - 1) columns.
+    """Return one column of p^m levels for each subspace of dimension m, instead of its (p^m - 1)/(p - 1) columns.
 
     Contractive replacement (Addelman, Technometrics 4, 1962; Hedayat, Sloane & Stufken 1999, chapter 9): the
-    strength is 2 if any two of the subspaces meet in 0 alone, 3 if any three are independent.
+    strength is 2 if any two subspaces meet only in 0, and 3 if any three are independent.
     """
     vectors = words(prime, length)
     columns = []
@@ -103,20 +103,20 @@ def subspace_array(prime: int, length: int, subspaces: Sequence[Subspace]) -> In
 
 
 def greedy_subspaces(prime: int, length: int, dimensions: Sequence[int], strength: int) -> list[Subspace] | None:
-    """Subspaces of these dimensions, any two (any three for strength 3) independent; None if the greed fails.
+    """Return subspaces of these dimensions, any two (strength 3: any three) independent; None if the search fails.
 
-    The first vectors that fit are taken. A subspace fits if it meets each earlier one (for strength 3 each
-    sum of two earlier ones) in 0 alone. With dimensions all 1 and strength 3 this is a lexicographic cap.
+    The search takes the first vectors that fit. A subspace fits if it meets each earlier one (strength 3: each sum of
+    two earlier ones) only in 0. With dimensions all 1 and strength 3 this is a lexicographic cap.
     """
     add = addition(prime**length)
     taken = np.zeros(prime**length, dtype=bool)
     bases: list[Subspace] = []
     spans: list[IntArray] = []
     for dimension in dimensions:
-        found = _free_subspace(add, taken, prime, dimension)
-        if found is None:
+        subspace = _free_subspace(add, taken, prime, dimension)
+        if subspace is None:
             return None
-        basis, span = found
+        basis, span = subspace
         taken[span] = True
         if strength == 3:
             for other in spans:
@@ -127,13 +127,13 @@ def greedy_subspaces(prime: int, length: int, dimensions: Sequence[int], strengt
 
 
 def _free_subspace(add: IntArray, taken: np.ndarray, prime: int, dimension: int) -> tuple[Subspace, IntArray] | None:
-    """The first subspace none of whose vectors but 0 is taken, as its basis and all its vectors."""
+    """Return the basis and all vectors of the first subspace in which only 0 is taken."""
     basis: list[int] = []
     span = np.zeros(1, dtype=np.int64)
     for _ in range(dimension):
         free = ~taken
         free[span] = False
-        # Taken vectors come in whole subspaces, hence with all their multiples: one coset tells for all.
+        # Taken vectors form whole subspaces and include all their multiples, so checking one coset is enough.
         fits = free & ~taken[add[:, span]].any(axis=1)
         if not fits.any():
             return None
@@ -148,7 +148,7 @@ def _free_subspace(add: IntArray, taken: np.ndarray, prime: int, dimension: int)
 
 
 def digits_for(prime: int, level: int) -> int:
-    """The smallest m with p^m at least the level."""
+    """Return the smallest m with p^m >= level."""
     power, m = prime, 1
     while power < level:
         power, m = power * prime, m + 1
@@ -156,16 +156,15 @@ def digits_for(prime: int, level: int) -> int:
 
 
 def subfield_classes(prime: int) -> int:
-    """How many classes `subfield_subspaces` has to choose among."""
+    """Return the number of classes in `subfield_subspaces`."""
     return int((prime**6 - 1) // lcm(prime**3 - 1, prime**2 - 1))
 
 
 def subfield_subspaces(prime: int, classes: int) -> list[Subspace]:
-    """Partition of GF(p^6) into multiples of its subfields of p^3 and of p^2 elements, the larger first.
+    """Partition GF(p^6) into multiples of its subfields of p^3 and of p^2 elements, the larger ones first.
 
-    The powers of a primitive element, taken modulo `subfield_classes`, fall into classes; each of them is a
-    union of multiples of either subfield (0 left out). The first `classes` of them are cut into the larger
-    subspaces.
+    The exponents of a primitive element modulo `subfield_classes` define classes; each class is a union of multiples
+    of either subfield (without 0). The first `classes` of them are cut into the larger subspaces.
     """
     powers, total = field_powers(prime, 6), subfield_classes(prime)
     subspaces = []

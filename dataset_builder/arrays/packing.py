@@ -1,7 +1,7 @@
-"""Fits the asked columns into the columns of a host: surplus levels cost balance, the least cost is sought.
+"""Fits requested columns into the columns of a host with the least loss of balance.
 
-A host column of m levels serves an asked one of at most m levels (see `dealing`). It may also be replaced by
-an array with m runs, and then serves several asked columns.
+A host column of m levels serves a requested one of at most m levels (see `level_merging`). It may also be replaced
+by an array with m runs, and then serves several requested columns.
 """
 
 from collections import Counter, defaultdict
@@ -13,38 +13,38 @@ from math import prod
 import numpy as np
 
 from vramcast.dataset_builder.arrays.catalogue import Host
-from vramcast.dataset_builder.arrays.dealing import deal, surplus_share
 from vramcast.dataset_builder.arrays.fields import IntArray
+from vramcast.dataset_builder.arrays.level_merging import merge_levels, surplus_share
 
 LARGEST_OPENED = 128
-"""Columns of more levels are not replaced here: the catalogue lists the hosts that have them replaced."""
+"""Columns of more levels are not replaced here: the catalogue has hosts in which they are replaced."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an asked column comes from: a column of the host, or of an array that replaces such a column."""
+    """The source of a requested column: a column of the host, or of an array that replaces such a column."""
 
     path: tuple[tuple[Host, int], ...]
 
     @property
     def levels(self) -> int:
-        """How many levels the column has there."""
+        """Number of levels of the source column."""
         host, column = self.path[-1]
         return host.levels[column]
 
 
 @dataclass(frozen=True)
 class Packing:
-    """The places of the asked columns, in the order in which these were given, and what it costs."""
+    """The places of the requested columns, in their order, and the loss of balance."""
 
     host: Host
     places: tuple[Place, ...]
     loss: tuple[float, float]
-    """Share of the runs with a surplus level in one of the worst two columns; sum of all columns' shares."""
+    """Share of the runs with a surplus level in one of the worst two columns; sum of the shares of all columns."""
 
     @property
     def cost(self) -> tuple[float, float, int]:
-        """By what two packings with equally many runs compare: the loss, then how much had to be replaced."""
+        """Sort key of packings with equally many runs: the loss, then the number of replacements."""
         return *self.loss, sum(len(place.path) - 1 for place in self.places)
 
 
@@ -52,33 +52,33 @@ Inner = Callable[[int], Sequence[Host]]
 Free = dict[int, list[Place]]
 
 
-def pack(host: Host, asked: Sequence[int], inner: Inner) -> Packing | None:
-    """The best packing of the asked levels, which must come in descending order; None if they do not fit."""
-    found = []
+def pack(host: Host, requested: Sequence[int], inner: Inner) -> Packing | None:
+    """Return the best packing of the requested levels (descending), or None if they do not fit."""
+    packings = []
     for choose in (_plain, _opening):
-        places = _places(host, asked, inner, choose)
+        places = _places(host, requested, inner, choose)
         if places is not None:
-            loss = _loss([(place.levels, level) for place, level in zip(places, asked, strict=True)])
-            found.append(Packing(host, tuple(places), loss))
-    return min(found, key=lambda packing: packing.cost, default=None)
+            loss = _loss([(place.levels, level) for place, level in zip(places, requested, strict=True)])
+            packings.append(Packing(host, tuple(places), loss))
+    return min(packings, key=lambda packing: packing.cost, default=None)
 
 
 def _loss(pairs: list[tuple[int, int]]) -> tuple[float, float]:
     shares = sorted((surplus_share(*pair) for pair in pairs), reverse=True)
     either = 1 - prod(1 - share for share in shares[:2])
-    # Rounded, because one and the same loss summed in another order must compare as equal.
+    # Rounded, because equal losses summed in another order must compare as equal.
     return round(either, 9), round(sum(shares), 9)
 
 
 def _places(
-    host: Host, asked: Sequence[int], inner: Inner, choose: Callable[[int, Free, Inner], int | None]
+    host: Host, requested: Sequence[int], inner: Inner, choose: Callable[[int, Free, Inner], int | None]
 ) -> list[Place] | None:
     free: Free = defaultdict(list)
     for column, offered in enumerate(host.levels):
-        if len(free[offered]) < len(asked):  # some hosts have thousands of columns, and no more will be needed
+        if len(free[offered]) < len(requested):  # some hosts have thousands of columns
             free[offered].insert(0, Place(((host, column),)))
     places = []
-    for level in asked:
+    for level in requested:
         size = choose(level, free, inner)
         if size is None:
             return None
@@ -94,12 +94,12 @@ def _take(free: Free, size: int) -> Place:
 
 
 def _plain(level: int, free: Free, _: Inner) -> int | None:
-    """The free column with the least loss, and of those the smallest."""
+    """Return the levels of the free column with the least loss; among equals the smallest."""
     return min((size for size in free if size >= level), key=lambda m: (surplus_share(m, level), m), default=None)
 
 
 def _opening(level: int, free: Free, inner: Inner) -> int | None:
-    """The tightest column, larger ones being replaced by arrays: what holds the most columns."""
+    """Return the levels of the tightest column, after replacing larger ones by arrays: fits the most columns."""
     if level in free:
         return level
     sizes = sorted(size for size in free if size > level)
@@ -120,14 +120,14 @@ def _opening(level: int, free: Free, inner: Inner) -> int | None:
 
 
 def _open(free: Free, size: int, host: Host) -> None:
-    """Replaces a free column by the columns of an array."""
+    """Replace a free column by the columns of an array."""
     place = _take(free, size)
     for column in reversed(range(len(host.levels))):
         free[host.levels[column]].append(Place((*place.path, (host, column))))
 
 
-def build(packing: Packing, asked: Sequence[int]) -> IntArray:
-    """The array with the asked columns."""
+def build(packing: Packing, requested: Sequence[int]) -> IntArray:
+    """Build the array with the requested columns."""
     needed = sorted({place.path[0][1] for place in packing.places})
     base = packing.host.build(needed)
     columns = []
@@ -136,25 +136,28 @@ def build(packing: Packing, asked: Sequence[int]) -> IntArray:
         for host, column in place.path[1:]:
             values = host.build([column])[values, 0]
         columns.append(values)
-    return deal(np.column_stack(columns), [place.levels for place in packing.places], asked)
+    return merge_levels(np.column_stack(columns), [place.levels for place in packing.places], requested)
 
 
-def describe(packing: Packing, asked: Sequence[int]) -> str:
-    """The host's name, and what was replaced, dropped and merged."""
+def describe(packing: Packing, requested: Sequence[int]) -> str:
+    """Describe the host and which columns were replaced, dropped and merged."""
     opened = {place.path[: i + 1] for place in packing.places for i in range(1, len(place.path))}
     replaced = {(path[:-1], path[-1][0]) for path in opened}
     kinds = Counter((path[-1][0].levels[path[-1][1]], host) for path, host in replaced)
     total = len(packing.host.levels) + sum(len(host.levels) - 1 for _, host in replaced)
-    merged = Counter((p.levels, level) for p, level in zip(packing.places, asked, strict=True) if p.levels > level)
+    merged = Counter((p.levels, level) for p, level in zip(packing.places, requested, strict=True) if p.levels > level)
     notes = chain(
-        (f"{_columns(n)} of {size} levels replaced by {_powers(h)}" for (size, h), n in sorted(kinds.items(), key=_by)),
-        [f"{_columns(total - len(asked))} dropped"] if total > len(asked) else [],
+        (
+            f"{_columns(n)} of {size} levels replaced by {_powers(h)}"
+            for (size, h), n in sorted(kinds.items(), key=_size_and_name)
+        ),
+        [f"{_columns(total - len(requested))} dropped"] if total > len(requested) else [],
         (f"{size}->{level} levels in {_columns(n)}" for (size, level), n in sorted(merged.items())),
     )
     return ", ".join([packing.host.name, *notes])
 
 
-def _by(item: tuple[tuple[int, Host], int]) -> tuple[int, str]:
+def _size_and_name(item: tuple[tuple[int, Host], int]) -> tuple[int, str]:
     (size, host), _ = item
     return size, host.name
 

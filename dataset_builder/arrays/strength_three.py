@@ -16,7 +16,7 @@ from vramcast.dataset_builder.arrays.hadamard import hadamard_source
 
 
 def cap_host(levels: int, k: int) -> Host:
-    """OA(s^k, f, s, 3) from a cap."""
+    """Return OA(s^k, f, s, 3) from a cap."""
     columns = cap_size(levels, k)
     runs = levels**k
     source = "Bush" if k == 3 else "cap"
@@ -29,7 +29,7 @@ def cap_host(levels: int, k: int) -> Host:
 
 
 def fold_host(order: int) -> Host:
-    """OA(2 order, order, 2, 3) from a Hadamard matrix."""
+    """Return OA(2 order, order, 2, 3) from a Hadamard matrix."""
     return Host(
         2 * order,
         (2,) * order,
@@ -39,13 +39,13 @@ def fold_host(order: int) -> Host:
 
 
 def factorial_host(levels: Sequence[int]) -> Host:
-    """Every combination of the levels."""
+    """Return the host with every combination of the levels."""
     name = f"full factorial {' x '.join(str(level) for level in levels)}"
     return Host(prod(levels), tuple(levels), name, lambda wanted: full_factorial(levels)[:, list(wanted)])
 
 
 def product_host(parts: Sequence[Host], paired: int = 0) -> Host:
-    """Every run of each with every run of the others; the first `paired` columns of two are merged."""
+    """Combine every run of each part with every run of the others; merge the first `paired` columns of two parts."""
     own = [(part, column) for part in range(len(parts)) for column in range(paired, len(parts[part].levels))]
     sources = [((0, i), (1, i)) for i in range(paired)] + [(entry,) for entry in own]
     levels = tuple(prod(parts[part].levels[column] for part, column in source) for source in sources)
@@ -66,67 +66,67 @@ def product_host(parts: Sequence[Host], paired: int = 0) -> Host:
     return Host(prod(sizes), levels, name, build)
 
 
-def upper_bound(asked: Sequence[int]) -> int:
-    """Runs that surely suffice: the full factorial, or one cap whose columns all have enough levels."""
-    best = prod(asked)
-    for levels in count(max(asked)):
+def upper_bound(requested: Sequence[int]) -> int:
+    """Return a sufficient number of runs: of the full factorial, or of one cap with enough columns and levels."""
+    best = prod(requested)
+    for levels in count(max(requested)):
         if levels**3 >= best:
             return best
         if prime_power(levels):
-            best = min(best, next(levels**k for k in count(3) if cap_size(levels, k) >= len(asked)))
+            best = min(best, next(levels**k for k in count(3) if cap_size(levels, k) >= len(requested)))
     raise AssertionError("the count above does not end")
 
 
-def hosts(asked: Sequence[int]) -> list[Host]:
-    """The hosts of strength 3 that may hold the asked levels (descending), from the fewest runs on."""
-    needs, most = demand(asked), upper_bound(asked)
-    atoms = [*_atoms(asked, most), *(single(level) for level in sorted(set(asked)))]
-    found = [factorial_host(asked)] if prod(asked) == most else []
+def hosts(requested: Sequence[int]) -> list[Host]:
+    """Return the hosts of strength 3 that may hold the requested levels (descending), by their runs."""
+    needs, most = demand(requested), upper_bound(requested)
+    atoms = [*_atoms(requested, most), *(single(level) for level in sorted(set(requested)))]
+    candidates = [factorial_host(requested)] if prod(requested) == most else []
     for number in (1, 2, 3):
         for parts in combinations_with_replacement(atoms, number):
             if prod(part.runs for part in parts) <= most:
-                found += _products(parts, needs, asked)
-    return sorted(found, key=lambda host: host.runs)
+                candidates += _products(parts, needs, requested)
+    return sorted(candidates, key=lambda host: host.runs)
 
 
-def _products(parts: tuple[Host, ...], needs: Demand, asked: Sequence[int]) -> Iterator[Host]:
+def _products(parts: tuple[Host, ...], needs: Demand, requested: Sequence[int]) -> Iterator[Host]:
     if offers(Counter(level for part in parts for level in part.levels), needs, 3):
         yield parts[0] if len(parts) == 1 else product_host(parts)
     if len(parts) != 2:
         return
     largest = max(part.levels[0] for part in parts)
-    pairs = sum(level > largest for level in asked)
-    if 0 < pairs <= min(len(part.levels) for part in parts) and asked[0] <= prod(p.levels[0] for p in parts):
+    pairs = sum(level > largest for level in requested)
+    if 0 < pairs <= min(len(part.levels) for part in parts) and requested[0] <= prod(p.levels[0] for p in parts):
         host = product_host(parts, pairs)
         if offers(Counter(host.levels), needs, 3):
             yield host
 
 
-def _atoms(asked: Sequence[int], most: int) -> Iterator[Host]:
-    """Caps and fold-overs, none longer than needed."""
+def _atoms(requested: Sequence[int], most: int) -> Iterator[Host]:
+    """Yield caps and fold-overs, none longer than necessary."""
     for levels in range(2, round(most ** (1 / 3)) + 1):
         if prime_power(levels):
             for k in count(3):
                 if levels**k > most:
                     break
                 yield cap_host(levels, k)
-                if cap_size(levels, k) >= len(asked):
+                if cap_size(levels, k) >= len(requested):
                     break
-    for order in range(12, min(len(asked) + 4, most // 2 + 1), 4):
+    for order in range(12, min(len(requested) + 4, most // 2 + 1), 4):
         if hadamard_source(order) and order & (order - 1):
             yield fold_host(order)
 
 
 @cache
 def inner_hosts(runs: int) -> tuple[Host, ...]:
-    """The arrays that may replace one column of so many levels, at strength 3."""
+    """Return the arrays of strength 3 that may replace one column of `runs` levels."""
     pairs = [(a, runs // a) for a in divisors(runs)[1:] if a * a <= runs]
     triples = [(a, *inner.levels) for a, b in pairs for inner in inner_hosts(b) if len(inner.levels) == 2]
-    found = [factorial_host(levels) for levels in [*pairs, *triples]]
+    candidates = [factorial_host(levels) for levels in [*pairs, *triples]]
     power = prime_power(runs)
     for divisor in range(3, power[1] + 1) if power else ():
         if power and power[1] % divisor == 0:
-            found.append(cap_host(power[0] ** (power[1] // divisor), divisor))
+            candidates.append(cap_host(power[0] ** (power[1] // divisor), divisor))
     if runs % 2 == 0 and runs > 4 and hadamard_source(runs // 2) and not power:
-        found.append(fold_host(runs // 2))
-    return tuple(found)
+        candidates.append(fold_host(runs // 2))
+    return tuple(candidates)

@@ -1,7 +1,6 @@
-"""Counts whether an array is orthogonal, and how far from it if it is not.
+"""Verifies by counting whether an array is orthogonal, and how far from balanced it is otherwise.
 
-Nothing is taken on trust from a construction: every choice of t columns is counted, for all t up to the
-strength.
+Constructions are not trusted: every choice of t columns is counted, for all t up to the strength.
 """
 
 import operator
@@ -21,33 +20,33 @@ _CELLS_AT_ONCE = 2_000_000
 
 @dataclass(frozen=True)
 class SizeBalance:
-    """How often the level tuples of all choices of `size` columns occur."""
+    """The balance of the level tuples in all choices of `size` columns."""
 
     size: int
     exact: bool
     worst_deviation: float
     """Largest |count - expected| / expected."""
     worst_columns: tuple[int, ...]
-    """The first columns at which the worst deviation is met; empty if there is none."""
+    """The first columns with the worst deviation; empty if there is none."""
     coverage: float
     """Share of the level tuples that occur at least once."""
 
 
 @dataclass(frozen=True)
 class Balance:
-    """What `verify` found; the fields without a size speak of choices of `strength` columns."""
+    """The result of `verify`; the fields without a size refer to choices of `strength` columns."""
 
     runs: int
     factors: int
     strength: int
-    """The strength asked for, but never more than there are factors."""
+    """The requested strength, at most the number of factors."""
     strength_reached: int
     exact: bool
     worst_deviation: float
     worst_columns: tuple[int, ...]
     coverage: float
     proportional: bool
-    """Whether each pair of columns is independent: main effects can then be told apart even if not exact.
+    """Each pair of columns is independent, so that main effects can be separated even if not exact.
 
     The condition of proportional frequencies: Addelman, Technometrics 4 (1962).
     """
@@ -55,34 +54,39 @@ class Balance:
     """The same for 1, 2, ... columns at a time."""
 
     def __str__(self) -> str:
-        return self.told()
+        return self.describe()
 
-    def told(self, names: Sequence[str] | None = None) -> str:
-        """What was found, in a line; `names` are those of the columns."""
+    def describe(self, names: Sequence[str] | None = None) -> str:
+        """Describe the balance in one line; `names` are the names of the columns."""
         table = f"{self.runs} runs x {self.factors} factors"
         if self.exact:
             return f"{table}: exact orthogonal array of strength {self.strength}"
         columns = " x ".join(names[column] if names else f"column {column}" for column in self.worst_columns)
         return (
-            f"{table}: strength {self.strength_reached} of {self.strength}; worst off by "
-            f"{self.worst_deviation:.0%} ({columns}); {self.coverage:.1%} of the level tuples occur; "
-            f"frequencies {'' if self.proportional else 'not '}proportional"
+            f"{table}: {self.occurrence()}, with frequencies up to {self.worst_deviation:.0%} from equal ({columns})"
+            f"{', all proportional' if self.proportional else ''}; exact up to strength {self.strength_reached}"
         )
+
+    def occurrence(self) -> str:
+        """Say how many of the combinations of levels of `strength` columns occur, and whether equally often."""
+        share = "all" if self.coverage == 1 else f"{self.coverage:.1%} of all"
+        tuples = {1: "levels", 2: "pairs of levels", 3: "triples of levels"}[self.strength]
+        return f"{share} {tuples} occur{' equally often' if self.exact else ''}"
 
 
 def verify(array: npt.ArrayLike, levels: Sequence[int], strength: int = 2) -> Balance:
-    """Counts every tuple of levels in every choice of up to `strength` columns."""
+    """Count every tuple of levels in every choice of up to `strength` columns."""
     table, counts = _checked(array, levels, strength)
-    asked = min(strength, len(counts))
-    sizes = tuple(_size_balance(table, counts, size) for size in range(1, asked + 1))
-    reached = next((found.size - 1 for found in sizes if not found.exact), asked)
+    highest = min(strength, len(counts))
+    sizes = tuple(_size_balance(table, counts, size) for size in range(1, highest + 1))
+    reached = next((item.size - 1 for item in sizes if not item.exact), highest)
     last = sizes[-1]
     return Balance(
         runs=len(table),
         factors=len(counts),
-        strength=asked,
+        strength=highest,
         strength_reached=reached,
-        exact=reached == asked,
+        exact=reached == highest,
         worst_deviation=last.worst_deviation,
         worst_columns=last.worst_columns,
         coverage=last.coverage,
@@ -95,7 +99,7 @@ def _checked(array: npt.ArrayLike, levels: Sequence[int], strength: int) -> tupl
     table = np.asarray(array)
     counts = [operator.index(level) for level in levels]
     if strength < 1:
-        raise ValueError(f"expected a strength of at least 1, found {strength}: ask for 1, 2 or 3")
+        raise ValueError(f"expected a strength of at least 1, found {strength}: use 1, 2 or 3")
     if table.ndim != 2 or not table.size or not np.issubdtype(table.dtype, np.integer):
         raise ValueError(
             f"expected a matrix of integers, found {table.dtype} of shape {table.shape}: "
@@ -113,15 +117,15 @@ def _checked(array: npt.ArrayLike, levels: Sequence[int], strength: int) -> tupl
 
 
 class _Batch(NamedTuple):
-    """The counts for all the choices of columns that share all columns but the last."""
+    """The counts for all choices of columns that differ only in the last column."""
 
     head: tuple[int, ...]
     last: range
     counts: IntArray
-    """How often each tuple of levels occurs, the last column running fastest, one choice after the other."""
+    """Count of each tuple of levels, the last column varying fastest, one choice after the other."""
     starts: IntArray
     cells: IntArray
-    """Where in the counts each choice begins, and how many tuples it has."""
+    """Start of each choice in `counts`, and its number of tuples."""
 
 
 def _size_balance(table: IntArray, levels: list[int], size: int) -> SizeBalance:
@@ -131,7 +135,7 @@ def _size_balance(table: IntArray, levels: list[int], size: int) -> SizeBalance:
         low = np.minimum.reduceat(batch.counts, batch.starts)
         high = np.maximum.reduceat(batch.counts, batch.starts)
         expected = len(table) / batch.cells
-        # Equal counts are exact: no rounding of the expected count may say otherwise.
+        # Equal counts are exact, however the expected count is rounded.
         deviation = np.where(low == high, 0.0, np.maximum(high - expected, expected - low) / expected)
         exact = exact and bool((low == high).all())
         if deviation.max() > worst:
@@ -154,7 +158,7 @@ def _batches(table: IntArray, levels: list[int], size: int) -> Iterator[_Batch]:
 
 
 def _batch(table: IntArray, levels: list[int], head: tuple[int, ...], code: IntArray, last: range) -> _Batch:
-    """One count for many choices at once: many times quicker than one by one."""
+    """Count many choices at once, which is much faster than one by one."""
     widths = np.array([levels[column] for column in last])
     cells = prod(levels[column] for column in head) * widths
     starts = np.cumsum(cells) - cells

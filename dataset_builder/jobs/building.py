@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vramcast.dataset_builder.families.external import build_external
-from vramcast.dataset_builder.families.libraries import cope_with_torchvision, import_library
+from vramcast.dataset_builder.families.libraries import import_library, tolerate_broken_torchvision
 from vramcast.dataset_builder.families.weightless import built_on_meta
 from vramcast.dataset_builder.jobs.architectures import known_architecture
 from vramcast.dataset_builder.jobs.batches import MakeBatch, resized
@@ -35,24 +35,14 @@ def build_job(wanted: Wanted) -> ModuleJob:
     """The job that somebody wants inspected."""
     if wanted.target.kind in _LIBRARIES:
         return _of_library(wanted)
-    place = _import_with_torchvision(wanted.target)
+    tolerate_broken_torchvision()  # which user code may import at any time, if only through another library
+    place = _import(wanted.target)
     factory = _attribute(place, wanted.target.factory, wanted.target)
     module = built_on_meta(partial(_made, factory, wanted.arguments))
     step = None if wanted.step_factory is None else _attribute(place, wanted.step_factory, wanted.target)
     if step is None and _is_lightning(module):
         return ModuleJob(module, _lightning_batch(wanted, place, module), _lightning_step, _configured)
     return ModuleJob(module, _batches(wanted, place, module), step)
-
-
-def _import_with_torchvision(target: Target) -> ModuleType:
-    """Lightning imports torchvision where it is installed, also where it does not load."""
-    try:
-        return _import(target)
-    except RuntimeError as error:
-        if "operator torchvision::" not in str(error):
-            raise
-        cope_with_torchvision()
-        return _import(target)
 
 
 def _import(target: Target) -> ModuleType:

@@ -1,4 +1,4 @@
-"""Samplers: which configurations are looked at."""
+"""Samplers: draw configurations from a space."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,7 +18,7 @@ SAMPLERS: Mapping[str, Callable[..., Sampler]] = {
 
 
 def make_sampler(name: str, **settings: Any) -> Sampler:
-    """The sampler of that name."""
+    """Make the sampler of this name."""
     check_choice("sampler", name, SAMPLERS)
     try:
         return SAMPLERS[name](**settings)

@@ -1,4 +1,4 @@
-"""What every sampler owes the pipeline."""
+"""The interface of every sampler."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -9,14 +9,18 @@ from vramcast.dataset_builder.space import Assignment, Space
 class Sampler(ABC):
     """Proposes configurations.
 
-    The stream depends on the space and the seed alone, never on how many are taken: that is what lets a build be
-    resumed, and extended.
+    The stream depends only on the space and the seed, never on how many configurations are taken, so a build can be
+    resumed and extended.
     """
 
     @abstractmethod
     def candidates(self, space: Space, seed: int) -> Iterator[Assignment]:
-        """Assignments in order, without end or until the sampler has no more. Some may repeat or be impossible."""
+        """Yield assignments in order; the stream may be unbounded, repeat itself, or contain impossible ones."""
 
+    @abstractmethod
     def describe(self, space: Space) -> str:
-        """One line on what the sampler will do in this space."""
-        return f"{type(self).__name__} over {len(space.factors)} factors"
+        """Describe in a few words where the configurations of this space come from."""
+
+    def details(self, space: Space) -> str:
+        """Describe the same at length, for the coverage report."""
+        return self.describe(space)

@@ -1,4 +1,4 @@
-"""Orthogonal coverage first, uniform fill after."""
+"""Sampling by an orthogonal array first and uniform draws after."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -9,16 +9,20 @@ from vramcast.dataset_builder.space import Assignment, Space
 
 
 class CombinedSampler(Sampler):
-    """All that one sampler has to say, then uniform draws without end."""
+    """Yields all candidates of one sampler, then uniform draws."""
 
     def __init__(self, first: Sampler) -> None:
         self.first = first
         self.fill = UniformSampler()
 
     def candidates(self, space: Space, seed: int) -> Iterator[Assignment]:
-        """The first sampler's assignments, then uniform draws."""
+        """Yield the candidates of the first sampler, then an unbounded stream of uniform draws."""
         return chain(self.first.candidates(space, seed), self.fill.candidates(space, seed))
 
     def describe(self, space: Space) -> str:
-        """Both in a line."""
-        return f"{self.first.describe(space)}; then {self.fill.describe(space)}"
+        """Describe both samplers."""
+        return f"{self.first.describe(space)}, then {self.fill.describe(space)}"
+
+    def details(self, space: Space) -> str:
+        """Describe both samplers at length."""
+        return f"{self.first.details(space)}. Then {self.fill.details(space)}"

@@ -1,4 +1,4 @@
-"""How evenly a set of configurations covers a space: each factor, and each pair of factors."""
+"""Counts how evenly configurations cover a space: each factor and each pair of factors."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from vramcast.dataset_builder.space import Assignment, Space
 
 @dataclass(frozen=True)
 class Cells:
-    """How often each cell of a grid was met: the levels of a factor, or the pairs of levels of two."""
+    """Counts of the levels of one factor, or of the pairs of levels of two factors."""
 
     names: tuple[str, ...]
     counts: tuple[int, ...]
 
     @property
     def covered(self) -> float:
-        """Share of the cells that were met at least once."""
+        """Share of the cells that occur at least once."""
         return sum(count > 0 for count in self.counts) / len(self.counts)
 
     @property
     def evenness(self) -> float:
-        """Entropy of the counts, 1 where all cells are met equally often."""
+        """Normalised entropy of the counts: 1 if all cells occur equally often."""
         total = sum(self.counts)
         if len(self.counts) == 1 or not total:
             return 1.0
@@ -35,7 +35,7 @@ class Cells:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Cells of every factor and of every pair."""
+    """Counts for every factor and every pair of factors."""
 
     rows: int
     factors: tuple[Cells, ...]
@@ -50,14 +50,14 @@ class Coverage:
 
 def coverage(space: Space, assignments: Iterable[Assignment]) -> Coverage:
     """Count levels and pairs of levels."""
-    known = list(assignments)
+    configurations = list(assignments)
     bins = {
-        name: np.array([factor.bin(values[name], values) for values in known], dtype=np.int64)
+        name: np.array([factor.bin(values[name], values) for values in configurations], dtype=np.int64)
         for name, factor in space.factors.items()
     }
     single = tuple(_cells(space, bins, (name,)) for name in bins)
     pairs = tuple(_cells(space, bins, pair) for pair in combinations(bins, 2))
-    return Coverage(len(known), single, pairs)
+    return Coverage(len(configurations), single, pairs)
 
 
 def _cells(space: Space, bins: Mapping[str, IntArray], names: tuple[str, ...]) -> Cells:
@@ -66,19 +66,21 @@ def _cells(space: Space, bins: Mapping[str, IntArray], names: tuple[str, ...]) -
     return Cells(names, tuple(np.bincount(cells, minlength=prod(sizes)).tolist()))
 
 
-def report(found: Coverage, most_pairs: int | None = None) -> str:
-    """The coverage as a Markdown page: every factor, and every pair or the `most_pairs` that are covered worst."""
-    worst = sorted(found.pairs, key=lambda pair: (pair.covered, pair.evenness))[:most_pairs]
+def coverage_report(result: Coverage, sampler: str, max_pairs: int | None = None) -> str:
+    """Return the coverage as Markdown: the sampler, every factor, and all pairs or the `max_pairs` least covered."""
+    worst = sorted(result.pairs, key=lambda pair: (pair.covered, pair.evenness))[:max_pairs]
     lines = [
-        f"# Coverage of {found.rows} configurations",
+        f"# Coverage of {result.rows} configurations",
         "",
-        f"Pairs of levels that occur: {found.pairs_covered:.1%}. Evenness is 1 where all cells are met equally often.",
+        f"Pairs of levels that occur: {result.pairs_covered:.1%}. Evenness is 1 if all cells occur equally often.",
+        "",
+        f"Sampler: {sampler}.",
         "",
         "| factor | levels | counts | covered | evenness |",
         "| --- | --- | --- | --- | --- |",
-        *(_line(cells, show_counts=True) for cells in found.factors),
+        *(_line(cells, show_counts=True) for cells in result.factors),
         "",
-        f"Pairs of factors, those covered worst first, {len(worst)} of {len(found.pairs)}:",
+        f"Pairs of factors, the least covered first, {len(worst)} of {len(result.pairs)}:",
         "",
         "| pair | cells | covered | evenness |",
         "| --- | --- | --- | --- |",

@@ -1,4 +1,4 @@
-"""Sampling by orthogonal arrays: one array over all factors, or TBEM's two, crossed."""
+"""Sampling by orthogonal arrays: one array over all factors, or the cross product of TBEM's two arrays."""
 
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -12,7 +12,7 @@ from vramcast.errors import UserError, check_choice, check_count
 
 
 class OrthogonalSampler(Sampler):
-    """The runs of the smallest array that holds every factor at its levels, in a seeded order."""
+    """Yields the runs of the smallest orthogonal array over all factors, in a seeded order."""
 
     def __init__(self, strength: int = 2, max_levels: int | None = None) -> None:
         check_choice("sampler.strength", strength, (2, 3))
@@ -22,33 +22,36 @@ class OrthogonalSampler(Sampler):
         self.max_levels = max_levels
 
     def array(self, space: Space, names: Sequence[str]) -> OrthogonalArray:
-        """The array over these factors of the space."""
-        levels = [
-            min(space.factors[name].level_count, self.max_levels or space.factors[name].level_count) for name in names
-        ]
-        return _cached_array(tuple(levels), self.strength)
+        """Return the smallest array over these factors of the space."""
+        counts = [space.factors[name].level_count for name in names]
+        return _cached_array(tuple(min(count, self.max_levels or count) for count in counts), self.strength)
 
     def candidates(self, space: Space, seed: int) -> Iterator[Assignment]:
-        """Each run of the array once."""
+        """Yield each run of the array once."""
         names = list(space.factors)
         array = self.array(space, names)
         for index in np.random.RandomState(seed).permutation(len(array.runs)):
             yield _assign(space, dict(zip(names, zip(array.runs[index], array.levels, strict=True), strict=True)))
 
     def describe(self, space: Space) -> str:
-        """The array, and what was lost of its balance."""
+        """Describe the array and which combinations of levels occur in it."""
         array = self.array(space, list(space.factors))
-        return f"{array.notation} by {array.construction}: {array.balance.told(list(space.factors))}"
+        return f"{len(array.runs)} runs of an orthogonal array in which {array.balance.occurrence()}"
+
+    def details(self, space: Space) -> str:
+        """Describe the array, its construction and its balance."""
+        array = self.array(space, list(space.factors))
+        return f"{array.notation} by {array.construction}: {array.balance.describe(list(space.factors))}"
 
 
 class TbemSampler(OrthogonalSampler):
-    """TBEM's Algorithm 1: an array over the structure mutates a template, a second assigns the hyper-parameters.
+    """TBEM's Algorithm 1: one array mutates the structure of a template, a second assigns the hyper-parameters.
 
-    Every structure meets every assignment; the order gives each structure one assignment before any gets a second.
+    Every structure is combined with every assignment, and each structure gets one assignment before any gets a second.
     """
 
     def candidates(self, space: Space, seed: int) -> Iterator[Assignment]:
-        """The crossed runs of both arrays."""
+        """Yield the cross product of the runs of both arrays."""
         shapes, settings = self._arrays(space)
         rng = np.random.RandomState(seed)
         rows, columns = rng.permutation(len(shapes.runs)), rng.permutation(len(settings.runs))
@@ -60,10 +63,16 @@ class TbemSampler(OrthogonalSampler):
                 yield _assign(space, dict(zip(names, zip(run, levels, strict=True), strict=True)))
 
     def describe(self, space: Space) -> str:
-        """Both arrays."""
+        """Describe the size of both arrays."""
         shapes, settings = self._arrays(space)
-        first = f"structure {shapes.notation} ({shapes.balance.told(space.structure)})"
-        return f"{first} x hyper-parameters {settings.notation} ({settings.balance.told(_hyper_parameters(space))})"
+        return f"{len(shapes.runs)} structures x {len(settings.runs)} assignments of hyper-parameters"
+
+    def details(self, space: Space) -> str:
+        """Describe both arrays and their balance."""
+        shapes, settings = self._arrays(space)
+        structure = f"structure {shapes.notation} ({shapes.balance.describe(space.structure)})"
+        balance = settings.balance.describe(_hyper_parameters(space))
+        return f"{structure} x hyper-parameters {settings.notation} ({balance})"
 
     def _arrays(self, space: Space) -> tuple[OrthogonalArray, OrthogonalArray]:
         if not space.structure or not _hyper_parameters(space):
@@ -84,7 +93,7 @@ def _hyper_parameters(space: Space) -> list[str]:
 
 
 def _assign(space: Space, run: dict[str, tuple[int, int]]) -> Assignment:
-    """Values for level indices, in the order of the factors because bounds may depend on those before."""
+    """Return the values at these level indices, in factor order: bounds may depend on earlier factors."""
     values: Assignment = {}
     for name, factor in space.factors.items():
         index, count = run[name]

@@ -9,18 +9,18 @@ from vramcast.dataset_builder.space import Assignment, Space
 
 
 class UniformSampler(Sampler):
-    """Draws every factor by itself.
+    """Draws every factor independently.
 
-    The generator is numpy's RandomState: its stream is frozen for good, and with the seed 99 and a GPUMemNet preset it
-    draws that project's very configurations.
+    It uses numpy's RandomState, whose stream is frozen: with seed 99 and a GPUMemNet preset it draws the exact
+    configurations of that project.
     """
 
     def candidates(self, space: Space, seed: int) -> Iterator[Assignment]:
-        """Draws without end."""
+        """Yield an unbounded stream of draws."""
         rng = np.random.RandomState(seed)
         while True:
             yield space.draw(rng)
 
     def describe(self, space: Space) -> str:
-        """One line for the build's report."""
+        """Describe the draws."""
         return f"uniform draws of {len(space.factors)} factors"

@@ -1,6 +1,6 @@
-"""Small matrices that have no short formula; the tests prove each to be what it is said to be.
+"""Small matrices without a short formula; the tests verify each of them.
 
-All were found by computer search. The sources say who first showed that such a matrix exists.
+All were found by computer search. The sources are those that first showed that such a matrix exists.
 """
 
 import numpy as np
@@ -44,7 +44,7 @@ def _matrix(text: str) -> IntArray:
 
 
 def stored_scheme(rows: int, levels: int) -> IntArray | None:
-    """The stored difference scheme with these rows and levels, if there is one."""
+    """Return the stored difference scheme with these rows and levels, or None."""
     if rows != 12 or levels not in (3, 4, 12):
         return None
     if levels == 12:
@@ -53,18 +53,18 @@ def stored_scheme(rows: int, levels: int) -> IntArray | None:
 
 
 def williamson_rows(order: int) -> IntArray | None:
-    """The first rows of the four circulants of Williamson's Hadamard matrix of this order, if stored."""
+    """Return the first rows of the four circulants of Williamson's Hadamard matrix of this order, or None."""
     if order != 92:
         return None
     return np.array([[1 if sign == "+" else -1 for sign in word] for word in _WILLIAMSON_23.split()])
 
 
 def block_columns(runs: int) -> int:
-    """How many two-level columns the stored array has beside its column of runs / 4 levels; 0 if none is."""
+    """Return the number of two-level columns of the stored array besides its column of runs / 4 levels, or 0."""
     return len(_BLOCK_WORDS.get(runs // 4, "").split()) if runs % 4 == 0 else 0
 
 
 def block_array(runs: int) -> IntArray:
-    """OA(runs, (runs/4)^1 2^f, 2): the column of runs / 4 levels first; runs is 12, 20 or 28."""
+    """Return OA(runs, (runs/4)^1 2^f, 2), the column of runs / 4 levels first; runs is 12, 20 or 28."""
     halves = [[int(x) for letter in word for x in _HALVES[letter]] for word in _BLOCK_WORDS[runs // 4].split()]
     return np.column_stack([np.repeat(np.arange(runs // 4), 4), np.array(halves, dtype=np.int64).T])
