@@ -7,6 +7,7 @@ share one capacity. Graph capture and private pools are not modelled.
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from vramcast.errors import UserError, check_count
 from vramcast.virtual_gpu import allocator_state as inspection
@@ -113,6 +114,16 @@ class CachingAllocator:
     def capacity_bytes(self) -> int | None:
         """Return the memory that this allocator may reserve, None if it is unbounded."""
         return self._device.capacity_bytes
+
+    def set_capacity(self, capacity_bytes: int) -> None:
+        """Change what the device has for this allocator: a library that is loaded later takes its part."""
+        self._device.capacity_bytes = capacity_bytes
+
+    def set_memory_fraction(self, fraction: float) -> None:
+        """Allow a part of the device, as torch.cuda.set_per_process_memory_fraction() does."""
+        self.options = replace(self.options, memory_fraction=fraction)
+        self._allowed_bytes = self._allowed()
+        self._collects = self._allowed_bytes is not None and self.options.garbage_collection_threshold > 0
 
     @property
     def active_bytes(self) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vramcast.virtual_gpu.meta_tensors import is_meta
 from vramcast.virtual_gpu.training_step import DTYPES
 
 
@@ -151,7 +152,7 @@ class _Rules:
 
 
 def _eligible(item: Tensor) -> bool:
-    return item.is_meta and item.is_floating_point() and item.dtype != torch.float64
+    return is_meta(item) and item.is_floating_point() and item.dtype != torch.float64
 
 
 def _cacheable(item: Tensor, dtype: torch.dtype) -> bool:
@@ -216,6 +217,13 @@ def autocast_rules() -> Iterator[None]:
     finally:
         rules.undo()
         _active.remove(rules)
+
+
+@contextmanager
+def autocast_rules_in_thread() -> Iterator[None]:
+    """Let the rules of another thread hold in this one too: dispatch keys are included by thread."""
+    with torch._C._IncludeDispatchKeyGuard(_KEY):
+        yield
 
 
 @contextmanager

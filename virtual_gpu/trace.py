@@ -159,6 +159,11 @@ Kernel = Callable[["Tracer", tuple[Any, ...], dict[str, Any]], Any]
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches all operators on meta tensors; `kernels` are those whose CUDA form allocates more than its outputs."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep torch from wrapping the class: the wrapper would import torch._dynamo, which takes seconds."""
+        return False
+
     def __init__(self, kernels: dict[Any, Kernel], *, cudnn_benchmark: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
@@ -170,6 +175,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._held: set[str] = set()
         self.stream = MAIN_STREAM
         """The current stream, which new blocks belong to."""
+        self._emit: Callable[[tuple[int, int]], None] = self.trace.events.append
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -200,12 +206,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tensor
 
     def _see_storage(self, storage: torch.UntypedStorage) -> None:
-        key, events, live = storage._cdata, self.trace.events, self._live
+        key, emit, live = storage._cdata, self._emit, self._live
 
         def gone(_: Any) -> None:
             block = live.pop(key)[0]
             if block is not None:
-                events.append((block, FREE))
+                emit((block, FREE))
 
         block = self._birth(storage.nbytes(), Use.TEMPORARIES if in_backward() else self.phase)
         live[key] = (block, weakref.ref(storage, gone))
@@ -221,7 +227,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key in self._live:
             block, reference = self._live[key]
             if block is not None:
-                self.trace.events.append((block, FREE))
+                self._emit((block, FREE))
             use = Use.TEMPORARIES if in_backward() else self.phase
             self._live[key] = (self._birth(size_bytes, use) if size_bytes else None, reference)
         elif size_bytes:
@@ -236,7 +242,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def operate(self, operation: StreamOperation) -> None:
         """Add a stream operation to the trace."""
         self.trace.stream_operations.append(operation)
-        self.trace.events.append((STREAM_OPERATION, len(self.trace.stream_operations) - 1))
+        self._emit((STREAM_OPERATION, len(self.trace.stream_operations) - 1))
 
     def _birth(self, size: int, use: Use) -> int:
         block = len(self.trace.uses)
@@ -244,19 +250,19 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.trace.streams[block] = self.stream
         self.trace.uses.append(use)
         self.trace.owners.append(self.owner)
-        self.trace.events.append((block, size))
+        self._emit((block, size))
         return block
 
     def temporary(self, size_bytes: int) -> None:
         """A block that a kernel takes and gives back."""
         block = self._birth(size_bytes, Use.TEMPORARIES)
-        self.trace.events.append((block, FREE))
+        self._emit((block, FREE))
 
     def workspace(self, call: Call) -> None:
         """A block for the time of one library call."""
         self._try_algorithms(call)
         block = self._call(call)
-        self.trace.events.append((block, FREE))
+        self._emit((block, FREE))
 
     def _try_algorithms(self, call: Call) -> None:
         """With cudnn.benchmark, the first call of a kind ends its trials by emptying the cache.
@@ -267,7 +273,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._tried is None or not isinstance(call, ConvolutionCall) or call in self._tried or call.is_depthwise:
             return
         self._tried.add(call)
-        self.trace.events.append(EMPTY_CACHE)
+        self._emit(EMPTY_CACHE)
 
     def hold(self, library: str) -> None:
         """A block that a library takes at its first use in a thread and keeps."""

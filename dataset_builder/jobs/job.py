@@ -21,7 +21,6 @@ from vramcast.dataset_builder.filters import Rejected, check
 from vramcast.dataset_builder.jobs.batches import MakeBatch, batches
 from vramcast.dataset_builder.jobs.checkpointing import enable_checkpointing
 from vramcast.dataset_builder.jobs.optimizers import DEFAULT, OWN, made_by, optimizer_named
-from vramcast.dataset_builder.jobs.source_lines import place_now
 from vramcast.dataset_builder.jobs.steps import Called, Step, Stepped, plain_loss
 from vramcast.dataset_builder.schema import LayerTable, Spec
 from vramcast.dataset_builder.subject import subject_of
@@ -29,6 +28,7 @@ from vramcast.errors import UserError
 from vramcast.virtual_gpu.records import canonical_json
 from vramcast.virtual_gpu.session import MakeInputs, MakeOptimizer
 from vramcast.virtual_gpu.shapes import SHAPES
+from vramcast.virtual_gpu.source_lines import place_now
 from vramcast.virtual_gpu.trace import without_data
 from vramcast.virtual_gpu.training_setup import TrainingSetup
 from vramcast.virtual_gpu.training_step import DTYPES, random_inputs

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from vramcast.dataset_builder.child_process import end_with_parent, write_line
-from vramcast.dataset_builder.jobs.source_lines import is_users, place_of
 from vramcast.errors import UserError
+from vramcast.virtual_gpu.source_lines import is_users, place_of
 
 DONE, REFUSED, THEIRS = "done", "refused", "theirs"
 

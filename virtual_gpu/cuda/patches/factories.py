@@ -1,0 +1,120 @@
+"""Functions that make tensors: ordinals as devices, pinned memory, and values from Python (checked on torch 2.13)."""
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._device import _device_constructors
+
+from vramcast.virtual_gpu.cuda.devices import default_device, names_cuda
+from vramcast.virtual_gpu.cuda.patches import Patches
+
+if TYPE_CHECKING:
+    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+
+_FROM_SHAPES = [
+    "empty",
+    "zeros",
+    "ones",
+    "full",
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "arange",
+    "linspace",
+    "logspace",
+    "eye",
+    "empty_strided",
+    "scalar_tensor",
+    "empty_like",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "rand_like",
+    "randn_like",
+    "randint_like",
+    "tril_indices",
+    "triu_indices",
+    "hann_window",
+    "hamming_window",
+    "blackman_window",
+    "bartlett_window",
+    "kaiser_window",
+    "empty_permuted",
+    "range",
+]
+_FROM_VALUES = ("tensor", "as_tensor", "asarray")
+_METHODS = ["new_tensor", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided"]
+
+
+def apply(patches: Patches, gpu: "VirtualCuda") -> None:
+    """Wrap the factories of torch and the `new_*` methods."""
+    _device_constructors()  # cached: `with torch.device(...)` must know the functions of torch
+    for name in _FROM_SHAPES:
+        patches.set(torch, name, _from_shape(gpu, getattr(torch, name)))
+    for name in ("fftfreq", "rfftfreq"):
+        patches.set(torch.fft, name, _from_shape(gpu, getattr(torch.fft, name)))
+    for name in _FROM_VALUES:
+        patches.set(torch, name, _from_values(gpu, getattr(torch, name)))
+    for name in _METHODS:
+        wrap = _new_tensor if name == "new_tensor" else _from_shape
+        patches.set(Tensor, name, wrap(gpu, getattr(Tensor, name)))
+
+
+def _is_meta_name(device: Any) -> bool:
+    return device is not None and not isinstance(device, int) and str(device).startswith("meta")
+
+
+def _from_shape(gpu: "VirtualCuda", original: Any) -> Any:
+    @functools.wraps(original)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        pinned = kwargs.pop("pin_memory", False)
+        if names_cuda(device):
+            gpu.check_ordinal(device)
+            kwargs["device"] = gpu.device
+        elif _is_meta_name(default_device() if device is None else device):
+            with gpu.users_meta():
+                return original(*args, **kwargs)
+        made = original(*args, **kwargs)
+        return made.pin_memory() if pinned else made
+
+    return make
+
+
+def _from_values(gpu: "VirtualCuda", original: Any) -> Any:
+    """Make a tensor on the host and move it: its values stay known."""
+
+    @functools.wraps(original)
+    def make(data: Any, *args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        pinned = kwargs.pop("pin_memory", False)
+        if device is None and not isinstance(data, Tensor):
+            device = default_device()
+        if not names_cuda(device):
+            if _is_meta_name(device):
+                with gpu.users_meta():
+                    return original(data, *args, **kwargs)
+            made = original(data, *args, **kwargs)
+            return made.pin_memory() if pinned else made
+        gpu.check_ordinal(device)
+        requires_grad = kwargs.pop("requires_grad", False)
+        kwargs["device"] = None if isinstance(data, Tensor) else "cpu"
+        moved = original(data, *args, **kwargs).to(gpu.device)
+        return moved.requires_grad_(True) if requires_grad else moved
+
+    return make
+
+
+def _new_tensor(gpu: "VirtualCuda", original: Any) -> Any:
+    @functools.wraps(original)
+    def make(self: Tensor, data: Any, **kwargs: Any) -> Any:
+        kwargs.setdefault("dtype", self.dtype)
+        if kwargs["dtype"] is None:
+            kwargs["dtype"] = self.dtype
+        kwargs.setdefault("device", self.device)
+        return torch.tensor(data, **kwargs)
+
+    return make

@@ -1,0 +1,62 @@
+"""nn.Module and nn.Parameter: large parameters have no data on the host, moves and calls are observed (torch 2.13)."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
+from torch.optim import optimizer as optimizer_hooks
+
+from vramcast.virtual_gpu.cuda.devices import META, is_meta
+from vramcast.virtual_gpu.cuda.patches import Patches
+from vramcast.virtual_gpu.cuda.reading import HOLLOW_FROM_ELEMENTS
+from vramcast.virtual_gpu.trace import Use
+
+if TYPE_CHECKING:
+    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+
+
+def apply(patches: Patches, gpu: "VirtualCuda") -> None:
+    """Empty large parameters of the host, and mark what moves to the device as parameters."""
+    _parameters(patches, gpu)
+    _moves(patches, gpu)
+    _observers(gpu)
+
+
+def _parameters(patches: Patches, gpu: "VirtualCuda") -> None:
+    make = nn.Parameter.__new__
+
+    def new(cls: Any, data: Any = None, requires_grad: bool = True, *args: Any, **kwargs: Any) -> Any:
+        if type(data) is Tensor and not is_meta(data) and data.numel() >= HOLLOW_FROM_ELEMENTS and not data.grad_fn:
+            with gpu.users_meta():
+                bare = torch.empty_strided(data.size(), data.stride(), dtype=data.dtype, device=META)
+            data = gpu.tracer.adopt_hollow(bare)
+        return make(cls, data, requires_grad, *args, **kwargs)
+
+    patches.set(nn.Parameter, "__new__", new)
+
+
+def _moves(patches: Patches, gpu: "VirtualCuda") -> None:
+    apply_to: Any = nn.Module._apply
+
+    def apply_all(self: nn.Module, function: Any, recurse: bool = True) -> Any:
+        before = gpu.tracer.phase
+        gpu.tracer.phase = Use.PARAMETERS
+        try:
+            return apply_to(self, function, recurse)
+        finally:
+            gpu.tracer.phase = before
+
+    patches.set(nn.Module, "_apply", apply_all)
+
+
+def _observers(gpu: "VirtualCuda") -> None:
+    record = gpu.record
+    handles = (
+        module_hooks.register_module_forward_pre_hook(record.enter_module),
+        module_hooks.register_module_forward_hook(record.leave_module, always_call=True),
+        optimizer_hooks.register_optimizer_step_pre_hook(record.enter_optimizer),
+        optimizer_hooks.register_optimizer_step_post_hook(record.leave_optimizer),
+    )
+    for handle in handles:
+        gpu.callbacks.callback(handle.remove)

@@ -1,0 +1,128 @@
+"""torch.save and torch.load: tensors without data never reach a file (checked on torch 2.13)."""
+
+import io
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from vramcast.virtual_gpu.cuda.devices import META, is_meta, names_cuda
+from vramcast.virtual_gpu.cuda.patches import Patches
+
+if TYPE_CHECKING:
+    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+
+_TOKEN = b"vramcast: a checkpoint of a virtual GPU, without data: "
+
+
+def apply(patches: Patches, gpu: "VirtualCuda") -> None:
+    """Keep checkpoints of device tensors in this process, by their path."""
+    saved: dict[str, Any] = {}
+    real_save, real_load = torch.save, torch.load
+
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        if not has_hollow_data(obj):
+            real_save(obj, f, *args, **kwargs)
+            return
+        if isinstance(f, (str, os.PathLike)):
+            saved[str(Path(f).absolute())] = _described(gpu, obj)
+            gpu.note_unwritten(str(f))
+        else:
+            key = str(len(saved))
+            saved[key] = _described(gpu, obj)
+            f.write(_TOKEN + key.encode())
+
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        found = _saved_in(saved, f)
+        if found is not None:
+            return _restored(gpu, found, map_location)
+        return real_load(f, _location(gpu, map_location), *args, **kwargs)
+
+    patches.set(torch, "save", save)
+    patches.set(torch, "load", load)
+    patches.set(torch.serialization, "save", save)
+    patches.set(torch.serialization, "load", load)
+
+
+def has_hollow_data(value: Any, depth: int = 12) -> bool:
+    """Return True where a value holds a tensor whose data is not there."""
+    if isinstance(value, Tensor):
+        return is_meta(value)
+    if isinstance(value, nn.Module):
+        return any(map(is_meta, (*value.parameters(), *value.buffers())))
+    if depth and isinstance(value, dict):
+        return any(has_hollow_data(item, depth - 1) for item in value.values())
+    if depth and isinstance(value, (list, tuple, set)):
+        return any(has_hollow_data(item, depth - 1) for item in value)
+    return False
+
+
+class _Described:
+    """A tensor of a checkpoint: its layout, its device, and its values where they are known."""
+
+    def __init__(self, gpu: "VirtualCuda", tensor: Tensor) -> None:
+        self.shape, self.stride, self.dtype = tensor.shape, tensor.stride(), tensor.dtype
+        self.was_device = gpu.tracer.is_device(tensor)
+        value = gpu.tracer.values.of(tensor) if is_meta(tensor) else tensor
+        self.value = None if value is None else value.clone()
+
+    def tensor(self, gpu: "VirtualCuda", on_device: bool) -> Tensor:
+        """Return a tensor like the one that was saved."""
+        if self.value is not None:
+            return self.value.to(gpu.device) if on_device else self.value.clone()
+        if on_device:
+            return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=gpu.device)
+        with gpu.users_meta():
+            bare = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=META)
+        return gpu.tracer.adopt_hollow(bare)
+
+
+def _map(function: Any, value: Any, kind: type) -> Any:
+    if isinstance(value, kind):
+        return function(value)
+    if isinstance(value, dict):
+        copy = type(value)() if type(value).__init__ is dict.__init__ else {}
+        copy.update({name: _map(function, item, kind) for name, item in value.items()})
+        return copy
+    if isinstance(value, list):
+        return [_map(function, item, kind) for item in value]
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(_map(function, item, kind) for item in value)
+    return value
+
+
+def _described(gpu: "VirtualCuda", value: Any) -> Any:
+    return _map(lambda tensor: _Described(gpu, tensor), value, Tensor)
+
+
+def _restored(gpu: "VirtualCuda", value: Any, location: Any) -> Any:
+    def restore(item: _Described) -> Tensor:
+        on_device = item.was_device if location is None else names_cuda(location)
+        return item.tensor(gpu, on_device)
+
+    return _map(restore, value, _Described)
+
+
+def _saved_in(saved: dict[str, Any], f: Any) -> Any:
+    if isinstance(f, (str, os.PathLike)):
+        return saved.get(str(Path(f).absolute()))
+    if not isinstance(f, io.BytesIO):
+        return None
+    content = f.getvalue()
+    return saved.get(content.removeprefix(_TOKEN).decode()) if content.startswith(_TOKEN) else None
+
+
+def _location(gpu: "VirtualCuda", location: Any) -> Any:
+    """Return a map_location that puts storages on the virtual GPU where the script, or the file, says cuda."""
+
+    def place(storage: torch.UntypedStorage, saved_on: str) -> torch.UntypedStorage:
+        target = location(storage, saved_on) if callable(location) else location
+        if isinstance(location, dict):
+            target = location.get(saved_on, saved_on)
+        if isinstance(target, torch.UntypedStorage):
+            return target
+        return gpu.moved_storage(storage) if names_cuda(saved_on if target is None else target) else storage
+
+    return place

@@ -1,0 +1,184 @@
+"""A virtual GPU as a context: inside of it, torch sees one CUDA device that exists only in the simulation."""
+
+import os
+import pickle
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.virtual_gpu.autocast import autocast_rules_in_thread
+from vramcast.virtual_gpu.cuda.assumptions import Assumptions
+from vramcast.virtual_gpu.cuda.devices import META, ordinal_of
+from vramcast.virtual_gpu.cuda.host_values import MOST_FLOATS
+from vramcast.virtual_gpu.cuda.live_memory import LiveMemory
+from vramcast.virtual_gpu.cuda.live_tracer import LiveTracer
+from vramcast.virtual_gpu.cuda.patches import (
+    Patches,
+    accelerator,
+    cuda_api,
+    device_class,
+    factories,
+    modules,
+    saving,
+    tensors,
+    threads,
+)
+from vramcast.virtual_gpu.cuda.run_record import RunRecord
+from vramcast.virtual_gpu.cuda.snapshot import segments_of, snapshot_of
+from vramcast.virtual_gpu.cuda.streams import Streams
+from vramcast.virtual_gpu.cuda_paths import cuda_paths
+from vramcast.virtual_gpu.kernels import cuda_kernels
+from vramcast.virtual_gpu.profile import DeviceProfile
+from vramcast.virtual_gpu.trace import Use
+
+_ALL_PATCHES = (tensors, factories, device_class, cuda_api, accelerator, threads, modules, saving)
+_active: list["VirtualCuda"] = []
+
+
+class VirtualCuda:
+    """One virtual GPU in this process, described by a profile.
+
+    Inside of the context `torch.cuda` is available, device tensors have shapes but no data, and an allocation that
+    does not fit raises `torch.OutOfMemoryError`.
+
+    Args:
+        profile: The device.
+        options: Settings of the caching allocator; by default those of PYTORCH_ALLOC_CONF.
+        unbounded: Never run out of memory.
+        nonzero_fraction: The part of its places that a mask with unknown values selects.
+        index: The ordinal of the device, for a process of several ranks.
+        device_count: How many devices the script sees.
+    """
+
+    def __init__(
+        self,
+        profile: DeviceProfile,
+        *,
+        options: AllocatorOptions | None = None,
+        unbounded: bool = False,
+        nonzero_fraction: float = 1.0,
+        index: int = 0,
+        device_count: int = 1,
+    ) -> None:
+        self.profile = profile
+        self.device = torch.device("cuda", index)
+        self.device_count = device_count
+        self.assumptions = Assumptions()
+        self.unwritten: dict[str, None] = {}
+        """Checkpoints that were not written, since their tensors have no data."""
+        self.tracer = LiveTracer(cuda_kernels(profile.compute_capability), self.assumptions, nonzero_fraction)
+        self.options = options or options_of_environment()
+        self.memory = LiveMemory(self.tracer.trace, profile, self.options, unbounded=unbounded)
+        self.tracer.connect(self.memory)
+        self.record = RunRecord(self.tracer)
+        self.memory.watchers.append(self.record.note)
+        self.streams = Streams(self.device, self.tracer)
+        self.callbacks = ExitStack()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        if _active:
+            raise UserError("expected one virtual GPU at a time, found another that is active: leave it first")
+        with ExitStack() as stack:
+            stack.enter_context(cuda_paths(self.profile.compute_capability))
+            stack.enter_context(_lifting_host_tensors())
+            patches = Patches()
+            stack.callback(patches.undo)
+            self.callbacks = stack.enter_context(ExitStack())
+            for part in _ALL_PATCHES:
+                part.apply(patches, self)
+            Streams.active = self.streams
+            _active.append(self)
+            stack.callback(_active.remove, self)
+            stack.enter_context(self.tracer)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    @contextmanager
+    def in_thread(self) -> Iterator[None]:
+        """Enter the virtual GPU in another thread than the one that made it."""
+        with autocast_rules_in_thread(), self.tracer:
+            yield
+
+    @contextmanager
+    def users_meta(self) -> Iterator[None]:
+        """Mark that the script itself asks for the meta device."""
+        self.tracer.local.users_meta += 1
+        try:
+            yield
+        finally:
+            self.tracer.local.users_meta -= 1
+
+    def check_ordinal(self, device: Any) -> None:
+        """Raise the error of CUDA for a device that is not there."""
+        ordinal = ordinal_of(device)
+        if ordinal is not None and ordinal != self.device.index:
+            raise RuntimeError(
+                f"CUDA error: invalid device ordinal: expected cuda:{self.device.index}, found cuda:{ordinal}: "
+                "a virtual GPU is one device in each process"
+            )
+
+    def filled(self, tensor: Tensor) -> Tensor:
+        """Return a host tensor with placeholders in the place of one without data."""
+        return self.tracer._reader.filled(tensor)
+
+    def address_of(self, storage: torch.UntypedStorage) -> int:
+        """Return the address that the simulated allocator gave to a storage."""
+        entry = self.tracer._live.get(storage._cdata)
+        block = self.memory._blocks.get(entry[0]) if entry and entry[0] is not None else None
+        return block.address if block is not None else storage._cdata
+
+    def moved_storage(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """Return a storage on the device with the values of one on the host."""
+        with self.users_meta():
+            bare = torch.empty(storage.nbytes(), dtype=torch.uint8, device=META)
+        moved = bare.untyped_storage()
+        self.tracer.adopt(moved, Use.PARAMETERS)
+        if storage.nbytes() <= MOST_FLOATS:
+            self.tracer.values.keep(bare, torch.empty(0, dtype=torch.uint8).set_(storage))
+        return moved
+
+    def segments(self) -> list[dict[str, Any]]:
+        """Return the segments as torch.cuda.memory_snapshot does."""
+        return segments_of(self.memory.allocator, {})
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return a snapshot of all that happened so far, in PyTorch's format."""
+        return snapshot_of(self.tracer.trace, self.tracer.places, self.profile, self.options)
+
+    def write_snapshot(self, path: str | os.PathLike[str]) -> None:
+        """Write a snapshot for https://pytorch.org/memory_viz."""
+        Path(path).write_bytes(pickle.dumps(self.snapshot()))
+
+    def note_unwritten(self, path: str) -> None:
+        """Record a checkpoint that was kept from being written."""
+        self.unwritten[path] = None
+
+
+def options_of_environment() -> AllocatorOptions:
+    """Return the allocator's settings in PYTORCH_ALLOC_CONF, or PYTORCH_CUDA_ALLOC_CONF."""
+    text = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    return AllocatorOptions.parse(text)
+
+
+@contextmanager
+def _lifting_host_tensors() -> Iterator[None]:
+    """Let torch.tensor make its tensor on the host first (torch/csrc/utils/tensor_new.cpp)."""
+    torch._C._ensureCUDADeviceGuardSet()
+    torch._C._set_only_lift_cpu_tensors(True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*CUDA is not available.*")
+        try:
+            yield
+        finally:
+            torch._C._set_only_lift_cpu_tensors(False)
