@@ -13,7 +13,7 @@ from torch import nn
 
 from vramcast.dataset_builder.defaults import BUCKET_MIB, RISK
 from vramcast.dataset_builder.devices import DEFAULT_DEVICE, load_profile
-from vramcast.dataset_builder.families.weightless import structure_of
+from vramcast.dataset_builder.families.meta_device import copy_to_meta
 from vramcast.dataset_builder.jobs.batches import resized
 from vramcast.dataset_builder.jobs.job import Job, ModuleJob, SpecJob
 from vramcast.dataset_builder.jobs.steps import Step
@@ -71,7 +71,7 @@ class Classifier:
         size = given if batch_size is None else batch_size
         if size is None:
             raise UserError("expected a batch size beside a function that makes inputs, found none: give batch_size=N")
-        job = ModuleJob(structure_of(module), make, step)
+        job = ModuleJob(copy_to_meta(module), make, step)
         wishes = {
             "batch_size": size,
             "optimizer": optimizer,

@@ -8,7 +8,7 @@ from estimator_contract import EstimatorContract
 from made_examples import CARD_BYTES, MIB, OVERHEAD_BYTES, example_of, measured_mlps, mlp_table, simulated
 
 from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.families.template import SEEDS
+from vramcast.dataset_builder.families.template import TEMPLATES
 from vramcast.dataset_builder.filters import check
 from vramcast.dataset_builder.schema import LayerRecord, LayerTable
 from vramcast.errors import UserError
@@ -101,7 +101,7 @@ def test_horus_as_published(public_rows):
 
 def test_horus_of_vgg16_as_published(public_rows):
     """From the layers alone; the published parser leaves out a few vectors, a quarter of a thousandth."""
-    network = {"template": "vgg", "stages": SEEDS["vgg"], "input_size": 224, "num_classes": 1000, "dropout": 0.5}
+    network = {"template": "vgg", "stages": TEMPLATES["vgg"], "input_size": 224, "num_classes": 1000, "dropout": 0.5}
     for line in public_rows("realworld/unseen_models_a100.csv"):
         if line["model"] == "vgg16":
             table = check(make_spec("template", network, TrainingSetup(batch_size=1)))

@@ -1,4 +1,4 @@
-"""A row as a script: the printed network is the measured one, and the script trains."""
+"""Rows as scripts: a script contains the measured network, and trains it."""
 
 import subprocess
 import sys
@@ -67,7 +67,7 @@ def _printed(spec: Spec) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_the_printed_network_is_the_subject(name):
+def test_the_script_contains_the_subject(name):
     spec = SPECS[name]
     plan = plan_of(spec)
     with torch.device("meta"):
@@ -86,13 +86,13 @@ for script in scripts:
 """
 
 
-def test_scripts_train_by_themselves_with_nothing_but_torch(tmp_path):
-    """`-I` hides the working directory and the user's packages; a script must not import this project."""
+def test_scripts_train_with_torch_only(tmp_path):
+    """Run with `-I`, which hides the working directory and user packages: a script must not import this project."""
     scripts = {name: tmp_path / f"{name}.py" for name in SPECS}
     for name, path in scripts.items():
         path.write_text(emit(SPECS[name]))
         assert "dataset_builder" not in path.read_text()
-    # in one process, for to import torch takes longer than all of them
+    # in one process, because importing torch takes longer than all of them
     command = [sys.executable, "-I", "-c", RUN_ALL, *scripts.values()]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
@@ -104,7 +104,7 @@ def test_scripts_train_by_themselves_with_nothing_but_torch(tmp_path):
         assert batches == [f"batch {setup.batch_size}"] * 3 + last
 
 
-def test_no_spec_can_write_code_into_the_script():
+def test_a_spec_cannot_inject_code_into_the_script():
     call = f"Adam(lr={chr(39)}{chr(34) * 3}; raise SystemExit(7) #{chr(92)}{chr(92)}{chr(39)})"
     spec = make_spec("mlp", MLP, TrainingSetup(batch_size=4, optimizer=call))
     assert '"""' in spec.training.optimizer
@@ -112,7 +112,7 @@ def test_no_spec_can_write_code_into_the_script():
     assert repr(spec.to_json()["training"]["optimizer"]) in namespace["__doc__"]
 
 
-def test_the_script_says_which_spec_it_is():
+def test_the_script_names_its_spec():
     text = emit(SPECS["mlp"])
     assert SPECS["mlp"].id in text
     assert "'arch': 'gradual'" in text

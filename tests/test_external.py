@@ -19,7 +19,7 @@ RESNET = {"name": "resnet18", "input_shape": [3, 224, 224], "num_classes": 1000}
 
 
 def needs(library):
-    if find_spec(library) is None:  # importing it here would pass by what copes with a broken torchvision
+    if find_spec(library) is None:  # importing it here would fail on a broken torchvision
         pytest.skip(f"needs {library}: pip install 'vramcast[timm,hf]'")
 
 
@@ -37,7 +37,7 @@ def test_a_timm_network_is_built_without_memory_and_traced():
     assert _bytes_of(trace, Use.PARAMETERS) > 4 * 11_689_512  # and the running statistics
 
 
-def test_hiera_attends_over_one_window_as_it_did_when_it_was_measured():
+def test_windows_makes_hiera_attend_over_one_window_as_older_timm_does():
     needs("timm")
     network = {"name": "hiera_tiny_224", "input_shape": [3, 224, 224], "num_classes": 10}
     now, _ = external.build_external("timm", network, "cpu")
@@ -47,14 +47,14 @@ def test_hiera_attends_over_one_window_as_it_did_when_it_was_measured():
     with torch.no_grad():
         assert torch.allclose(now.eval()(x), then.eval()(x), atol=1e-5)
     setup = TrainingSetup(batch_size=2)
-    kept_now, kept_then = (
+    bytes_now, bytes_then = (
         _bytes_of(trace_spec(Spec("timm", {**network, **more}, setup)), Use.ACTIVATIONS)
         for more in ({}, {"windows": True})
     )
-    assert kept_then > kept_now  # matrices of attention, which no fused kernel makes
+    assert bytes_then > bytes_now  # attention matrices, which a fused kernel does not store
 
 
-def test_a_library_that_is_missing_is_named(monkeypatch):
+def test_the_error_for_a_missing_library_names_the_extra(monkeypatch):
     def missing(name):
         raise ImportError(name)
 
@@ -63,12 +63,12 @@ def test_a_library_that_is_missing_is_named(monkeypatch):
         external.build_external("timm", RESNET)
 
 
-def test_a_family_that_cannot_be_built_is_refused():
+def test_an_unknown_family_is_rejected():
     with pytest.raises(UserError, match=r"expected a family of .*, found 'keras'"):
         external.build_external("keras", {})
 
 
-def test_a_batch_loaded_ahead_takes_its_room_for_good():
+def test_prefetched_batches_stay_allocated():
     from vramcast.dataset_builder.families import make_spec
 
     network = {"arch": "uniform", "input_features": 1000, "output_features": 3, "depth": 1}
@@ -91,7 +91,7 @@ def _hugging_face():
     return Spec("hf", network, TrainingSetup(batch_size=4, optimizer="AdamW", loss="own"))
 
 
-def test_a_network_of_transformers_brings_its_own_loss_and_what_was_assumed_is_said():
+def test_a_network_of_transformers_uses_its_own_loss_and_records_assumptions():
     needs("transformers")
     trace = trace_spec(_hugging_face())
     assert _bytes_of(trace, Use.OPTIMIZER_STATE) > 2 * _bytes_of(trace, Use.PARAMETERS) * 0.9  # AdamW's two

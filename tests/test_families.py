@@ -1,4 +1,4 @@
-"""Families: every combination of factors builds, and one network has one spec."""
+"""Families: every combination of factors builds, and each network has exactly one spec."""
 
 import json
 from dataclasses import replace
@@ -9,7 +9,16 @@ import pytest
 from small_networks import NETWORKS, SETUP, table_of
 
 from vramcast.dataset_builder import subject
-from vramcast.dataset_builder.families import FAMILIES, cnn, make_spec, mlp, pieces, plan_of, template, transformer
+from vramcast.dataset_builder.families import (
+    FAMILIES,
+    cnn,
+    make_spec,
+    mlp,
+    plan_of,
+    shared_layers,
+    template,
+    transformer,
+)
 from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.training_setup import TrainingSetup
@@ -76,12 +85,17 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 # --- every combination builds -----------------------------------------------------------------------------------------
 
-NORMS = {"mlp": mlp.NORMS, "cnn": pieces.IMAGE_NORMS, "template": pieces.IMAGE_NORMS, "transformer": transformer.NORMS}
+NORMS = {
+    "mlp": mlp.NORMS,
+    "cnn": shared_layers.IMAGE_NORMS,
+    "template": shared_layers.IMAGE_NORMS,
+    "transformer": transformer.NORMS,
+}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_activation_with_every_norm_builds(family: str) -> None:
-    for activation, norm, checkpointing in product(pieces.ACTIVATIONS, NORMS[family], (False, True)):
+    for activation, norm, checkpointing in product(shared_layers.ACTIVATIONS, NORMS[family], (False, True)):
         network = {**NETWORKS[family], "activation": activation, "norm": norm}
         table = table_of(family, network, checkpointing=checkpointing)
         setup = replace(SETUP, checkpointing=checkpointing)
@@ -90,10 +104,10 @@ def test_every_activation_with_every_norm_builds(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["mlp", "cnn", "template"])
-@pytest.mark.parametrize("head", pieces.HEADS)
-def test_every_head_ends_the_network(family: str, head: str) -> None:
+@pytest.mark.parametrize("head", shared_layers.HEADS)
+def test_every_head_is_the_last_layer(family: str, head: str) -> None:
     last = list(plan_of(make_spec(family, {**NETWORKS[family], "head": head}, SETUP)).root.walk())[-1]
-    assert last.kind == (pieces.HEADS[head] or "Linear")
+    assert last.kind == (shared_layers.HEADS[head] or "Linear")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -107,20 +121,20 @@ def test_checkpointing_wraps_the_trunk_and_changes_no_layer(family: str) -> None
 # --- specs ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_samples_of_this_file_name_every_factor() -> None:
+def test_the_networks_in_this_file_set_every_factor() -> None:
     for name, family in FAMILIES.items():
         assert OTHERS[name].keys() == family.network.__dataclass_fields__.keys()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_default_said_or_left_out_is_one_spec(family: str) -> None:
+def test_explicit_and_omitted_defaults_give_the_same_spec(family: str) -> None:
     made = make_spec(family, NETWORKS[family], SETUP)
     factors = vars(FAMILIES[family].network(**NETWORKS[family]))
     assert len(factors) > len(NETWORKS[family])
-    said = make_spec(family, factors, TrainingSetup(batch_size=4, optimizer="Adam", accumulate=1))
-    assert said == made
-    assert said.id == made.id
-    assert said.network.keys() == NETWORKS[family].keys()
+    explicit = make_spec(family, factors, TrainingSetup(batch_size=4, optimizer="Adam", accumulate=1))
+    assert explicit == made
+    assert explicit.id == made.id
+    assert explicit.network.keys() == NETWORKS[family].keys()
 
 
 def differ(family: str, network: dict[str, Any], others: dict[str, Any]) -> bool:
@@ -132,7 +146,7 @@ def differ(family: str, network: dict[str, Any], others: dict[str, Any]) -> bool
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ids_differ_when_any_factor_differs(family: str) -> None:
     others = dict(OTHERS[family])
-    if family == "cnn":  # no shape has all factors: these are one's without pooling, or dense
+    if family == "cnn":  # no shape uses all factors: these are without pooling, or dense
         assert differ(family, {**NETWORKS[family], "pooling": "avg"}, {"pool_every": others.pop("pool_every")})
         assert differ(
             family, {**NETWORKS[family], "arch": "dense"}, {"transition_every": others.pop("transition_every")}
@@ -143,20 +157,20 @@ def test_ids_differ_when_any_factor_differs(family: str) -> None:
 CHOOSING = {
     "mlp": {"arch": list(mlp.WIDTHS)},
     "cnn": {"arch": [*cnn.FILTERS, "residual", "dense"], "pooling": cnn.POOLINGS},
-    "template": {"template": list(template.SEEDS)},
+    "template": {"template": list(template.TEMPLATES)},
     "transformer": {"kind": transformer.KINDS},
 }
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_a_spec_leaves_out_changes_no_network(family: str) -> None:
-    known = FAMILIES[family]
+def test_omitted_factors_do_not_change_the_network(family: str) -> None:
+    kind = FAMILIES[family]
     for values in product(*CHOOSING[family].values()):
         chosen = dict(zip(CHOOSING[family], values, strict=True))
         for name, value in OTHERS[family].items():
             network = {**NETWORKS[family], **OTHERS[family], "depth": 12, name: value, **chosen}
             network = {key: network[key] for key in OTHERS[family]}
-            assert plan_of(make_spec(family, network, SETUP)) == known.plan(known.network(**network))
+            assert plan_of(make_spec(family, network, SETUP)) == kind.plan(kind.network(**network))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +185,9 @@ def test_what_a_spec_leaves_out_changes_no_network(family: str) -> None:
         ("transformer", {"kind": "encoder_decoder"}, ["num_classes"]),
     ],
 )
-def test_a_factor_without_a_say_makes_no_other_spec(family: str, choice: dict[str, Any], factors: list[str]) -> None:
+def test_a_factor_without_effect_does_not_change_the_spec(
+    family: str, choice: dict[str, Any], factors: list[str]
+) -> None:
     base = {**NETWORKS[family], **choice}
     made = {make_spec(family, {**base, name: OTHERS[family][name]}, SETUP).id for name in factors}
     assert made == {make_spec(family, base, SETUP).id}
@@ -210,14 +226,14 @@ def test_ids_differ_when_the_training_differs_and_groups_do_not() -> None:
         ({"dry_run_passes": 1}, {"dry_run_passes": 2}),
     ],
 )
-def test_one_training_said_in_two_ways_is_one_spec(one: dict[str, Any], other: dict[str, Any]) -> None:
-    specs = [make_spec("mlp", NETWORKS["mlp"], replace(SETUP, **said)) for said in (one, other)]
+def test_equivalent_training_setups_give_the_same_spec(one: dict[str, Any], other: dict[str, Any]) -> None:
+    specs = [make_spec("mlp", NETWORKS["mlp"], replace(SETUP, **changes)) for changes in (one, other)]
     assert specs[0] == specs[1]
     assert specs[0].id == specs[1].id
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_spec_survives_json(family: str) -> None:
+def test_a_spec_round_trips_through_json(family: str) -> None:
     for network in (NETWORKS[family], OTHERS[family]):
         spec = make_spec(family, network, replace(SETUP, optimizer="SGD(momentum=0.9)", last_batch_size=1))
         read = Spec.from_json(json.loads(json.dumps(spec.to_json())))
@@ -226,12 +242,12 @@ def test_a_spec_survives_json(family: str) -> None:
         assert plan_of(read) == plan_of(spec)
 
 
-def test_a_whole_number_for_a_fraction_is_the_same_spec() -> None:
+def test_an_integer_in_place_of_a_float_gives_the_same_spec() -> None:
     made = [make_spec("transformer", {**NETWORKS["transformer"], "dropout": value}, SETUP) for value in (0, 0.0)]
     assert made[0].id == made[1].id
 
 
-def test_stages_as_tuples_are_the_same_spec() -> None:
+def test_stages_as_tuples_give_the_same_spec() -> None:
     stages = [[[4, 1], [8, 2]], ((4, 1), (8, 2))]
     made = [make_spec("template", {**NETWORKS["template"], "stages": value}, SETUP) for value in stages]
     assert made[0] == made[1]
@@ -269,7 +285,7 @@ def test_stages_as_tuples_are_the_same_spec() -> None:
         ("transformer", {"heads": None}, "expected network.heads to be a whole number from 1, found None"),
     ],
 )
-def test_bad_factors_are_refused_in_a_sentence(family: str, changes: dict[str, Any], sentence: str) -> None:
+def test_invalid_factors_raise_one_sentence(family: str, changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         make_spec(family, {**NETWORKS[family], **changes}, SETUP)
 
@@ -281,7 +297,7 @@ def test_a_missing_factor_is_named(family: str) -> None:
         make_spec(family, dict(rest), SETUP)
 
 
-def test_an_unknown_family_is_refused() -> None:
+def test_an_unknown_family_is_rejected() -> None:
     sentence = r"one of \['cnn', 'mlp', 'template', 'transformer'\], found 'gnn': choose one"
     with pytest.raises(UserError, match=sentence):
         make_spec("gnn", {}, SETUP)

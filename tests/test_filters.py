@@ -117,7 +117,7 @@ CNNS = st.fixed_dictionaries(
 )
 STAGES = st.builds(
     template.mutate,
-    template=st.sampled_from(sorted(template.SEEDS)),
+    template=st.sampled_from(sorted(template.TEMPLATES)),
     stages=counts(1, 6),
     extra_convolutions=counts(-1, 1),
     order=st.sampled_from(template.ORDERS),
@@ -125,7 +125,7 @@ STAGES = st.builds(
 )
 TEMPLATES = st.fixed_dictionaries(
     {
-        "template": st.sampled_from(sorted(template.SEEDS)),
+        "template": st.sampled_from(sorted(template.TEMPLATES)),
         "stages": STAGES,
         "input_size": counts(1, 40),
         "num_classes": counts(1, 5),

@@ -1,4 +1,4 @@
-"""Every row of the public GPUMemNet data names a network whose layers and parameters come out exactly as published."""
+"""Every file name in the public GPUMemNet data gives a network with exactly the published layers and parameters."""
 
 import ast
 from collections import Counter
@@ -19,12 +19,12 @@ from vramcast.dataset_builder.schema import LayerTable, Spec
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.training_setup import TrainingSetup
 
-BUILT_ROWS = 30  # of each file, built as modules
+BUILT_ROWS = 30  # rows of each file that are built as modules
 
 Entry = tuple[str, int, int]
 Reader = Callable[[str], list[dict[str, str]]]
 
-# The set's names for layers; activations go by their class.
+# Names of layers in the data set; activations have the names of their classes.
 NAMES = {
     "Linear": "linear",
     "Conv2d": "conv2d",
@@ -37,12 +37,12 @@ UNLISTED = {"mlp": {"Flatten"}, "cnn": {"Flatten", "AvgPool2d", "Identity", "Sig
 
 
 def published(row: dict[str, str]) -> list[Entry]:
-    found: list[Entry] = ast.literal_eval(row["Activations-Params"])
-    return found
+    entries: list[Entry] = ast.literal_eval(row["Activations-Params"])
+    return entries
 
 
 def listed(family: str, table: LayerTable) -> list[Entry]:
-    """The table as the set writes it down: no functions, no weights of PReLU."""
+    """Return the table in the form of the data set: without functions and without weights of PReLU."""
     names = {**NAMES, "Softmax": "Softmax" if family == "mlp" else "softmax"}
     return [
         (names.get(item.kind, item.kind), prod(item.output_shape), 0 if item.kind == "PReLU" else item.parameters)
@@ -52,7 +52,7 @@ def listed(family: str, table: LayerTable) -> list[Entry]:
 
 
 def table_of(spec: Spec, used: Counter[str] | None = None) -> LayerTable:
-    """The filter's table; a norm that meets a last batch of one sample is rejected, and its layers shown without it."""
+    """Return the table of the filter; if a norm rejects a last batch of one sample, return it without that batch."""
     table = filters.check(spec)
     if isinstance(table, filters.Rejected):
         assert spec.training.last_batch_size == 1, table
@@ -73,7 +73,7 @@ def agrees(table: LayerTable, family: str, row: dict[str, str]) -> bool:
 
 
 def check_rows(rows: list[dict[str, str]], family: str, hidden: dict[str, list[dict[str, Any]]]) -> Counter[str]:
-    """Compare every row; `hidden` lists by the exception's name what the generator may have drawn in secret."""
+    """Compare every row; `hidden` lists, by the name of the exception, factors that are not in the file name."""
     used: Counter[str] = Counter()
     for row in rows:
         spec = spec_of_filename(row["Filename"])
@@ -95,7 +95,7 @@ def check_rows(rows: list[dict[str, str]], family: str, hidden: dict[str, list[d
 
 
 def nothing_was_parsed(spec: Spec) -> bool:
-    """Rows without layers: too small an image for the generator, or a shape without any convolution block."""
+    """Return whether a row has no layers: its image is too small for the generator, or it has no convolution block."""
     size, arch, depth = (spec.network[key] for key in ("input_size", "arch", "depth"))
     return size <= 6 or (arch == "residual" and depth == 1) or (arch == "dense" and depth < 4)
 
@@ -106,12 +106,12 @@ def may_hide(rule: str, spec: Spec) -> bool:
     return spec.network["output_features"] == 1
 
 
-def test_mlps_with_relu(public_rows: Reader) -> None:
+def test_mlps_with_relu_have_the_published_layers(public_rows: Reader) -> None:
     used = check_rows(public_rows("gpumemnet/mlp_data_step1.csv"), "mlp", {})
     assert set(used) == {"as named"}
 
 
-def test_mlps_with_norms_and_dropout(public_rows: Reader, record_property: Any) -> None:
+def test_mlps_with_norms_and_dropout_have_the_published_layers(public_rows: Reader, record_property: Any) -> None:
     used = check_rows(
         public_rows("gpumemnet/mlp_data_step2.csv"), "mlp", {"secret head": [{"head": "sigmoid"}, {"head": "identity"}]}
     )
@@ -120,7 +120,7 @@ def test_mlps_with_norms_and_dropout(public_rows: Reader, record_property: Any) 
     assert used["secret head"] + used["last batch of one sample"] < 0.03 * used.total()
 
 
-def test_cnns(public_rows: Reader, record_property: Any) -> None:
+def test_cnns_have_the_published_layers(public_rows: Reader, record_property: Any) -> None:
     used = check_rows(
         public_rows("gpumemnet/cnn_data_step1.csv"), "cnn", {"transition every 5": [{"transition_every": 5}]}
     )
@@ -129,7 +129,7 @@ def test_cnns(public_rows: Reader, record_property: Any) -> None:
     assert used["transition every 5"] + used["empty list"] < 0.15 * used.total()
 
 
-def test_transformers(public_rows: Reader) -> None:
+def test_transformers_have_the_published_layers(public_rows: Reader) -> None:
     columns = {
         "Seq Length": "sequence_length",
         "Embedding Size": "embedding_size",
@@ -140,7 +140,7 @@ def test_transformers(public_rows: Reader) -> None:
         spec = spec_of_filename(row["Filename"])
         table = table_of(spec)
         size = spec.network["embedding_size"]
-        projection = size * size + size  # the set sees of an attention layer its output projection alone
+        projection = size * size + size  # the data set counts only the output projection of an attention layer
         seen = {"Embedding": 1, "Linear": 1, "MultiheadAttention": 0}
         accumulated = sum(item.parameters * seen.get(item.kind, 0) for item in table.layers)
         accumulated += projection * table.counts["MultiheadAttention"]
@@ -152,7 +152,7 @@ def test_transformers(public_rows: Reader) -> None:
 @pytest.mark.parametrize(
     "name", ["mlp_data_step1.csv", "mlp_data_step2.csv", "cnn_data_step1.csv", "transformer_data_sample.csv"]
 )
-def test_modules_have_the_tables_parameters(public_rows: Reader, name: str) -> None:
+def test_modules_have_the_parameters_of_their_tables(public_rows: Reader, name: str) -> None:
     rows = public_rows(f"gpumemnet/{name}")
     for row in islice(rows, 0, None, max(1, len(rows) // BUILT_ROWS)):
         spec = spec_of_filename(row["Filename"])
@@ -160,15 +160,15 @@ def test_modules_have_the_tables_parameters(public_rows: Reader, name: str) -> N
         module = subject.build_subject(plan)
         table = table_of(spec)
         assert sum(item.numel() for item in module.parameters()) == table.parameters
-        if spec.family != "transformer":  # those take long on the meta device, and tests/test_layers.py has small ones
+        if spec.family != "transformer":  # slow on the meta device; tests/test_layers.py has small ones
             with torch.no_grad():
                 assert layer_table(module, subject.make_inputs(plan, 2)).layers == table.layers
 
 
-# --- names that are made up ------------------------------------------------------------------------------------------
+# --- invented file names ------------------------------------------------------------------------------------------
 
 
-def test_a_name_of_an_mlp() -> None:
+def test_the_file_name_of_an_mlp_is_parsed() -> None:
     spec = spec_of_filename("input:40_output:3_depth:2_arch:gradual_batch:100.out")
     assert spec.family == "mlp"
     assert spec.network == {"arch": "gradual", "input_features": 40, "output_features": 3, "depth": 2}
@@ -177,7 +177,7 @@ def test_a_name_of_an_mlp() -> None:
     assert spec_of_filename("input:40_output:3_depth:2_arch:gradual_batch:64.out").training.last_batch_size is None
 
 
-def test_a_name_of_an_mlp_with_norm_and_dropout() -> None:
+def test_the_file_name_of_an_mlp_with_norm_and_dropout_is_parsed() -> None:
     name = "input:40_output:{}_depth:2_arch:pyramid_batch:64_act:leaky_relu_dropout:0.25_dropout:{}_batchnorm:{}.out"
     spec = spec_of_filename(name.format(3, True, True))
     assert spec.network["activation"] == "leaky_relu"
@@ -189,7 +189,7 @@ def test_a_name_of_an_mlp_with_norm_and_dropout() -> None:
     assert spec_of_filename(name.format(1, True, True), {"head": "sigmoid"}).network["head"] == "sigmoid"
 
 
-def test_a_name_of_a_cnn() -> None:
+def test_the_file_name_of_a_cnn_is_parsed() -> None:
     name = (
         "input_channels:1_num_classes:{}_depth:8_arch:dense_base_filters:20_batch:10_input_size:50"
         "_act:swish_dropout:1e-1_dropout:True_batchnorm:False.out"
@@ -213,7 +213,7 @@ def test_a_name_of_a_cnn() -> None:
     assert isinstance(filters.check(single), LayerTable)
 
 
-def test_a_name_of_a_transformer() -> None:
+def test_the_file_name_of_a_transformer_is_parsed() -> None:
     spec = spec_of_filename(
         "num_classes:9_embedding_size:32_num_layers:2_num_heads:4_ff_hidden_size:70_dropout_rate:0.1234"
         "_seq_length:16_input_size:1000_num_samples:50_batch_size:8.out"
@@ -246,11 +246,11 @@ def test_a_name_of_a_transformer() -> None:
         ),
     ],
 )
-def test_other_names_are_refused_in_a_sentence(name: str, sentence: str) -> None:
+def test_other_file_names_raise_one_sentence(name: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         spec_of_filename(name)
 
 
-def test_a_hidden_factor_that_is_none_is_refused() -> None:
+def test_an_unknown_hidden_factor_is_rejected() -> None:
     with pytest.raises(UserError, match=r"found \['transition_evry'\]"):
         spec_of_filename("input:40_output:3_depth:2_arch:gradual_batch:100.out", {"transition_evry": 5})

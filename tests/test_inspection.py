@@ -9,7 +9,7 @@ from torch import nn
 from vramcast.dataset_builder.devices import gpu_profiles, load_profile
 from vramcast.dataset_builder.families import make_spec
 from vramcast.dataset_builder.families.libraries import tolerate_broken_torchvision
-from vramcast.dataset_builder.families.weightless import built_on_meta, structure_of
+from vramcast.dataset_builder.families.meta_device import build_on_meta, copy_to_meta
 from vramcast.dataset_builder.jobs.building import build_job
 from vramcast.dataset_builder.jobs.job import ModuleJob, SpecJob
 from vramcast.dataset_builder.jobs.optimizers import optimizer_named
@@ -90,7 +90,7 @@ def test_tied_weights_are_counted_once():
     assert examined(made).table.parameters == 500 * 32
     untied = nn.Sequential(nn.Embedding(500, 32), nn.Linear(32, 500, bias=False))
     untied[1].weight = untied[0].weight
-    copied = structure_of(untied)
+    copied = copy_to_meta(untied)
     assert copied[1].weight is copied[0].weight
 
 
@@ -176,7 +176,7 @@ def test_weights_are_never_made():
         assert torch.linspace(0, 1, 3)[-1].item() == 1.0  # meta has no numbers: the constructor starts again
         return nn.Sequential(*(nn.Linear(200_000, 200_000) for _ in range(3)))  # 160 GB each
 
-    built = built_on_meta(make)
+    built = build_on_meta(make)
     assert all(item.is_meta for item in built.parameters())
     assert sum(item.numel() for item in built.parameters()) > 10**11
 
@@ -184,7 +184,7 @@ def test_weights_are_never_made():
 def test_a_module_in_memory_is_copied_without_its_numbers():
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    made = ModuleJob(structure_of(module), lambda size: torch.empty(size, 4))
+    made = ModuleJob(copy_to_meta(module), lambda size: torch.empty(size, 4))
     Inspector(made).examine(made.setup({"batch_size": 8}), [A100])
     assert not module.training
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
@@ -222,7 +222,7 @@ def test_optimizers_that_are_none_are_refused(text):
 
 
 def test_cards_on_which_a_network_runs_alike_share_a_trace():
-    made = ModuleJob(structure_of(nn.Linear(8, 8)), lambda size: torch.empty(size, 8))
+    made = ModuleJob(copy_to_meta(nn.Linear(8, 8)), lambda size: torch.empty(size, 8))
     inspector = Inspector(made)
     findings = inspector.examine(made.setup({"batch_size": 2}), gpu_profiles())
     assert list(inspector._traces) == [None]
@@ -230,7 +230,7 @@ def test_cards_on_which_a_network_runs_alike_share_a_trace():
 
 
 def test_a_card_that_is_too_small_is_told_what_would_be_needed():
-    made = ModuleJob(structure_of(nn.Linear(4096, 4096)), lambda size: torch.empty(size, 4096))
+    made = ModuleJob(copy_to_meta(nn.Linear(4096, 4096)), lambda size: torch.empty(size, 4096))
     findings = Inspector(made).examine(made.setup({"batch_size": 2**20}), [load_profile("rtx_4060")])
     assert findings.measurements["rtx_4060"].status is Status.OOM
     endless = findings.endless["rtx_4060"]

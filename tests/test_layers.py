@@ -1,4 +1,4 @@
-"""The layer table: the filter's, from shapes alone, is the one that hooks see; and any module has one."""
+"""The layer table: the filter computes from shapes what hooks record, and any module has one."""
 
 import random
 from collections import Counter
@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 from vramcast.dataset_builder import filters, subject
 from vramcast.dataset_builder.analysis.layers import layer_table
-from vramcast.dataset_builder.families import cnn, make_spec, mlp, pieces, plan_of, template, transformer
+from vramcast.dataset_builder.families import cnn, make_spec, mlp, plan_of, shared_layers, template, transformer
 from vramcast.dataset_builder.schema import LayerRecord, LayerTable
 from vramcast.virtual_gpu.training_setup import TrainingSetup
 
-ACTIVATIONS = list(pieces.ACTIVATIONS)
+ACTIVATIONS = list(shared_layers.ACTIVATIONS)
 LEVELS: dict[str, dict[str, list[Any]]] = {
     "mlp": {
         "arch": list(mlp.WIDTHS),
@@ -28,7 +28,7 @@ LEVELS: dict[str, dict[str, list[Any]]] = {
         "activation": ACTIVATIONS,
         "norm": list(mlp.NORMS),
         "dropout": [0.0, 0.3],
-        "head": list(pieces.HEADS),
+        "head": list(shared_layers.HEADS),
     },
     "cnn": {
         "arch": [*cnn.FILTERS, "residual", "dense"],
@@ -40,15 +40,15 @@ LEVELS: dict[str, dict[str, list[Any]]] = {
         "max_filters": [4, 16],
         "kernel_size": [1, 3, 3, 4],
         "activation": ACTIVATIONS,
-        "norm": list(pieces.IMAGE_NORMS),
+        "norm": list(shared_layers.IMAGE_NORMS),
         "dropout": [0.0, 0.3],
         "pooling": list(cnn.POOLINGS),
         "pool_every": [2, 3],
         "transition_every": [None, 1, 2],
-        "head": list(pieces.HEADS),
+        "head": list(shared_layers.HEADS),
     },
     "template": {
-        "template": list(template.SEEDS),
+        "template": list(template.TEMPLATES),
         "stages": [[[4, 1]], [[4, 2], [8, 1]], [[8, 1], [4, 3], [4, 1]]],
         "input_size": [16, 33],
         "num_classes": [3],
@@ -56,9 +56,9 @@ LEVELS: dict[str, dict[str, list[Any]]] = {
         "pool_size": [1, 2],
         "classifier_features": [6],
         "activation": ACTIVATIONS,
-        "norm": list(pieces.IMAGE_NORMS),
+        "norm": list(shared_layers.IMAGE_NORMS),
         "dropout": [0.0, 0.3],
-        "head": list(pieces.HEADS),
+        "head": list(shared_layers.HEADS),
     },
     "transformer": {
         "kind": list(transformer.KINDS),
@@ -77,7 +77,7 @@ LEVELS: dict[str, dict[str, list[Any]]] = {
 
 
 def drawn(family: str, count: int) -> list[dict[str, Any]]:
-    """Networks in which every level of every factor comes up about equally often."""
+    """Yield networks in which every level of every factor occurs about equally often."""
     draw = random.Random(family)
     columns = {name: [levels[i % len(levels)] for i in range(count)] for name, levels in LEVELS[family].items()}
     for column in columns.values():
@@ -87,7 +87,7 @@ def drawn(family: str, count: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize(("family", "count"), [("mlp", 60), ("cnn", 80), ("template", 40), ("transformer", 50)])
-def test_the_filters_table_is_the_modules(family: str, count: int, checkpointing: bool) -> None:
+def test_the_filter_and_the_module_have_the_same_table(family: str, count: int, checkpointing: bool) -> None:
     accepted = 0
     for network in drawn(family, count):
         spec = make_spec(family, network, TrainingSetup(batch_size=3, checkpointing=checkpointing))
@@ -116,7 +116,7 @@ def test_the_table_does_not_depend_on_the_batch() -> None:
                 assert layer_table(subject.build_subject(plan), subject.make_inputs(plan, 7)).layers == tables[0].layers
 
 
-def test_every_batch_of_a_training_gives_one_table() -> None:
+def test_all_batches_of_a_training_setup_give_the_same_table() -> None:
     setup = TrainingSetup(batch_size=16)
     network = {"arch": "uniform", "input_features": 8, "output_features": 2, "depth": 2, "norm": "batch"}
     table = filters.check(make_spec("mlp", network, setup))
@@ -124,7 +124,7 @@ def test_every_batch_of_a_training_gives_one_table() -> None:
     assert table == filters.check(make_spec("mlp", network, replace(setup, last_batch_size=3, dry_run_batch_size=2)))
 
 
-# --- modules of others -----------------------------------------------------------------------------------------------
+# --- other modules -----------------------------------------------------------------------------------------------
 
 
 def table_of(module: nn.Module, *shapes: tuple[int, ...]) -> LayerTable:
@@ -142,7 +142,7 @@ def kinds(table: LayerTable) -> list[tuple[str, int, int]]:
     return [(record.kind, record.activations, record.parameters) for record in table.layers]
 
 
-def test_a_single_layer() -> None:
+def test_a_single_layer_has_one_row() -> None:
     table = table_of(nn.Linear(3, 5), (2, 3))
     assert table.layers == (LayerRecord("", "Linear", (5,), 5, 20),)
     assert table.trainable_shapes == ((5, 3), (5,))
@@ -150,7 +150,7 @@ def test_a_single_layer() -> None:
     assert table.counts == {"Linear": 1}
 
 
-def test_a_shared_layer_is_run_twice_and_counted_once() -> None:
+def test_parameters_of_a_shared_layer_are_counted_once() -> None:
     shared = nn.Linear(4, 4)
     table = table_of(nn.Sequential(shared, nn.ReLU(), shared), (2, 4))
     assert kinds(table) == [("Linear", 4, 20), ("ReLU", 4, 0), ("Linear", 4, 0)]
@@ -179,7 +179,7 @@ class ClassToken(nn.Module):
         return self.mix(torch.cat([token, x], dim=1))
 
 
-def test_a_module_with_parameters_and_children() -> None:
+def test_parameters_of_a_module_with_children_are_recorded() -> None:
     table = table_of(nn.Sequential(ClassToken()), (2, 3, 4))
     assert table.layers == (
         LayerRecord("0", "cat", (4, 4), 16, 0, functional=True),
@@ -200,7 +200,7 @@ class Tokens(nn.Module):
         return self.token.expand(x.shape[0], -1, -1)
 
 
-def test_an_output_that_lives_in_a_parameter_takes_no_storage() -> None:
+def test_an_output_in_the_storage_of_a_parameter_has_no_activations() -> None:
     assert kinds(table_of(Tokens(), (2, 3))) == [("Tokens", 0, 12)]
 
 
@@ -226,14 +226,14 @@ def test_functions_between_layers_are_rows_of_the_module_that_calls_them() -> No
         ("0", "relu", 6, True),
         ("0.second", "Linear", 6, False),
         ("0", "add", 6, True),
-        ("0", "flatten", 6, True),  # of a transposed tensor: it has to copy
+        ("0", "flatten", 6, True),  # copies, because its input is transposed
         ("0", "cat", 12, True),
         ("0", "softmax", 12, True),
     ]
     assert table.counts == {"Linear": 2}
 
 
-def test_what_works_in_place_and_what_is_a_view_takes_no_storage() -> None:
+def test_in_place_functions_and_views_have_no_activations() -> None:
     network = nn.Sequential(
         nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Identity(), nn.Dropout(0.0), nn.Unflatten(1, (2, 4))
     )
@@ -250,7 +250,7 @@ class SplitInThree(nn.Module):
         return {"q": q, "more": [k, (v, v)], "size": 3, "nothing": None}
 
 
-def test_views_of_one_storage_count_it_once_and_whole() -> None:
+def test_views_of_one_storage_are_counted_once() -> None:
     table = table_of(SplitInThree(), (2, 5))
     assert table.layers == (LayerRecord("", "SplitInThree", (5,), 15, 0),)
 
@@ -260,7 +260,7 @@ def test_an_lstm_is_one_layer(bidirectional: bool) -> None:
     lstm = nn.LSTM(4, 6, num_layers=2, batch_first=True, bidirectional=bidirectional)
     table = table_of(lstm, (3, 7, 4))
     ways = 1 + bidirectional
-    # every place's output, and the last hidden and cell state of each layer and way
+    # the output of every position, and the last hidden and cell state of each layer and direction
     assert [(item.kind, item.output_shape) for item in table.layers] == [("LSTM", (7, 6 * ways))]
     assert table.activations >= 7 * 6 * ways + 2 * 2 * ways * 6
 
@@ -280,7 +280,7 @@ def test_attention_is_one_layer_with_its_projection() -> None:
 
 
 class TakesKeywords(nn.Module):
-    """Calls its layer with keywords and gives back a mapping."""
+    """Calls its layer with keywords and returns a mapping."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -295,7 +295,7 @@ class Scaled(nn.Module):
         return (value if scale == 1.0 else value * scale), None
 
 
-def test_keywords_and_nested_outputs() -> None:
+def test_keywords_and_nested_outputs_are_recorded() -> None:
     assert kinds(table_of(TakesKeywords(), (2, 5))) == [("Scaled", 5, 0), ("Scaled", 0, 0)]
 
 
@@ -311,7 +311,7 @@ class UsesWeightAlone(nn.Module):
         return F.linear(self.inner(x), self.other.weight)
 
 
-def test_a_weight_that_is_used_without_its_layer() -> None:
+def test_a_weight_that_is_used_without_its_layer_is_recorded() -> None:
     table = table_of(UsesWeightAlone(), (2, 4))
     assert table.layers == (
         LayerRecord("inner", "Linear", (4,), 4, 20),
@@ -328,7 +328,7 @@ def test_frozen_parameters_are_counted_and_not_trainable() -> None:
     assert table.trainable_shapes == ((2, 4), (2,))
 
 
-def test_several_inputs_of_any_nesting() -> None:
+def test_nested_inputs_are_counted() -> None:
     class Sum(nn.Module):
         def forward(self, pair: list[Tensor], third: Tensor) -> Tensor:
             return pair[0] + pair[1] + third
@@ -344,16 +344,16 @@ class Fails(nn.Module):
         raise RuntimeError("no forward today")
 
 
-def test_nothing_stays_hooked_when_the_forward_pass_raises() -> None:
+def test_hooks_are_removed_when_the_forward_pass_raises() -> None:
     network = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), Fails())).to("meta")
     with pytest.raises(RuntimeError, match="no forward today"):
         layer_table(network, [torch.zeros(2, 4, device="meta")])
     assert unhooked(network)
-    y = torch.zeros(2, 4) + 1  # and no function is watched any more
+    y = torch.zeros(2, 4) + 1  # functions are not recorded either
     assert y.sum() == 8
 
 
-def test_the_callers_own_hooks_stay() -> None:
+def test_hooks_of_the_caller_are_kept() -> None:
     network = nn.Linear(4, 4).to("meta")
     calls: list[str] = []
     network.register_forward_hook(lambda *_: calls.append("called"))

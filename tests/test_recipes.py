@@ -1,4 +1,4 @@
-"""Networks of public scripts: what they are built of, and what several cards do to the first of them."""
+"""Networks of public scripts: their sizes, and the first GPU of torch.nn.DataParallel."""
 
 from importlib.util import find_spec
 
@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.families.external import FirstOfCards, build_external
-from vramcast.dataset_builder.families.scripts import NETWORKS
+from vramcast.dataset_builder.families.external import FirstReplica, build_external
+from vramcast.dataset_builder.families.script_networks import NETWORKS
 from vramcast.dataset_builder.measure.virtual import VirtualBackend
 from vramcast.dataset_builder.recipes import recipes, spec_of_recipe
 from vramcast.dataset_builder.schema import Spec
@@ -19,7 +19,7 @@ GPT = {"architecture": "GPT2LMHeadModel", "config": {"n_embd": 32, "n_layer": 2,
 
 
 def needs(library: str) -> None:
-    if find_spec(library) is None:  # importing it here would pass by what copes with a broken torchvision
+    if find_spec(library) is None:  # importing it here would fail on a broken torchvision
         pytest.skip(f"needs {library}: pip install 'vramcast[timm,hf]'")
 
 
@@ -41,14 +41,14 @@ def test_networks_of_scripts_have_the_published_number_of_parameters(recipe: str
     assert parameters(module) == count
 
 
-def test_a_network_of_a_script_answers_for_every_place() -> None:
+def test_the_unet_predicts_every_pixel() -> None:
     needs("timm")
-    found = NETWORKS["unet_resnet34"](3)(torch.zeros(1, 3, 64, 64))
-    assert found.logits.shape == (1, 3, 64, 64)
-    assert found.loss.shape == ()
+    result = NETWORKS["unet_resnet34"](3)(torch.zeros(1, 3, 64, 64))
+    assert result.logits.shape == (1, 3, 64, 64)
+    assert result.loss.shape == ()
 
 
-def test_a_dry_run_with_the_whole_batch_follows_it() -> None:
+def test_the_dry_run_of_a_recipe_can_use_the_whole_batch() -> None:
     assert spec_of_recipe("BERT_base", 7).training.dry_run_batch_size == 7
     assert spec_of_recipe("vgg16", 7).training.dry_run_batch_size == 2
     assert spec_of_recipe("vgg16", 7, {"num_classes": 5}).network["num_classes"] == 5
@@ -60,35 +60,35 @@ def test_every_recipe_is_a_spec_of_a_family_that_can_be_built() -> None:
 
 
 @pytest.mark.parametrize(("family", "network"), [("script", {"name": "none", "num_classes": 2, "input_shape": [1]})])
-def test_what_nobody_wrote_is_refused(family: str, network: dict[str, object]) -> None:
+def test_an_unknown_name_is_rejected(family: str, network: dict[str, object]) -> None:
     with pytest.raises(UserError, match="expected a network of"):
         build_external(family, network)
     with pytest.raises(UserError, match="expected a recipe of"):
         spec_of_recipe("none", 1)
 
 
-def test_the_first_of_two_cards_computes_its_share_and_gathers_all_answers() -> None:
+def test_the_first_replica_computes_its_share_and_gathers_all_outputs() -> None:
     needs("transformers")
     torch.manual_seed(1)
     alone, inputs = build_external("hf", GPT, "cpu")
     alone.eval()
     batch = tuple(torch.randint(item.vocabulary or 2, (4, *item.shape)) for item in inputs)
-    found = FirstOfCards(alone, 2)(*batch)
-    assert torch.equal(found.loss, alone(*(item[:2] for item in batch)).loss)
-    assert found.rest["logits"].shape == (4, 16, alone.subject.config.vocab_size)
-    keys, values = found.rest["past_key_values"][1]
+    result = FirstReplica(alone, 2)(*batch)
+    assert torch.equal(result.loss, alone(*(item[:2] for item in batch)).loss)
+    assert result.rest["logits"].shape == (4, 16, alone.subject.config.vocab_size)
+    keys, values = result.rest["past_key_values"][1]
     assert keys.shape == values.shape == (4, 2, 16, 16)
-    found.loss.backward()
+    result.loss.backward()
     assert all(item.grad is not None for item in alone.parameters())
 
 
-def test_a_network_that_is_on_several_cards_says_so() -> None:
+def test_a_recipe_on_two_gpus_is_a_first_replica() -> None:
     needs("transformers")
     module, _ = build_external("hf", {**GPT, "cards": 2})
-    assert isinstance(module, FirstOfCards)
+    assert isinstance(module, FirstReplica)
 
 
-def test_types_of_tokens_cost_xlnet_memory_in_every_layer() -> None:
+def test_token_types_cost_memory_in_every_layer_of_xlnet() -> None:
     needs("transformers")
     network = {
         "architecture": "XLNetForSequenceClassification",
@@ -101,4 +101,4 @@ def test_types_of_tokens_cost_xlnet_memory_in_every_layer() -> None:
         backend.measure(Spec("hf", {**network, **more}, setup)).measurement.requested_bytes or 0
         for more in ({"token_types": True}, {})
     )
-    assert with_types - without > 2 * 2 * 4 * 8 * 128 * 128  # two layers, a pair of fp32 for each pair of places
+    assert with_types - without > 2 * 2 * 4 * 8 * 128 * 128  # two layers, a pair of fp32 for each pair of positions

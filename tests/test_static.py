@@ -1,4 +1,4 @@
-"""The static estimate, by hand; and what optimizers keep, held to torch's own."""
+"""The static estimate computed by hand, and optimizer state compared with torch."""
 
 import inspect
 from typing import Any
@@ -17,11 +17,11 @@ from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
 from vramcast.virtual_gpu.training_step import make_optimizer
 
-# --- a worked example that is taught ----------------------------------------------------------------------------------
+# --- a textbook example ----------------------------------------------------------------------------------
 
 
 def mnist() -> LayerTable:
-    """The network that Guan (SHARCNET 2020) works out on slides."""
+    """Return the table of the example network on the slides of Guan (SHARCNET 2020)."""
     network = nn.Sequential(
         nn.Conv2d(1, 32, 5), nn.ReLU(inplace=True), nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 5), nn.ReLU(inplace=True), nn.MaxPool2d(2),
@@ -40,8 +40,8 @@ def test_the_worked_example_has_the_counts_of_the_slides() -> None:
 def test_the_worked_example_has_the_bytes_of_the_slides(batch_size: int) -> None:
     table = mnist()
     activations = table.input_elements + table.activations
-    found = shape_inference_bytes(table.parameters, activations, batch_size) / MIB
-    assert found == pytest.approx(8.48 + batch_size * 0.229, rel=0.002)
+    estimate = shape_inference_bytes(table.parameters, activations, batch_size) / MIB
+    assert estimate == pytest.approx(8.48 + batch_size * 0.229, rel=0.002)
 
 
 def test_the_worked_example_in_half_precision_takes_half() -> None:
@@ -55,13 +55,13 @@ SMALL = {"arch": "pyramid", "input_features": 6, "output_features": 2, "depth": 
 TENSORS = 6
 
 
-def estimate(**setup: Any) -> tuple[int, int, int, int]:
+def estimate_parts(**setup: Any) -> tuple[int, int, int, int]:
     training = TrainingSetup(batch_size=10, **setup)
     table = filters.check(make_spec("mlp", SMALL, training))
     assert isinstance(table, LayerTable)
-    found = static_estimate(training, table)
-    parts = (found.parameter_bytes, found.gradient_bytes, found.optimizer_bytes, found.activation_bytes)
-    assert found.total_bytes == sum(parts)
+    estimate = static_estimate(training, table)
+    parts = (estimate.parameter_bytes, estimate.gradient_bytes, estimate.optimizer_bytes, estimate.activation_bytes)
+    assert estimate.total_bytes == sum(parts)
     return parts
 
 
@@ -80,16 +80,18 @@ def estimate(**setup: Any) -> tuple[int, int, int, int]:
         ({"last_batch_size": 3, "dry_run_batch_size": 2}, (140, 140, 280, 800)),
     ],
 )
-def test_a_small_mlp_by_hand(setup: dict[str, Any], expected: tuple[int, int, int, int]) -> None:
-    assert estimate(**setup) == expected
+def test_a_small_mlp_has_the_estimate_computed_by_hand(
+    setup: dict[str, Any], expected: tuple[int, int, int, int]
+) -> None:
+    assert estimate_parts(**setup) == expected
 
 
 def test_frozen_parameters_have_neither_gradient_nor_state() -> None:
     network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).to("meta")
     network[0].requires_grad_(False)
     table = layer_table(network, [torch.zeros(2, 4, device="meta")])
-    found = static_estimate(TrainingSetup(batch_size=2), table)
-    assert (found.parameter_bytes, found.gradient_bytes, found.optimizer_bytes) == (4 * 30, 4 * 10, 8 * 10)
+    estimate = static_estimate(TrainingSetup(batch_size=2), table)
+    assert (estimate.parameter_bytes, estimate.gradient_bytes, estimate.optimizer_bytes) == (4 * 30, 4 * 10, 8 * 10)
 
 
 # --- optimizers against torch -----------------------------------------------------------------------------------------
@@ -119,7 +121,7 @@ CALLS = [
 
 
 def state_of(call: str, implementation: str, device: str) -> int:
-    """Elements that torch's optimizer keeps on the parameters' device after a step."""
+    """Return the elements of state that torch's optimizer keeps on the device of the parameters after a step."""
     parameters = [nn.Parameter(torch.ones(shape, device=device)) for shape in SHAPES]
     for item in parameters:
         item.grad = torch.ones_like(item)
@@ -127,7 +129,7 @@ def state_of(call: str, implementation: str, device: str) -> int:
     try:
         optimizer.step()
     except RuntimeError as error:
-        # ASGD and Adafactor ask for a value, which a meta tensor lacks: their state is there by then
+        # ASGD and Adafactor read a value, which a meta tensor lacks; their state exists by then
         assert "meta" in str(error)
     tensors = [
         value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)
@@ -137,8 +139,8 @@ def state_of(call: str, implementation: str, device: str) -> int:
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("implementation", ["default", "single", "foreach"])
-def test_state_is_what_torch_keeps_on_the_device(call: str, implementation: str) -> None:
-    """On meta, step counters give themselves away: they stay on the CPU, as they do beside a card."""
+def test_state_has_the_size_that_torch_keeps_on_the_device(call: str, implementation: str) -> None:
+    """Step counters stay on the CPU, with parameters on meta as on a GPU."""
     training = TrainingSetup(batch_size=1, optimizer=call, implementation=implementation)
     assert state_elements(training, SHAPES) == state_of(call, implementation, "meta")
 
@@ -149,7 +151,7 @@ def test_fused_implementations_keep_their_steps_on_the_device(call: str) -> None
     assert state_elements(training, SHAPES) == state_of(call, "fused", "cpu")
 
 
-def test_every_optimizer_of_torch_is_described_or_refused() -> None:
+def test_every_optimizer_of_torch_is_supported_or_refused() -> None:
     assert not OPTIMIZERS.keys() & REFUSED.keys()
     of_torch = {
         name
@@ -166,7 +168,7 @@ def test_arguments_are_those_of_the_class(name: str) -> None:
     parameters = inspect.signature(getattr(torch.optim, name)).parameters
     assert rule.arguments <= parameters.keys()
     assert rule.fused == ("fused" in parameters)
-    # What is left out says how the arithmetic runs, or is AdamW by another name: a spec says that in its own words.
+    # The others choose an implementation, or turn Adam into AdamW: a spec has its own fields for these.
     left_out = {"params", "foreach", "fused", "capturable", "differentiable"}
     left_out |= {"decoupled_weight_decay"} if name == "Adam" else set()
     assert parameters.keys() - rule.arguments == left_out & parameters.keys()

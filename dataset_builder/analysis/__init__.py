@@ -1,1 +1,1 @@
-"""Static analysis: layers, totals, and what shapes alone say of memory."""
+"""Static analysis: layer tables, optimizer state, and the memory that shapes alone imply."""

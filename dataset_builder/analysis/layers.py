@@ -1,4 +1,4 @@
-"""The layer table of any module: one run on the meta device, watched by hooks."""
+"""The layer table of any module, recorded by hooks during one run on the meta device."""
 
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
@@ -11,29 +11,28 @@ from torch.overrides import TorchFunctionMode
 from vramcast.dataset_builder.schema import LayerRecord, LayerTable
 from vramcast.virtual_gpu.owners import is_layer
 
-# Functions that move or name what is there already; whether they copy depends on the device's layouts.
+# Functions that move or rename existing data; memory layouts decide whether they copy.
 _LAYOUT = frozenset({"reshape", "contiguous", "clone", "to", "float", "half", "bfloat16", "expand", "repeat", "pad"})
 
 
 def layer_table(module: nn.Module, inputs: Sequence[Any], batch_size: int | None = None) -> LayerTable:
-    """Run the module once on the given inputs (batch first) and write down every layer and loose function.
+    """Run the module once on the given inputs (batch first) and record every layer and functional call.
 
-    Give both on the meta device: nothing is computed then. A batch whose samples are no rows, such as graphs, says how
-    many they are.
+    Pass both on the meta device, where nothing is computed. Pass `batch_size` if samples are not rows, as in graphs.
     """
-    watch = _Watch(module, inputs, batch_size)
+    recorder = _LayerRecorder(module, inputs, batch_size)
     with ExitStack() as stack:
         for name, part in module.named_modules():
-            stack.enter_context(watch.on(name, part))
-        stack.enter_context(watch)
+            stack.enter_context(recorder.on(name, part))
+        stack.enter_context(recorder)
         try:
             module(*inputs)
         except Exception as error:
-            error.add_note(f"in the layer {watch.running!r}")
+            error.add_note(f"in the layer {recorder.running!r}")
             raise
-    watch.add_unseen(module)
+    recorder.add_unseen(module)
     trainable = tuple(tuple(item.shape) for item in module.parameters() if item.requires_grad)
-    return LayerTable(tuple(watch.records), trainable, watch.input_elements)
+    return LayerTable(tuple(recorder.records), trainable, recorder.input_elements)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -47,24 +46,24 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _storages(value: Any) -> dict[int, int]:
-    """The storages behind all tensors of a value, with their elements."""
-    found = ((tensor.untyped_storage(), tensor.element_size()) for tensor in _tensors(value))
-    return {storage._cdata: storage.nbytes() // size for storage, size in found}
+    """Return the storages of all tensors in a value, with their elements."""
+    storages = ((tensor.untyped_storage(), tensor.element_size()) for tensor in _tensors(value))
+    return {storage._cdata: storage.nbytes() // size for storage, size in storages}
 
 
-class _Watch(TorchFunctionMode):
-    """Records layers through hooks, and functions that are called outside of them."""
+class _LayerRecorder(TorchFunctionMode):
+    """Records layers by hooks, and functions that are called outside of layers."""
 
     def __init__(self, module: nn.Module, inputs: Sequence[Any], batch_size: int | None) -> None:
         super().__init__()
         self.records: list[LayerRecord] = []
-        given = list(_tensors(inputs))
-        self.batch_size = batch_size or (given[0].shape[0] if given and given[0].dim() else 1)
-        self.input_elements = sum(tensor.numel() for tensor in given) // self.batch_size
-        self._held = _storages([*module.parameters(), *module.buffers()]).keys()
-        self._counted: set[int] = set()  # parameters that a layer before has brought in
-        self._layers = 0  # how many layers are running, one within the other
-        self._path: list[str] = [""]  # the modules that are running, outermost first
+        tensors = list(_tensors(inputs))
+        self.batch_size = batch_size or (tensors[0].shape[0] if tensors and tensors[0].dim() else 1)
+        self.input_elements = sum(tensor.numel() for tensor in tensors) // self.batch_size
+        self._owned = _storages([*module.parameters(), *module.buffers()]).keys()
+        self._counted: set[int] = set()  # parameters of earlier layers
+        self._layers = 0  # number of nested layers that are running
+        self._path: list[str] = [""]  # modules that are running, outermost first
         self._before: list[Set[int]] = []
 
     @property
@@ -74,7 +73,7 @@ class _Watch(TorchFunctionMode):
 
     @contextmanager
     def on(self, name: str, part: nn.Module) -> Iterator[None]:
-        """Watch one module."""
+        """Record one module while the context is open."""
         whole = is_layer(part)
 
         def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
@@ -100,17 +99,17 @@ class _Watch(TorchFunctionMode):
                 handle.remove()
 
     def add_unseen(self, module: nn.Module) -> None:
-        """Write down parameters that no layer brought in: a class token, a weight used without its module."""
+        """Record parameters that no layer has: a class token, or a weight that is used without its module."""
         for name, part in module.named_modules():
             parameters = self._parameters(part, recurse=False)
             if parameters:
                 self.records.append(LayerRecord(name, type(part).__name__, (), 0, parameters))
 
     def _parameters(self, part: nn.Module, recurse: bool = True) -> int:
-        """Elements of the parameters that no layer before shares."""
-        found = {id(item): item.numel() for item in part.parameters(recurse) if id(item) not in self._counted}
-        self._counted |= found.keys()
-        return sum(found.values())
+        """Return the elements of the parameters that no earlier layer shares."""
+        sizes = {id(item): item.numel() for item in part.parameters(recurse) if id(item) not in self._counted}
+        self._counted |= sizes.keys()
+        return sum(sizes.values())
 
     def _add(self, name: str, kind: str, output: Any, before: Set[int], parameters: int, functional: bool) -> None:
         tensors = list(_tensors(output))
@@ -121,9 +120,9 @@ class _Watch(TorchFunctionMode):
         self.records.append(LayerRecord(name, kind, shape, activations, parameters, functional))
 
     def _fresh(self, output: Any, before: Set[int]) -> int:
-        """Elements of the storages that an output brings: neither its inputs' nor the module's own."""
-        found = _storages(output).items()
-        return sum(elements for key, elements in found if key not in before and key not in self._held)
+        """Return the elements of an output's new storages: neither those of the inputs nor of the module."""
+        storages = _storages(output).items()
+        return sum(elements for key, elements in storages if key not in before and key not in self._owned)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None

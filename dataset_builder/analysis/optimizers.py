@@ -1,6 +1,6 @@
-"""What each optimizer of torch.optim keeps beside the parameters.
+"""State sizes and argument rules of the optimizers in torch.optim.
 
-State sizes are read from the classes' `step`; `tests/test_static.py` holds them to the real ones on the meta device.
+State sizes follow the `step` methods of the classes; `tests/test_static.py` compares them with the real ones.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,18 +17,18 @@ _STEP_ELEMENTS = 1  # fused implementations keep the step count of each paramete
 
 @dataclass(frozen=True)
 class OptimizerRule:
-    """One class of torch.optim: elements of state a parameter, its arguments, its implementations."""
+    """One class of torch.optim: its state per parameter, its arguments, its implementations."""
 
     state: Callable[[Shape, Mapping[str, Any]], int]
     arguments: frozenset[str]
     fused: bool = False
     keeps_step: bool = True
     demands: Mapping[str, str] = field(default_factory=dict)
-    """What the class asks of an argument beyond `DEMANDS`, by the argument's name."""
+    """Conditions of the class on its arguments that replace those in `DEMANDS`, by argument."""
 
     @property
     def implementations(self) -> tuple[str, ...]:
-        """The implementations that a spec may ask for."""
+        """The implementations that a spec may name."""
         return ("default", "foreach", "fused", "single") if self.fused else ("default", "foreach", "single")
 
 
@@ -49,18 +49,18 @@ def _rmsprop(shape: Shape, args: Mapping[str, Any]) -> int:
 
 
 def _asgd(shape: Shape, args: Mapping[str, Any]) -> int:
-    """The average, and three numbers that the other classes keep on the CPU: step, eta and mu."""
+    """Count the average and three scalars that other classes keep on the CPU: step, eta and mu."""
     return prod(shape) + 3
 
 
 def _adafactor(shape: Shape, args: Mapping[str, Any]) -> int:
-    """A row and a column of second moments for a matrix, all of them for a vector."""
+    """Count a row and a column of second moments for a matrix, all of them for a vector."""
     if len(shape) < 2:
         return prod(shape)
     return prod(shape) // shape[-1] + prod(shape) // shape[-2]
 
 
-# What the constructors check, over the arguments that are given: https://github.com/pytorch/pytorch torch/optim/*.py
+# Checks of the constructors on the arguments that a spec sets: https://github.com/pytorch/pytorch torch/optim/*.py
 DEMANDS: Mapping[str, str] = {
     "lr": "lr >= 0",
     "weight_decay": "weight_decay >= 0",
@@ -105,14 +105,14 @@ OPTIMIZERS: Mapping[str, OptimizerRule] = {
     "ASGD": OptimizerRule(_asgd, _SHARED | {"lambd", "alpha", "t0"}),
 }
 REFUSED: Mapping[str, str] = {
-    "LBFGS": "LBFGS runs the training step several times a step, which a spec cannot say",
+    "LBFGS": "LBFGS runs the training step several times per step, which a spec cannot describe",
     "Muon": "Muon takes matrices only, and these networks have biases",
     "SparseAdam": "SparseAdam takes sparse gradients only, and these networks have dense ones",
 }
 
 
 def state_elements(training: TrainingSetup, shapes: Sequence[Shape]) -> int:
-    """Elements that the optimizer keeps on the device for parameters of these shapes."""
+    """Return the elements of optimizer state on the device for parameters of these shapes."""
     name, args = parse_call(training.optimizer)
     rule = OPTIMIZERS[name]
     steps = _STEP_ELEMENTS * len(shapes) if rule.keeps_step and training.implementation == "fused" else 0

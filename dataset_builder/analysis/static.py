@@ -1,4 +1,4 @@
-"""SGV, the static estimate: what shapes alone say of a training step's memory."""
+"""The static estimate (SGV): the memory of a training step from shapes alone."""
 
 from math import prod
 
@@ -8,10 +8,9 @@ from vramcast.virtual_gpu.training_setup import DTYPE_BYTES, TrainingSetup
 
 
 def static_estimate(training: TrainingSetup, table: LayerTable) -> StaticEstimate:
-    """Parameters, gradients, optimizer state, and one batch of inputs and layer outputs.
+    """Add up parameters, gradients, optimizer state, and one batch of inputs and layer outputs.
 
-    Of autocast it takes the smaller activations and of checkpointing nothing: what is recomputed when is no matter of
-    shapes.
+    Autocast halves the activations; checkpointing is ignored, because shapes do not tell what is recomputed.
     """
     size = DTYPE_BYTES[training.dtype]
     activation_size = DTYPE_BYTES[training.autocast or training.dtype]
@@ -24,8 +23,8 @@ def static_estimate(training: TrainingSetup, table: LayerTable) -> StaticEstimat
 
 
 def shape_inference_bytes(parameters: int, activations: int, batch_size: int, element_bytes: int = 4) -> int:
-    """The estimate that beginners are taught (Guan, SHARCNET 2020): weights and outputs, each forward and backward.
+    """Return the textbook estimate (Guan, SHARCNET 2020): weights and outputs, each forward and backward.
 
-    `activations` are those of one sample, the input counted among them.
+    `activations` are those of one sample, including the input.
     """
     return 2 * element_bytes * (parameters + batch_size * activations)

@@ -1,4 +1,4 @@
-"""Families: the kinds of networks that a spec can describe, and the plan of each."""
+"""Families: the kinds of networks that a spec can describe, and their plans."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -14,12 +14,12 @@ from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of network: the dataclass of its factors, and how they become a plan."""
+    """A kind of network: the dataclass of its factors, and the function that turns them into a plan."""
 
     network: type
     plan: Callable[[Any], Plan]
     unused: Callable[[Any], Collection[str]] = lambda _: ()
-    """Factors, of those with a default, that have no say in a network whose other factors are these."""
+    """Return the factors with a default that do not affect a network with these other factors."""
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -31,7 +31,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def family_of(name: str) -> Family:
-    """The family of that name."""
+    """Return the family of this name."""
     if name not in FAMILIES:
         raise UserError(
             f"expected a family that can be built here, one of {sorted(FAMILIES)}, found {name!r}: choose one"
@@ -40,23 +40,23 @@ def family_of(name: str) -> Family:
 
 
 def make_spec(family: str, network: Mapping[str, Any], training: TrainingSetup) -> Spec:
-    """A spec in its one canonical form: factors checked, those at their default or without a say left out."""
+    """Return a spec in canonical form: factors are checked, those at their default or without effect are left out."""
     kind = family_of(family)
     factors: Any = from_mapping(kind.network, network, f"the {family} network")
     types, unused = {item.name: item.type for item in fields(factors)}, kind.unused(factors)
-    said = {name: value for name, value in without_defaults(factors).items() if name not in unused}
-    return Spec(family, {name: _plain(value, types[name]) for name, value in said.items()}, training)
+    relevant = {name: value for name, value in without_defaults(factors).items() if name not in unused}
+    return Spec(family, {name: _plain(value, types[name]) for name, value in relevant.items()}, training)
 
 
 def _plain(value: Any, kind: Any = None) -> Any:
-    """A factor as JSON gives it back, so that 0 and 0.0, a tuple and a list are one spec."""
+    """Return a factor as JSON would, so that 0 and 0.0, or a tuple and a list, give the same spec."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(item) for item in value]
     return float(value) if kind is float else value
 
 
 def plan_of(spec: Spec) -> Plan:
-    """The plan of a spec's network, with checkpointing if its training asks for it."""
+    """Return the plan of a spec's network, with checkpointing if its training setup uses it."""
     family = family_of(spec.family)
     plan = family.plan(from_mapping(family.network, spec.network, f"the {spec.family} network"))
     return _checkpointed(plan) if spec.training.checkpointing else plan

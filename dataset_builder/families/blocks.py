@@ -1,4 +1,4 @@
-"""The pieces that torch.nn lacks. Each stands alone: `emit` prints its source into a script that needs only torch."""
+"""Modules that torch.nn lacks. Each is self-contained: `emit` copies its source into a script that needs only torch."""
 
 import torch
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 class CheckpointedSequential(nn.Sequential):
-    """Runs its children in turn and recomputes each in the backward pass; one inside another sees to its own."""
+    """Runs its children in turn and recomputes each in the backward pass; nested ones checkpoint their own children."""
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self:
@@ -17,11 +17,11 @@ class CheckpointedSequential(nn.Sequential):
 
 
 class Encoder(nn.Sequential):
-    """Layers as a module of their own, as nn.TransformerEncoder is: who calls it holds its input to the end."""
+    """Layers in a module of their own, like nn.TransformerEncoder: its caller keeps the input alive until the end."""
 
 
 class Residual(nn.Module):
-    """Adds what a body makes of its input to a shortcut. Which of them runs first decides when memory is taken."""
+    """Adds the outputs of a body and a shortcut. Their order decides when memory is allocated."""
 
     def __init__(self, body: nn.Module, shortcut: nn.Module, shortcut_first: bool = False) -> None:
         super().__init__()
@@ -31,12 +31,12 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         first, second = (self.shortcut, self.body) if self.shortcut_first else (self.body, self.shortcut)
-        kept: Tensor = first(x)
-        return torch.add(kept, second(x))
+        out: Tensor = first(x)
+        return torch.add(out, second(x))
 
 
 class DenseBlock(nn.Module):
-    """Feeds each layer with all features made so far, joined along the channels."""
+    """Feeds each layer with all previous features, concatenated along the channels."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class DenseBlock(nn.Module):
 
 
 class LearnedPositions(nn.Module):
-    """Adds a learned vector for each place in the sequence."""
+    """Adds a learned vector for each position of the sequence."""
 
     def __init__(self, length: int, size: int) -> None:
         super().__init__()
@@ -61,14 +61,14 @@ class LearnedPositions(nn.Module):
 
 
 class MeanOverSequence(nn.Module):
-    """Averages the places of a sequence."""
+    """Averages over the positions of a sequence."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean(dim=1)
 
 
 class CausalSelfAttention(nn.Module):
-    """Attention in which a place sees only those before it."""
+    """Attention in which a position sees only itself and earlier ones."""
 
     def __init__(self, size: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class EncoderDecoder(nn.Module):
-    """Reads one sequence and writes another that attends to it."""
+    """Encodes one sequence and decodes another that attends to it."""
 
     def __init__(
         self, source: nn.Module, target: nn.Module, layers: nn.Sequential, head: nn.Module, checkpointing: bool = False

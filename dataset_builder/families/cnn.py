@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, log2
 
-from vramcast.dataset_builder.families.pieces import (
+from vramcast.dataset_builder.families.shared_layers import (
     ACTIVATIONS,
     HEADS,
     IMAGE_NORMS,
@@ -39,9 +39,9 @@ class CnnNetwork:
     dropout: float = 0.0
     pooling: str = "none"
     pool_every: int = 2
-    """Convolution blocks between two poolings."""
+    """Number of convolution blocks between two pooling layers."""
     transition_every: int | None = None
-    """Dense blocks between two transitions; None follows the rule of GPUMemNet (dense shape only)."""
+    """Number of dense blocks between two transitions; None follows GPUMemNet's rule (dense shape only)."""
     head: str = "none"
 
     def __post_init__(self) -> None:
@@ -68,13 +68,13 @@ class CnnNetwork:
 
 
 def unused(net: CnnNetwork) -> set[str]:
-    """Factors without a say in this shape. `base_filters` has none in a dense one either, but no default to fall to."""
-    found = set() if net.arch == "dense" else {"transition_every"}
+    """Return the factors without effect in this shape; `base_filters` of a dense shape is kept: it has no default."""
+    names = set() if net.arch == "dense" else {"transition_every"}
     if net.arch in ("dense", "uniform"):
-        found.add("max_filters")
+        names.add("max_filters")
     if net.arch == "dense" or net.pooling == "none":
-        found |= {"pooling", "pool_every"}
-    return found
+        names |= {"pooling", "pool_every"}
+    return names
 
 
 def _grown(net: CnnNetwork, power: float, steps: float) -> int:
@@ -85,7 +85,7 @@ def _grown(net: CnnNetwork, power: float, steps: float) -> int:
 def _bottleneck(net: CnnNetwork, i: int) -> int:
     if i == 0:
         return 2 * net.base_filters
-    if net.depth <= 2:  # GPUMemNet doubles where there are too few layers to spread the growth over
+    if net.depth <= 2:  # GPUMemNet doubles the filters if there are too few layers to spread the growth over
         return min(net.base_filters << (i - 1), net.max_filters)
     return _grown(net, i - 1, net.depth - 1)
 
@@ -160,7 +160,7 @@ def _shortcut(net: CnnNetwork, channels: int, filters: int, stride: int) -> Node
 
 
 def transition_rule(depth: int, input_size: int) -> int:
-    """GPUMemNet's rule for the dense blocks between two transitions."""
+    """Return the number of dense blocks between two transitions by GPUMemNet's rule."""
     return max(1, ceil(depth / max(1, int(log2(max(1, input_size // 7))))))
 
 
@@ -185,7 +185,7 @@ def _transition(net: CnnNetwork, channels: int, size: int) -> Node:
 
 
 def plan(net: CnnNetwork) -> Plan:
-    """Convolution blocks in the asked shape, global pooling, and the output layer."""
+    """Return convolution blocks in the given shape, global pooling, and the output layer."""
     make = {"residual": _residual, "dense": _dense}.get(net.arch, _plain)
     blocks, channels = make(net)
     tail = chain(

@@ -1,8 +1,8 @@
-"""The names by which GPUMemNet files its runs, turned into the networks that were trained.
+"""Parses the file names of GPUMemNet's public data sets into specs.
 
-The generator's rules: an epoch has 4,096 samples (a Transformer says its own number), Adam trains, and a layer summary
-runs forward once with two samples (a Transformer: twice with the full batch). A run ends after 60 seconds, so that a
-large Transformer never meets the odd last batch of its first epoch.
+The rules of its generator: an epoch has 4,096 samples (a Transformer's name has its own number), the optimizer is Adam,
+and a layer summary runs forward once with two samples (a Transformer: twice with the full batch). A run ends after 60
+seconds, so a large Transformer never reaches the smaller last batch of its first epoch.
 """
 
 import re
@@ -17,10 +17,10 @@ from vramcast.virtual_gpu.training_setup import TrainingSetup
 _SAMPLES = 4096
 _SUMMARY_BATCH = 2
 _LIMIT_SECONDS = 60
-_FLOPS_A_SECOND = 13e12  # two thirds of what an A100 has for single precision without tensor cores (its data sheet)
-_BYTES_A_SECOND = 1.3e12  # five sixths of its memory's bandwidth (its data sheet: 1,555 GB/s)
+_FLOPS_PER_SECOND = 13e12  # two thirds of the peak fp32 rate of an A100 without tensor cores (its data sheet)
+_BYTES_PER_SECOND = 1.3e12  # five sixths of its memory bandwidth (its data sheet: 1,555 GB/s)
 _PARAMETER_PASSES = 12
-"""How often a step reads or writes all parameters or as much: gradients, and Adam in its foreach form."""
+"""Passes of a step over memory of the size of all parameters: gradients, and Adam with foreach."""
 _MLP = "input:{int}_output:{int}_depth:{int}_arch:{word}_batch:{int}"
 _REST = "_act:{word}_dropout:{float}_dropout:{flag}_batchnorm:{flag}"
 _CNN = (
@@ -40,16 +40,16 @@ _FORMS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 
 
 def spec_of_filename(filename: str, hidden: Mapping[str, Any] | None = None) -> Spec:
-    """The network and training behind a file name of the public sets.
+    """Return the spec of a file name in the public data sets.
 
-    `hidden` overrides network factors that the generator drew without writing them into the name: `transition_every` of
-    a dense CNN, `head` of an MLP with one output.
+    `hidden` overrides network factors that the generator drew but did not write into the name: `transition_every` of a
+    dense CNN, `head` of an MLP with one output.
     """
     name = filename.strip().removesuffix(".out")
     for pattern, make in _READERS:
-        found = _match(pattern, name)
-        if found is not None:
-            family, network, training = make(*found)
+        values = _match(pattern, name)
+        if values is not None:
+            family, network, training = make(*values)
             return make_spec(family, {**network, **(hidden or {})}, training)
     example = _MLP.format(int="8", word="uniform")
     raise UserError(f"expected a file name of GPUMemNet such as {example}.out, found {filename!r}: check it")
@@ -58,10 +58,10 @@ def spec_of_filename(filename: str, hidden: Mapping[str, Any] | None = None) -> 
 def _match(pattern: str, name: str) -> list[Any] | None:
     kinds = re.findall(r"{(\w+)}", pattern)
     regex = re.sub(r"{(\w+)}", lambda item: _FORMS[item[1]][0], pattern)
-    found = re.fullmatch(regex, name)
-    if not found:
+    match = re.fullmatch(regex, name)
+    if not match:
         return None
-    return [_FORMS[kind][1](text) for kind, text in zip(kinds, found.groups(), strict=True)]
+    return [_FORMS[kind][1](text) for kind, text in zip(kinds, match.groups(), strict=True)]
 
 
 def _training(batch: int, samples: int = _SAMPLES, **more: Any) -> TrainingSetup:
@@ -80,7 +80,7 @@ def _mlp(inputs: int, outputs: int, depth: int, arch: str, batch: int) -> Named:
 
 def _mlp_with_norm(inputs: int, outputs: int, depth: int, arch: str, batch: int, *rest: Any) -> Named:
     family, network, training = _mlp(inputs, outputs, depth, arch, batch)
-    # With one output the generator tossed a coin for a sigmoid and did not write it down.
+    # With one output the generator drew at random whether to add a sigmoid, which is not in the name.
     return family, {**network, **_block(*rest), "head": "softmax" if outputs > 1 else "none"}, training
 
 
@@ -132,10 +132,10 @@ def _transformer(
     matrices = layers * (4 * size**2 + 2 * size * wide)
     parameter_bytes = 4 * (words * size + matrices)
     step_seconds = (
-        6 * batch * length * matrices / _FLOPS_A_SECOND + _PARAMETER_PASSES * parameter_bytes / _BYTES_A_SECOND
+        6 * batch * length * matrices / _FLOPS_PER_SECOND + _PARAMETER_PASSES * parameter_bytes / _BYTES_PER_SECOND
     )
-    seen = samples if -(-samples // batch) * step_seconds <= _LIMIT_SECONDS else batch
-    return "transformer", network, _training(batch, seen, dry_run_batch_size=batch, dry_run_passes=2)
+    trained_samples = samples if -(-samples // batch) * step_seconds <= _LIMIT_SECONDS else batch
+    return "transformer", network, _training(batch, trained_samples, dry_run_batch_size=batch, dry_run_passes=2)
 
 
 _READERS: tuple[tuple[str, Callable[..., Named]], ...] = (

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from vramcast.dataset_builder.families.pieces import ACTIVATIONS, HEADS, activation, dropout, head
+from vramcast.dataset_builder.families.shared_layers import ACTIVATIONS, HEADS, activation, dropout, head
 from vramcast.dataset_builder.plan import InputTensor, Node, Plan, chain, layer
 from vramcast.errors import check_choice, check_count, check_probability
 
@@ -72,7 +72,7 @@ def _block(net: MlpNetwork, wide_in: int, wide_out: int) -> Node:
 
 
 def plan(net: MlpNetwork) -> Plan:
-    """Blocks of falling or equal width, then the output layer."""
+    """Return blocks of decreasing or constant width, then the output layer."""
     widths = [net.input_features, *WIDTHS[net.arch](net)]
     blocks = [_block(net, wide_in, wide_out) for wide_in, wide_out in pairwise(widths)]
     output = layer("Linear", in_features=widths[-1], out_features=net.output_features)

@@ -1,9 +1,9 @@
-"""Classic networks as templates that a structure array mutates, as in TBEM's Algorithm 1: VGG, ResNet, MobileNet."""
+"""Templates of VGG, ResNet and MobileNet that a structure array mutates, as in TBEM's Algorithm 1."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from vramcast.dataset_builder.families.pieces import (
+from vramcast.dataset_builder.families.shared_layers import (
     ACTIVATIONS,
     HEADS,
     IMAGE_NORMS,
@@ -17,7 +17,7 @@ from vramcast.errors import UserError, check_choice, check_count, check_probabil
 
 # Stages as (filters, convolutions or blocks), as published: VGG-16 (Simonyan and Zisserman 2014, configuration D),
 # ResNet-18 (He et al. 2015, table 1), MobileNet (Howard et al. 2017, table 1).
-SEEDS: dict[str, tuple[tuple[int, int], ...]] = {
+TEMPLATES: dict[str, tuple[tuple[int, int], ...]] = {
     "vgg": ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)),
     "resnet": ((64, 2), (128, 2), (256, 2), (512, 2)),
     "mobilenet": ((64, 1), (128, 2), (256, 2), (512, 6), (1024, 2)),
@@ -28,7 +28,7 @@ _VGG_POOLED = 7
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateNetwork:
-    """A classic with its stages spelled out. Images are square."""
+    """The factors of a mutated template. Images are square."""
 
     template: str
     stages: Sequence[Sequence[int]]
@@ -39,16 +39,16 @@ class TemplateNetwork:
     kernel_size: int = 3
     padding: int = 1
     pool_size: int = 2
-    """Of the pooling that ends a VGG stage; its stride is 2."""
+    """Kernel size of the pooling at the end of a VGG stage; its stride is 2."""
     classifier_features: int = 4096
-    """Width of VGG's two hidden output layers."""
+    """Width of the two hidden layers of VGG's classifier."""
     activation: str = "relu"
     norm: str = "none"
     dropout: float = 0.0
     head: str = "none"
 
     def __post_init__(self) -> None:
-        check_choice("network.template", self.template, SEEDS)
+        check_choice("network.template", self.template, TEMPLATES)
         lists = isinstance(self.stages, Sequence) and all(isinstance(stage, Sequence) for stage in self.stages)
         if not (lists and self.stages and all(len(stage) == 2 for stage in self.stages)):
             raise UserError(
@@ -66,21 +66,21 @@ class TemplateNetwork:
 
 
 def unused(net: TemplateNetwork) -> set[str]:
-    """Factors that VGG alone has."""
+    """Return the factors that only VGG uses, for other templates."""
     return set() if net.template == "vgg" else {"pool_size", "classifier_features"}
 
 
 def mutate(template: str, stages: int, extra_convolutions: int, order: str, width: float = 1.0) -> list[list[int]]:
-    """The template's stages with depth, convolutions a block, block order and width changed.
+    """Return the stages of a template with another depth, convolutions per block, block order and width.
 
     A depth beyond the template's repeats its last stage.
     """
-    check_choice("template", template, SEEDS)
+    check_choice("template", template, TEMPLATES)
     check_count("stages", stages)
     check_choice("order", order, ORDERS)
-    seed = SEEDS[template]
-    kept = [seed[min(i, len(seed) - 1)] for i in range(stages)]
-    changed = [[max(1, int(filters * width)), max(1, blocks + extra_convolutions)] for filters, blocks in kept]
+    original = TEMPLATES[template]
+    resized = [original[min(i, len(original) - 1)] for i in range(stages)]
+    changed = [[max(1, int(filters * width)), max(1, blocks + extra_convolutions)] for filters, blocks in resized]
     return _ordered(changed, order)
 
 
@@ -103,7 +103,7 @@ def _convolution(net: TemplateNetwork, channels: int, filters: int, *, stride: i
         stride=stride,
         padding=net.padding,
         groups=groups,
-        bias=net.norm == "none",  # a norm has its own shift, so the papers leave the bias out
+        bias=net.norm == "none",  # a norm has its own shift, so the papers use no bias
     )
 
 
@@ -209,7 +209,7 @@ _BLOCKS: dict[str, Callable[[TemplateNetwork], list[Node]]] = {"vgg": _vgg, "res
 
 
 def plan(net: TemplateNetwork) -> Plan:
-    """The template's stages and its own kind of output layers."""
+    """Return the stages of the template and its output layers."""
     *blocks, output = _BLOCKS[net.template](net)
     image = InputTensor((net.input_channels, net.input_size, net.input_size))
     return Plan((image,), chain(*blocks, chain(output, *head(net.head))))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from vramcast.dataset_builder.families.pieces import ACTIVATIONS, activation, dropout
+from vramcast.dataset_builder.families.shared_layers import ACTIVATIONS, activation, dropout
 from vramcast.dataset_builder.plan import InputTensor, Node, Plan, chain, layer
 from vramcast.errors import check_choice, check_count, check_probability
 
@@ -24,7 +24,7 @@ class TransformerNetwork:
     feed_forward_size: int
     sequence_length: int
     num_classes: int = 2
-    """Of the encoder's classifier; the other kinds predict the next token."""
+    """Classes of the encoder's classifier; the other kinds predict the next token."""
     dropout: float = 0.1
     activation: str = "relu"
     norm: str = "post"
@@ -48,18 +48,18 @@ class TransformerNetwork:
 
 
 def unused(net: TransformerNetwork) -> set[str]:
-    """Factors of the classifier that an encoder alone has."""
+    """Return the factors of the classifier, which only an encoder has, for other kinds."""
     return set() if net.kind == "encoder" else {"num_classes"}
 
 
 def _torch_layer(net: TransformerNetwork, kind: str) -> Node:
-    """nn.TransformerEncoderLayer or nn.TransformerDecoderLayer."""
+    """Return an nn.TransformerEncoderLayer or nn.TransformerDecoderLayer."""
     args: dict[str, Any] = {
         "d_model": net.embedding_size,
         "nhead": net.heads,
         "dim_feedforward": net.feed_forward_size,
         "dropout": net.dropout,
-        # torch knows two activations by name; the rest it takes as a callable
+        # torch takes two activations by name, others as a callable
         "activation": net.activation if net.activation in ("relu", "gelu") else activation(net.activation),
         "batch_first": True,
         "norm_first": net.norm == "pre",
@@ -68,7 +68,7 @@ def _torch_layer(net: TransformerNetwork, kind: str) -> Node:
 
 
 def _causal_layer(net: TransformerNetwork) -> Node:
-    """A layer of GPT: causal attention, then feed-forward, each around a residual."""
+    """Return a GPT layer: causal attention, then feed-forward, each inside a residual."""
     size = net.embedding_size
     norm = layer("LayerNorm", normalized_shape=size)
     attention = [layer("CausalSelfAttention", size=size, heads=net.heads, dropout=net.dropout), *dropout(net.dropout)]
@@ -114,7 +114,7 @@ def _encoder_decoder(net: TransformerNetwork) -> Node:
 
 
 def plan(net: TransformerNetwork) -> Plan:
-    """Token embedding, layers, and a head: a classifier for the encoder, next tokens for the others."""
+    """Return token embedding, layers, and a head: a classifier for the encoder, next tokens for the others."""
     tokens = InputTensor((net.sequence_length,), net.vocabulary)
     root = {"encoder": _encoder, "decoder": _decoder, "encoder_decoder": _encoder_decoder}[net.kind](net)
     return Plan((tokens, tokens) if net.kind == "encoder_decoder" else (tokens,), root)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vramcast.dataset_builder.families.external import build_external
 from vramcast.dataset_builder.families.libraries import import_library, tolerate_broken_torchvision
-from vramcast.dataset_builder.families.weightless import built_on_meta
+from vramcast.dataset_builder.families.meta_device import build_on_meta
 from vramcast.dataset_builder.jobs.architectures import known_architecture
 from vramcast.dataset_builder.jobs.batches import MakeBatch, resized
 from vramcast.dataset_builder.jobs.job import ModuleJob
@@ -38,7 +38,7 @@ def build_job(wanted: Wanted) -> ModuleJob:
     tolerate_broken_torchvision()  # which user code may import at any time, if only through another library
     place = _import(wanted.target)
     factory = _attribute(place, wanted.target.factory, wanted.target)
-    module = built_on_meta(partial(_made, factory, wanted.arguments))
+    module = build_on_meta(partial(_made, factory, wanted.arguments))
     step = None if wanted.step_factory is None else _attribute(place, wanted.step_factory, wanted.target)
     if step is None and _is_lightning(module):
         return ModuleJob(module, _lightning_batch(wanted, place, module), _lightning_step, _configured)

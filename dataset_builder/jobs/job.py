@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vramcast.dataset_builder.analysis.layers import layer_table
 from vramcast.dataset_builder.families import FAMILIES
 from vramcast.dataset_builder.families.external import build_external
-from vramcast.dataset_builder.families.weightless import structure_of
+from vramcast.dataset_builder.families.meta_device import copy_to_meta
 from vramcast.dataset_builder.filters import Rejected, check
 from vramcast.dataset_builder.jobs.batches import MakeBatch, batches
 from vramcast.dataset_builder.jobs.checkpointing import enable_checkpointing
@@ -160,7 +160,7 @@ class ModuleJob(Job):
 
     def prepared(self, training: TrainingSetup) -> Prepared:
         """A copy of the structure in the setup's dtype; in the builder's own step where that will do."""
-        module, loss = structure_of(self.module), self._looked_at[1]
+        module, loss = copy_to_meta(self.module), self._looked_at[1]
         if training.dtype != self.dtype:
             module = module.to(DTYPES[training.dtype])
         if training.checkpointing:

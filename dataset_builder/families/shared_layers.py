@@ -1,4 +1,4 @@
-"""Layers that all families share."""
+"""Layers that several families share."""
 
 from math import gcd
 
@@ -19,21 +19,21 @@ ACTIVATIONS = {
 }
 HEADS = {"none": None, "softmax": "Softmax", "sigmoid": "Sigmoid", "identity": "Identity"}
 IMAGE_NORMS = ("none", "batch", "group", "instance")
-_MOST_GROUPS = 32  # GroupNorm's paper (Wu and He 2018) uses 32 groups
+_MAX_GROUPS = 32  # GroupNorm's paper (Wu and He 2018) uses 32 groups
 
 
 def activation(name: str) -> Node:
-    """The activation layer of that name in the public data sets."""
+    """Return the activation layer of this name, as the public data sets use it."""
     return layer(ACTIVATIONS[name])
 
 
 def dropout(rate: float) -> list[Node]:
-    """A dropout layer, or nothing at rate zero."""
+    """Return a dropout layer, or no layer at rate zero."""
     return [layer("Dropout", p=rate)] if rate else []
 
 
 def head(name: str) -> list[Node]:
-    """What turns scores into probabilities, or nothing."""
+    """Return the layer that turns scores into probabilities, or no layer."""
     kind = HEADS[name]
     if kind is None:
         return []
@@ -41,11 +41,11 @@ def head(name: str) -> list[Node]:
 
 
 def image_norm(name: str, channels: int) -> list[Node]:
-    """Normalisation after a convolution, or nothing."""
+    """Return the norm after a convolution, or no layer."""
     if name == "batch":
         return [layer("BatchNorm2d", num_features=channels)]
     if name == "group":
-        return [layer("GroupNorm", num_groups=gcd(_MOST_GROUPS, channels), num_channels=channels)]
+        return [layer("GroupNorm", num_groups=gcd(_MAX_GROUPS, channels), num_channels=channels)]
     if name == "instance":
         return [layer("InstanceNorm2d", num_features=channels, affine=True)]
     return []

@@ -1,4 +1,4 @@
-"""Networks that public training scripts write themselves, or take from libraries that are not asked for here."""
+"""Networks defined in public training scripts, or in libraries that vramcast does not depend on."""
 
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -24,14 +24,14 @@ class Mnist(nn.Module):
         self.fc2 = nn.Linear(128, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Log-probabilities."""
-        found = F.relu(self.conv2(F.relu(self.conv1(images))))
-        found = torch.flatten(self.dropout1(F.max_pool2d(found, 2)), 1)
-        return F.log_softmax(self.fc2(self.dropout2(F.relu(self.fc1(found)))), dim=1)
+        """Return log-probabilities."""
+        x = F.relu(self.conv2(F.relu(self.conv1(images))))
+        x = torch.flatten(self.dropout1(F.max_pool2d(x, 2)), 1)
+        return F.log_softmax(self.fc2(self.dropout2(F.relu(self.fc1(x)))), dim=1)
 
 
 class UNet(nn.Module):
-    """A U-Net over ResNet-34, as segmentation_models_pytorch builds `Unet("resnet34")`; answers with its own loss."""
+    """A U-Net over ResNet-34, as segmentation_models_pytorch builds `Unet("resnet34")`; returns its own loss."""
 
     _WIDTHS = (256, 128, 64, 32, 16)
 
@@ -45,18 +45,18 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(self._WIDTHS[-1], num_classes, 3, padding=1)
 
     def forward(self, images: Tensor) -> SimpleNamespace:
-        """The loss over all pixels, with classes drawn for them."""
-        *skips, found = self.encoder(images)
+        """Return the logits and the loss over all pixels, with random classes as targets."""
+        *skips, x = self.encoder(images)
         for block in self.blocks:
-            found = F.interpolate(found, scale_factor=2.0, mode="nearest")
-            found = block(torch.cat([found, skips.pop()], dim=1) if skips else found)
-        logits = self.head(found)
+            x = F.interpolate(x, scale_factor=2.0, mode="nearest")
+            x = block(torch.cat([x, skips.pop()], dim=1) if skips else x)
+        logits = self.head(x)
         targets = torch.randint(logits.shape[1], (len(logits), *logits.shape[2:]), device=logits.device)
         return SimpleNamespace(loss=F.cross_entropy(logits, targets), logits=logits)
 
 
 def _decoder_block(channels: int, width: int) -> nn.Sequential:
-    """Two convolutions with norm and activation."""
+    """Return two convolutions with norm and activation."""
     layers: list[nn.Module] = []
     for size in (channels, width):
         layers += [nn.Conv2d(size, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
@@ -66,8 +66,8 @@ def _decoder_block(channels: int, width: int) -> nn.Sequential:
 NETWORKS: Mapping[str, Callable[[int], nn.Module]] = {"mnist": Mnist, "unet_resnet34": UNet}
 
 
-def build_script(name: str, num_classes: int) -> nn.Module:
-    """A network by its name."""
+def build_script_network(name: str, num_classes: int) -> nn.Module:
+    """Build a network by its name."""
     if name not in NETWORKS:
-        raise UserError(f"expected a network of {sorted(NETWORKS)}, found {name!r}: name another")
+        raise UserError(f"expected a network of {sorted(NETWORKS)}, found {name!r}: choose one")
     return NETWORKS[name](num_classes)

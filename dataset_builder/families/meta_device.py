@@ -1,4 +1,4 @@
-"""Modules without numbers: built so, or copied so. What would fill a rack is built in the memory of its structure."""
+"""Builds modules on the meta device, or copies them there: networks of any size without memory for their weights."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
@@ -14,10 +14,11 @@ from torch.utils._device import _device_constructors
 from vramcast.errors import UserError
 
 
-def built_on_meta(make: Callable[[], nn.Module]) -> nn.Module:
-    """What a function makes, on the meta device: no weight is ever initialised.
+def build_on_meta(make: Callable[[], nn.Module]) -> nn.Module:
+    """Call a factory on the meta device, without initialising any weight.
 
-    Constructors that compute with values, which meta tensors do not have, get real tensors for the time of a layer.
+    Constructors that compute with values, which meta tensors do not have, run again on real tensors, and each parameter
+    moves to the meta device when its module registers it.
     """
     try:
         with torch.device("meta"), _NoCuda():
@@ -28,50 +29,49 @@ def built_on_meta(make: Callable[[], nn.Module]) -> nn.Module:
                 module = make()
         except Exception as second:
             raise second from error if type(second) is not type(error) else None
-    return on_meta(module)
+    return to_meta(module)
 
 
-def on_meta(module: nn.Module) -> nn.Module:
-    """The module where all of it is on meta already, else its structure; `.to` would untie weights that are shared."""
+def to_meta(module: nn.Module) -> nn.Module:
+    """Return the module if all of it is on meta, else a copy there; `.to` alone would untie shared weights."""
     if not isinstance(module, nn.Module):
         raise UserError(f"expected a torch.nn.Module, found {type(module).__name__}: return one from the factory")
     tensors = [*module.parameters(), *module.buffers()]
-    placed = module if all(item.is_meta for item in tensors) else structure_of(module)
-    return placed.to("meta")  # moves nothing, but tells those that remember their device (Lightning)
+    placed = module if all(item.is_meta for item in tensors) else copy_to_meta(module)
+    return placed.to("meta")  # moves nothing, but Lightning modules record their device
 
 
-def structure_of(module: nn.Module) -> nn.Module:
-    """A copy on the meta device that shares nothing with the module; no number is copied."""
+def copy_to_meta(module: nn.Module) -> nn.Module:
+    """Return a copy of the module on the meta device; no value is copied, and nothing is shared."""
     memo: dict[int, Any] = {}
     for part in module.modules():
-        held = (*part._parameters.values(), *part._buffers.values(), *vars(part).values())
-        for item in held:
+        for item in (*part._parameters.values(), *part._buffers.values(), *vars(part).values()):
             if isinstance(item, Tensor):
-                memo[id(item)] = _bare(item)
+                memo[id(item)] = _meta_tensor(item)
     try:
         return copy.deepcopy(module, memo)
-    except Exception as error:  # whatever a foreign class raises
+    except Exception as error:  # user classes may raise anything
         raise UserError(
             f"expected a module that can be copied, found {type(module).__name__} with {error}: "
-            "build it on the meta device, and hand over a function that does so"
+            "build it on the meta device, or pass a function that builds it"
         ) from error
 
 
-def _bare(item: Tensor) -> Tensor:
+def _meta_tensor(item: Tensor) -> Tensor:
     if nn.parameter.is_lazy(item):
         raise UserError("expected a module whose shapes are known, found a lazy one: run a batch through it first")
-    bare = torch.empty_like(item, device="meta", requires_grad=False)
-    return nn.Parameter(bare, item.requires_grad) if isinstance(item, nn.Parameter) else bare
+    empty = torch.empty_like(item, device="meta", requires_grad=False)
+    return nn.Parameter(empty, item.requires_grad) if isinstance(item, nn.Parameter) else empty
 
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Modules take their parameters to meta as they get them; what is freed at once is hardly ever touched."""
+    """Move each parameter to the meta device as soon as its module registers it; real memory is freed at once."""
     original = nn.Module.register_parameter
 
     def register(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        bare = _bare(param) if isinstance(param, nn.Parameter) and not param.is_meta else param
-        original(self, name, bare)  # type: ignore[arg-type]
+        is_real = isinstance(param, nn.Parameter) and not param.is_meta
+        original(self, name, _meta_tensor(param) if is_real else param)  # type: ignore[arg-type]
 
     nn.Module.register_parameter = register  # type: ignore[method-assign]
     try:
@@ -80,22 +80,22 @@ def _parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = original  # type: ignore[method-assign]
 
 
-_SMALL = 2**24
-"""Elements up to which a tensor of a constructor is real: nobody computes a learning rate from more."""
+_MAX_REAL = 2**24
+"""Elements up to which constructors get real tensors: none needs the values of a larger one."""
 
 
 class _LargeOnMeta(TorchFunctionMode):
-    """Makes large tensors on meta, and small ones where they are wanted."""
+    """Creates large tensors on the meta device and small ones as requested."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func in _device_constructors() and kwargs.get("device") is None and _elements(args, kwargs) > _SMALL:
+        if func in _device_constructors() and kwargs.get("device") is None and _elements(args, kwargs) > _MAX_REAL:
             kwargs["device"] = "meta"
         return func(*args, **kwargs)
 
 
 def _elements(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """Of the shape that a function like torch.empty is given, in one of its two ways."""
+    """Return the elements of the shape passed to a function like torch.empty, as a sequence or as arguments."""
     sizes = kwargs.get("size", args[0] if args and isinstance(args[0], tuple | list) else args)
     return prod(size for size in sizes if isinstance(size, int)) if isinstance(sizes, tuple | list) else 0
 
@@ -107,7 +107,7 @@ def _is_cuda(value: Any) -> bool:
 
 
 class _NoCuda(TorchFunctionMode):
-    """Whatever is to go to a card goes to meta."""
+    """Sends tensors to the meta device where the code sends them to CUDA."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
