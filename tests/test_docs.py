@@ -1,4 +1,4 @@
-"""The pages are held to the code: links lead somewhere, commands are understood, drawings name what there is."""
+"""The documentation is consistent with the code: links, commands, listings and examples."""
 
 import argparse
 import re
@@ -26,8 +26,8 @@ from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
-STAND_INS = {"FAMILY": "cnn", "ESTIMATOR": "mlp", "N": "1000", "NAME": "t4", "$peak": "9000"}
-"""For the words that a page leaves to its reader, where a command would refuse them."""
+PLACEHOLDERS = {"FAMILY": "cnn", "ESTIMATOR": "mlp", "N": "1000", "NAME": "t4", "$peak": "9000"}
+"""Values for placeholders on a page that a command would refuse."""
 
 
 def text_of(name: str) -> str:
@@ -35,7 +35,7 @@ def text_of(name: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
+def test_links_exist(page):
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text())]
     for link in links:
         assert link.startswith("https://") or (page.parent / link).exists(), link
@@ -49,27 +49,27 @@ def test_the_index_names_every_page():
 # --- commands --------------------------------------------------------------------------------------------------------
 
 
-class Understood(BaseException):
-    """Raised in the place of what a command would do."""
+class Parsed(BaseException):
+    """Raised instead of running a command."""
 
 
-def _written(page: Path) -> Iterator[str]:
-    """Every command of a page that says all that it needs: lines of blocks, and code within text."""
+def _commands(page: Path) -> Iterator[str]:
+    """Yield the complete commands of a page: lines of blocks, and code within text."""
     lines = [line for block in blocks(page) for line in block.replace("\\\n", " ").splitlines()]
     inline = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(page))]
     for line in [*lines, *inline]:
-        found = re.search(r"(?:^|[|;] *|^\.venv/bin/)((?:vramcast |python -m (?:train|benchmarks)\b).*)", line.strip())
-        if found and "..." not in found[1] and (line in lines or len(found[1].split()) > 3):
-            yield re.sub(r" [&|].*", "", found[1])
+        match = re.search(r"(?:^|[|;] *|^\.venv/bin/)((?:vramcast |python -m (?:train|benchmarks)\b).*)", line.strip())
+        if match and "..." not in match[1] and (line in lines or len(match[1].split()) > 3):
+            yield re.sub(r" [&|].*", "", match[1])
 
 
-COMMANDS = sorted({(page.name, command) for page in PAGES for command in _written(page)})
+COMMANDS = sorted({(page.name, command) for page in PAGES for command in _commands(page)})
 
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS)
-def test_commands_are_understood(page, command, monkeypatch):
-    words = [STAND_INS.get(word, word) for word in shlex.split(command, comments=True)]
-    words = [re.sub(r"=([A-Z]+)$", lambda found: f"={STAND_INS.get(found[1], found[1])}", word) for word in words]
+def test_commands_parse(page, command, monkeypatch):
+    words = [PLACEHOLDERS.get(word, word) for word in shlex.split(command, comments=True)]
+    words = [re.sub(r"=([A-Z]+)$", lambda match: f"={PLACEHOLDERS.get(match[1], match[1])}", word) for word in words]
     if words[:2] == ["python", "-m"] and words[2] != "train":
         assert find_spec(words[2])
     elif words[:3] == ["python", "-m", "train"] or words[:2] == ["vramcast", "train"]:
@@ -82,36 +82,36 @@ def test_commands_are_understood(page, command, monkeypatch):
 
 
 def _parse(words: list[str], monkeypatch) -> None:
-    """Have a command read its words, and stop there."""
-    read = argparse.ArgumentParser.parse_args
+    """Let a command parse its arguments, and stop before it runs."""
+    parse_args = argparse.ArgumentParser.parse_args
 
     def stop(self, *args, **kwargs):
-        read(self, *args, **kwargs)
-        raise Understood
+        parse_args(self, *args, **kwargs)
+        raise Parsed
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
     monkeypatch.setattr(sys, "argv", ["vramcast", *words])
     if {"--help", "--version", "--cfg"} & set(words):
         return
-    with pytest.raises(Understood):
+    with pytest.raises(Parsed):
         vramcast.cli.main()
 
 
-def test_there_are_commands_to_understand():
+def test_the_pages_have_commands():
     assert len(COMMANDS) > 50
 
 
-# --- what pages draw and list ----------------------------------------------------------------------------------------
+# --- listings --------------------------------------------------------------------------------------------------------
 
 
-def test_the_drawn_layers_are_the_contracts():
+def test_the_listed_layers_are_the_contracts():
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     lines = []
     for contract in contracts:
         for container in contract.get("containers", ["(packages)"]) if contract["type"] == "layers" else ():
             lines += [container, *(f"    {layer}" for layer in contract["layers"])]
-    (drawn,) = blocks(DOCS / "architecture.md", "layers")
-    assert drawn.splitlines() == lines
+    (listed,) = blocks(DOCS / "architecture.md", "layers")
+    assert listed.splitlines() == lines
 
 
 def test_the_dataset_card_names_every_field():
@@ -129,13 +129,19 @@ def test_the_page_of_devices_names_every_field_and_every_profile():
     assert set(re.findall(r"`(\w+)`", line)) == unfitted
 
 
-def test_the_page_of_checkpoints_tells_the_format():
+def test_the_page_of_checkpoints_describes_the_format():
     text = text_of("checkpoint-format.md")
     assert f"| `format` | `{FORMAT}` |" in text
     assert f"| `version` | {FORMAT_VERSION}." in text
     assert all(f"`{kind}`" in text for kind in KINDS)
     listed = {word for line in text.splitlines() if line.startswith("  ") for word in line.split()[:1]}
     assert {path.name for path in (RELEASED / "universal").iterdir()} <= listed
+
+
+def test_the_paths_of_the_glossary_exist():
+    paths = re.findall(r"\| `([\w/.]+)` \|$", text_of("concepts.md"), re.MULTILINE)
+    assert len(paths) > 30
+    assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 # --- examples --------------------------------------------------------------------------------------------------------
@@ -150,7 +156,7 @@ def test_examples_run(page):
         for code in blocks(DOCS / page, "python"):
             exec(compile(code, page, "exec"), names)
     finally:
-        for mapping, known in zip(added_to, before, strict=True):
-            for name in mapping.keys() - known:
+        for mapping, names_before in zip(added_to, before, strict=True):
+            for name in mapping.keys() - names_before:
                 del mapping[name]
     assert names.keys() & {"Generous", "figures"}

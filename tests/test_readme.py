@@ -1,4 +1,4 @@
-"""The commands of the README and of docs/building.md run as they stand, one after the other."""
+"""The commands of the README and of docs/building.md run, one after the other."""
 
 import json
 import re
@@ -20,7 +20,7 @@ NEEDS_A_GPU = ("verify", "calibrate")
 
 
 def commands(page: Path) -> list[list[str]]:
-    """Those of the blocks, without the directory that a program is in."""
+    """Return the commands in the blocks of a page, without the directory of the program."""
     lines = [
         shlex.split(line.removeprefix(".venv/bin/"), comments=True)
         for block in blocks(page)
@@ -31,12 +31,10 @@ def commands(page: Path) -> list[list[str]]:
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Carries a command out in a directory of its own; in this process, where torch is there already."""
+    """Runs a command in an empty directory; in this process, which has imported torch already."""
     monkeypatch.chdir(tmp_path)
 
     def run(words: list[str]) -> int:
-        if words[:3] == ["python", "-m", "train"]:
-            words = ["vramcast", *words[2:]]
         if words[0] == "vramcast":
             monkeypatch.setattr(sys, "argv", words)
             return vramcast.cli.main()
@@ -48,16 +46,16 @@ def run(tmp_path, monkeypatch):
 def test_the_commands_of_the_readme_run(run, tmp_path, capfd):
     (tmp_path / "net.py").write_text(blocks(README, "python")[0])
     (tmp_path / "job.json").write_text(blocks(README, "json")[0])
-    found = [words for words in commands(README) if words[1] != "serve" and words[2] not in NEEDS_A_GPU]
-    assert [words[1] for words in found] == ["classify", "build", "-m", "place"]
-    told = []
-    for words in found:
+    chosen = [words for words in commands(README) if words[1] != "serve" and words[2] not in NEEDS_A_GPU]
+    assert [words[1] for words in chosen] == ["classify", "build", "train", "place"]
+    outputs = []
+    for words in chosen:
         assert run(words) == 0, (words, capfd.readouterr().err)
-        told.append(capfd.readouterr().out)
-    assert "FITS" in told[0]
-    assert "24 rows" in told[1]
-    assert "this run" in told[2]
-    assert told[3].strip() == "1"
+        outputs.append(capfd.readouterr().out)
+    assert "FITS" in outputs[0]
+    assert "24 rows" in outputs[1]
+    assert "this run" in outputs[2]
+    assert outputs[3].strip() == "1"
 
 
 def test_the_service_of_the_readme_answers(tmp_path):
@@ -89,9 +87,9 @@ def _wait_until_ready(port: int) -> None:
 
 
 def test_the_commands_of_the_page_on_building_run(run, tmp_path, capfd):
-    found = commands(BUILDING)
-    assert len(found) >= 9
-    for words in found:
+    chosen = commands(BUILDING)
+    assert len(chosen) >= 9
+    for words in chosen:
         assert run(words) == 0, (words, capfd.readouterr().err)
     assert {"rows", "row.py"} == {path.name for path in tmp_path.iterdir()}
 
