@@ -1,4 +1,4 @@
-"""Hydra composes `conf/`; what it finds wrong becomes one sentence."""
+"""Composes configurations with Hydra, and turns its errors into one sentence."""
 
 import re
 from collections.abc import Sequence
@@ -16,21 +16,21 @@ from vramcast.errors import UserError, suggestion
 
 @dataclass(frozen=True)
 class Command:
-    """A command that is configured by overrides: what its sentences speak of."""
+    """A command that is configured by overrides, for its error messages."""
 
     config: str
     """The file in `conf/`."""
     words: str
-    """How it is called, such as 'vramcast build'."""
+    """The command line, such as 'vramcast build'."""
     what: str
-    """What one composed configuration is, such as 'build'."""
+    """The name of one configuration, such as 'build'."""
     keys: tuple[str, ...]
-    """On the top level, groups among them."""
+    """Keys at the top level, including groups."""
     example: str
 
 
 def compose_config(command: Command, overrides: Sequence[str]) -> DictConfig:
-    """The configuration of a command, its file changed by the overrides."""
+    """Compose the configuration of a command from its file and the overrides."""
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = compose(command.config, overrides=[*overrides, *_search_path()])
@@ -49,14 +49,14 @@ def _search_path() -> list[str]:
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """Whether a Ctrl-C is behind an error: OmegaConf wraps whatever reaches it."""
+    """Return whether a Ctrl-C caused an error: OmegaConf wraps every exception."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def _sentence(error: Exception, command: Command, overrides: Sequence[str]) -> str:
-    """Hydra's paragraphs as one sentence."""
+    """Return one sentence for an error of Hydra."""
     text = str(error)
     group = re.search(r"Could not find '(\w+)/([^']+)'", text)
     if group:
@@ -65,8 +65,8 @@ def _sentence(error: Exception, command: Command, overrides: Sequence[str]) -> s
     key = re.search(r"Could not override '([^']+)'", text)
     if key:
         if "." in key[1]:
-            mend = f"see {command.words} --cfg, or add it as +{key[1]}=VALUE (after ~{key[1]} to replace all of it)"
-            return f"expected keys that are there, found others in {key[1]!r}: {mend}"
+            fix = f"see {command.words} --cfg, or add it as +{key[1]}=VALUE (after ~{key[1]} to replace all of it)"
+            return f"expected existing keys, found others in {key[1]!r}: {fix}"
         hint = suggestion(key[1], command.keys, f"choose from {sorted(command.keys)}")
         return f"expected a key of the {command.what}, found {key[1]!r}: {hint}"
     first = next(iter((text or str(error.__cause__)).strip().splitlines()), type(error).__name__)

@@ -1,10 +1,10 @@
-"""What all commands take where nobody says otherwise. The device is in `devices`, with the profiles."""
+"""Defaults that several commands share. The default device is in `devices`."""
 
 CHECKPOINT = "universal"
-"""Of the released estimators."""
+"""Name of the released estimator."""
 RISK = 0.01
-"""How often a safe answer may be too low."""
+"""Share of safe figures that may be too low."""
 BUCKET_MIB = 1024
-"""The width of a bucket."""
+"""Width of a bucket."""
 SIMULATIONS = "runs/simulations"
-"""Where simulated networks are kept, so that none is simulated twice."""
+"""Directory in which simulations are cached."""

@@ -1,4 +1,4 @@
-"""A spec as a script that trains itself and needs nothing but torch: any row can be run by anyone, on any GPU."""
+"""Prints a spec as a training script that needs only torch, so that any row can be reproduced on any GPU."""
 
 import inspect
 from pprint import pformat
@@ -50,9 +50,9 @@ $functions
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train on random data and print the GPU memory that it takes.")
+    parser = argparse.ArgumentParser(description="Train on random data and print the peak GPU memory.")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--epochs", type=int, default=2, help="of three full batches each, and the odd last batch")
+    parser.add_argument("--epochs", type=int, default=2, help="epochs of three full batches and the smaller last batch")
     options = parser.parse_args()
 
     torch.backends.cudnn.benchmark = $cudnn_benchmark
@@ -80,14 +80,14 @@ if __name__ == "__main__":
 
 
 def emit(spec: Spec) -> str:
-    """The script of a spec."""
+    """Return the script of a spec."""
     plan, setup = plan_of(spec), spec.training
     optimizer, arguments = parse_call(setup.optimizer)
     full, last = [setup.batch_size] * 3, [setup.last_batch_size] if setup.last_batch_size else []
     return _SCRIPT.substitute(
         family=spec.family,
         id=spec.id,
-        spec=_inside_a_docstring(pformat(spec.to_json(), width=110)),
+        spec=_escape(pformat(spec.to_json(), width=110)),
         inputs=[(item.shape, item.vocabulary) for item in plan.inputs],
         blocks=_block_sources(plan),
         network=source_of(plan.root, depth=1),
@@ -111,19 +111,19 @@ def _autocast_source(dtype: str | None) -> str:
     return "nullcontext" if dtype is None else f'lambda: torch.autocast(options.device, DTYPES["{dtype}"])'
 
 
-def _inside_a_docstring(text: str) -> str:
-    """The text as it must be written there: a spec may come from anywhere, and must not end the docstring."""
+def _escape(text: str) -> str:
+    """Escape a text for a docstring: a spec may come from anywhere, and must not end it."""
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _block_sources(plan: Plan) -> str:
-    """The source of every class that torch.nn lacks and the plan uses."""
+    """Return the source of every class in `blocks` that the plan uses."""
     kinds = dict.fromkeys(node.kind for node in plan.root.walk() if hasattr(blocks, node.kind))
     return "\n\n".join(inspect.getsource(getattr(blocks, kind)) for kind in kinds).rstrip()
 
 
 def source_of(node: Node, depth: int = 0) -> str:
-    """The expression that builds a node, children one a line."""
+    """Return the expression that builds a node, with one child per line."""
     prefix = "" if hasattr(blocks, node.kind) else "nn."
     args = [
         f"{name}={source_of(value) if isinstance(value, Node) else repr(value)}" for name, value in node.args.items()

@@ -1,6 +1,6 @@
-"""Arithmetic written as data: bounds of factors, conditions of the shape specification.
+"""Arithmetic expressions in configuration files: bounds of factors, conditions of the shape specification.
 
-An expression comes from a configuration file, so it names values and calls the functions listed here, and nothing else.
+They come from configuration files, so they can only use values by name and the functions listed here.
 """
 
 import ast
@@ -41,7 +41,7 @@ _MAX_POWER = 64
 
 @cache
 def parse(text: str) -> CodeType:
-    """Compile an expression after checking that it is arithmetic and nothing more."""
+    """Compile an expression after checking that it contains only arithmetic."""
     if len(text) > _MAX_LENGTH:
         raise UserError(f"expected an expression of at most {_MAX_LENGTH} characters, found {len(text)}: shorten it")
     try:
@@ -53,7 +53,7 @@ def parse(text: str) -> CodeType:
         raise
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:  # the last two: too deeply nested
         raise UserError(
-            f"expected an expression such as 'max(2, width // 4)', found {text!r} ({error}): mend it"
+            f"expected an expression such as 'max(2, width // 4)', found {text!r} ({error}): fix it"
         ) from error
 
 
@@ -63,7 +63,7 @@ def _check(node: ast.AST, text: str) -> None:
             f"expected arithmetic in {text!r}, found {type(node).__name__}: use numbers, names and {sorted(FUNCTIONS)}"
         )
     if isinstance(node, ast.Constant) and not isinstance(node.value, int | float | str | None):
-        raise UserError(f"expected numbers or words in {text!r}, found {node.value!r}: write it as one of them")
+        raise UserError(f"expected numbers or strings in {text!r}, found {node.value!r}: use one of them")
     if isinstance(node, ast.Name) and node.id.startswith("_"):
         raise UserError(f"expected a plain name in {text!r}, found {node.id!r}: use names without leading underscores")
     if isinstance(node, ast.Call) and not isinstance(node.func, ast.Name):
@@ -74,14 +74,14 @@ def _check(node: ast.AST, text: str) -> None:
         node.is_async or any(isinstance(part, ast.Subscript) for part in ast.walk(node.target))
     ):
         raise UserError(
-            f"expected 'for' and a name in {text!r}, found {ast.unparse(node).strip()!r}: write it like that"
+            f"expected 'for NAME in ...' in {text!r}, found {ast.unparse(node).strip()!r}: write it like that"
         )
     if isinstance(node, ast.BinOp):
         _check_operation(node, text)
 
 
 def _check_operation(node: ast.BinOp, text: str) -> None:
-    """Arithmetic on numbers only, and no a ** b ** c: either would let a configuration file hang the process."""
+    """Reject arithmetic on sequences and a ** b ** c, with which a configuration file could hang the process."""
     for side in (node.left, node.right):
         if isinstance(side, ast.List | ast.Tuple) or (
             isinstance(side, ast.Constant) and not isinstance(side.value, int | float)
@@ -106,25 +106,23 @@ def _check_operation(node: ast.BinOp, text: str) -> None:
 
 
 def names(text: str) -> frozenset[str]:
-    """The names that an expression reads from its scope, functions left out."""
+    """Return the names that an expression reads from its scope, without functions."""
     parse(text)
-    found = [node for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Name)]
-    bound = {node.id for node in found if isinstance(node.ctx, ast.Store)}  # x of 'all(x > 0 for x in S)'
-    return frozenset(node.id for node in found) - bound - FUNCTIONS.keys()
+    nodes = [node for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Name)]
+    bound = {node.id for node in nodes if isinstance(node.ctx, ast.Store)}  # x of 'all(x > 0 for x in S)'
+    return frozenset(node.id for node in nodes) - bound - FUNCTIONS.keys()
 
 
 def scope(values: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]] | None = None) -> dict[str, Any]:
-    """What expressions are evaluated in; `functions` adds to the ones that every expression may call."""
+    """Return a scope for `evaluate`; `functions` are available in addition to `FUNCTIONS`."""
     return {"__builtins__": {}, **FUNCTIONS, **(functions or {}), **values}
 
 
 def evaluate(text: str, names_and_values: dict[str, Any]) -> Any:
-    """The value of an expression in a scope."""
+    """Evaluate an expression in a scope."""
     code = parse(text)
-    names_and_values.setdefault("__builtins__", {})  # or eval() would put all of Python's there
+    names_and_values.setdefault("__builtins__", {})  # otherwise eval() adds all builtins
     try:
-        return eval(code, names_and_values)  # noqa: S307 - parse() let only arithmetic through
+        return eval(code, names_and_values)  # noqa: S307 - parse() accepts only arithmetic
     except (ArithmeticError, LookupError, MemoryError, NameError, TypeError, ValueError) as error:
-        raise UserError(
-            f"expected {text!r} to have a value, found {type(error).__name__} ({error}): mend it"
-        ) from error
+        raise UserError(f"expected {text!r} to have a value, found {type(error).__name__} ({error}): fix it") from error

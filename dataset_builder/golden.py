@@ -1,7 +1,7 @@
-"""Twenty jobs that are run on a card and on the virtual GPU to hold one against the other.
+"""Twenty golden specs, which run on a real GPU and on the virtual one to compare both.
 
-They differ in what decides memory: layers, widths, batches, the odd last batch, optimizers and their implementations,
-precisions, accumulation, checkpointing, dry runs. Each fits a card of 8 GB, and takes seconds.
+They vary everything that decides memory: layers, widths, batch sizes, a smaller last batch, optimizers and their
+implementations, precisions, accumulation, checkpointing, dry runs. Each fits into 8 GB and takes seconds.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ _VGG = [[64, 2], [128, 2], [256, 2], [256, 2]]
 _RESNET = [[64, 2], [128, 2], [256, 2], [512, 2]]
 _MOBILENET = [[64, 1], [128, 2], [256, 2], [512, 6], [1024, 2]]
 
-_JOBS: Mapping[str, tuple[tuple[str, dict[str, Any]], dict[str, Any]]] = {
+_SPECS: Mapping[str, tuple[tuple[str, dict[str, Any]], dict[str, Any]]] = {
     "mlp, small": (_mlp("pyramid", 784, 3), {"batch_size": 64}),
     "mlp, wide batch, odd last": (_mlp("uniform", 2048, 6), {"batch_size": 8192, "last_batch_size": 1000}),
     "mlp, SGD with momentum": (_mlp("gradual", 4096, 8), {"batch_size": 512, "optimizer": "SGD(momentum=0.9)"}),
@@ -88,8 +88,8 @@ _JOBS: Mapping[str, tuple[tuple[str, dict[str, Any]], dict[str, Any]]] = {
 
 @cache
 def golden_specs() -> Mapping[str, Spec]:
-    """The specs by their label, in order."""
+    """Return the specs by label, in order."""
     return {
         label: make_spec(family, network, TrainingSetup(**training))
-        for label, ((family, network), training) in _JOBS.items()
+        for label, ((family, network), training) in _SPECS.items()
     }

@@ -1,6 +1,6 @@
 """A plan: the network of a spec as a tree of layers, before any tensor exists.
 
-The filter reads a plan's shapes, `subject` builds it as a module, `emit` prints it as source: three views of one tree.
+The filter computes its shapes, `subject` builds it as a module, and `emit` prints it as source code.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,25 +17,25 @@ class Node:
     children: tuple["Node", ...] = ()
 
     def walk(self) -> Iterator["Node"]:
-        """This node and all below it, outermost first."""
+        """Yield this node and all nodes below it, outermost first."""
         yield self
         for child in self.children:
             yield from child.walk()
 
 
 def layer(kind: str, **args: Any) -> Node:
-    """A node without children."""
+    """Return a node without children."""
     return Node(kind, args)
 
 
 def chain(*children: Node) -> Node:
-    """Nodes that run one after the other."""
+    """Return a node that runs its children one after the other."""
     return Node("Sequential", {}, children)
 
 
 @dataclass(frozen=True)
 class InputTensor:
-    """What the network is fed: shape without the batch, and for tokens the size of their vocabulary."""
+    """An input of a network: its shape without the batch, and the vocabulary size if it is tokens."""
 
     shape: tuple[int, ...]
     vocabulary: int | None = None

@@ -1,4 +1,4 @@
-"""Bars of long work: drawn often where somebody looks on, seldom where a log would fill with them."""
+"""Progress bars: updated often on a terminal and rarely in a log."""
 
 import sys
 from collections.abc import Iterable
@@ -6,10 +6,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-_WATCHED_SECONDS, _LOGGED_SECONDS = 0.1, 10.0
+_TERMINAL_SECONDS, _LOG_SECONDS = 0.1, 10.0
 
 
 def bar(items: Iterable[Any] | None = None, **options: Any) -> "tqdm[Any]":
-    """A bar over items, or one of a `total` that is moved by hand; the options are tqdm's."""
-    often = _WATCHED_SECONDS if sys.stderr.isatty() else _LOGGED_SECONDS
-    return tqdm(items, dynamic_ncols=True, mininterval=often, **options)
+    """Return a tqdm bar over items, or over a `total` that the caller updates."""
+    seconds = _TERMINAL_SECONDS if sys.stderr.isatty() else _LOG_SECONDS
+    return tqdm(items, dynamic_ncols=True, mininterval=seconds, **options)

@@ -1,4 +1,4 @@
-"""Networks of public training scripts, by name: the one place where they are written down."""
+"""Networks of public training scripts, by name (`recipes.yaml`)."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -13,23 +13,23 @@ from vramcast.virtual_gpu.records import from_mapping
 from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 _FILE = Path(__file__).with_name("recipes.yaml")
-_WHOLE = "batch"
+_WHOLE_BATCH = "batch"
 
 
 @cache
 def recipes() -> Mapping[str, Mapping[str, Any]]:
-    """All of them: family, network and training, without the batch."""
-    found: Mapping[str, Mapping[str, Any]] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
-    return found
+    """Return all recipes: family, network, and training without the batch size."""
+    entries: Mapping[str, Mapping[str, Any]] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
+    return entries
 
 
 def spec_of_recipe(name: str, batch_size: int, network: Mapping[str, Any] | None = None) -> Spec:
-    """The job that a script runs with a batch size; `network` replaces what the script leaves open."""
+    """Return the spec of a script with a batch size; `network` overrides factors of the network."""
     if name not in recipes():
-        raise UserError(f"expected a recipe of {sorted(recipes())}, found {name!r}: name another")
+        raise UserError(f"expected a recipe of {sorted(recipes())}, found {name!r}: choose one")
     recipe = recipes()[name]
     training = {**recipe["training"], "batch_size": batch_size}
-    if training.get("dry_run_batch_size") == _WHOLE:
+    if training.get("dry_run_batch_size") == _WHOLE_BATCH:
         training["dry_run_batch_size"] = batch_size
     setup = from_mapping(TrainingSetup, training, f"the training of the recipe {name}")
     return Spec(recipe["family"], {**recipe["network"], **(network or {})}, setup)

@@ -1,4 +1,4 @@
-"""Factors, their levels and ranges, and how values for them become a spec."""
+"""Spaces: factors with their levels and ranges, and the specs that their values describe."""
 
 import math
 from abc import ABC, abstractmethod
@@ -25,54 +25,54 @@ _SETTINGS: Mapping[str, tuple[str, ...]] = {
     "int": ("step", "log", "levels"),
     "float": ("log", "levels"),
 }
-"""The kinds of factors in a configuration, and what may be said of each."""
+"""The kinds of factors in a configuration, and the settings of each kind."""
 
 
 class Factor(ABC):
-    """One quantity that a sampler varies. Bounds may depend on factors that stand before it."""
+    """A quantity that a sampler varies. Its bounds may depend on earlier factors."""
 
     level_count: int
 
     @abstractmethod
     def draw(self, rng: np.random.RandomState, context: Assignment) -> Any:
-        """A uniform draw."""
+        """Draw a value uniformly."""
 
     @abstractmethod
     def level(self, index: int, count: int, context: Assignment) -> Any:
-        """The value of level `index` when the factor is cut to `count` levels."""
+        """Return the value of level `index` if the factor has `count` levels."""
 
     @abstractmethod
     def bin(self, value: Any, context: Assignment) -> int:
-        """Which of `level_count` equal parts of the factor a value falls into."""
+        """Return which of `level_count` equal parts of the factor contains a value."""
 
 
 @dataclass(frozen=True)
 class Choice(Factor):
-    """One of several values, each as likely."""
+    """One of several equally likely values."""
 
     values: tuple[Any, ...]
 
     @property
     def level_count(self) -> int:  # type: ignore[override]
-        """Every value is a level."""
+        """Number of values: each is a level."""
         return len(self.values)
 
     def draw(self, rng: np.random.RandomState, context: Assignment) -> Any:
-        """One value; the stream is that of `numpy.random.choice`."""
+        """Draw a value with the random stream of `numpy.random.choice`."""
         return self.values[rng.randint(0, len(self.values))]
 
     def level(self, index: int, count: int, context: Assignment) -> Any:
-        """Values spread evenly over the list where there are fewer levels than values."""
+        """Return a value; fewer levels than values are spread evenly over the list."""
         return self.values[index * len(self.values) // count]
 
     def bin(self, value: Any, context: Assignment) -> int:
-        """The value's place in the list."""
+        """Return the index of the value."""
         return self.values.index(value)
 
 
 @dataclass(frozen=True)
 class Range(Factor):
-    """Numbers from `low` up to, and not including, `high`."""
+    """Numbers from `low` to `high`, excluding `high`."""
 
     low: float | str
     high: float | str
@@ -83,15 +83,15 @@ class Range(Factor):
     name: str = "a range"
 
     def draw(self, rng: np.random.RandomState, context: Assignment) -> Any:
-        """A number, rounded down to the step where it is whole; the stream is that of `numpy.random.uniform`."""
+        """Draw a number, rounded down to the step if whole, with the random stream of `numpy.random.uniform`."""
         return self._at(rng.random_sample(), context)
 
     def level(self, index: int, count: int, context: Assignment) -> Any:
-        """Levels at even distances, both ends of the range among them."""
+        """Return one of `count` evenly spaced levels that include both ends of the range."""
         return self._at(index / (count - 1) if count > 1 else 0.5, context)
 
     def bin(self, value: Any, context: Assignment) -> int:
-        """Equal parts of the range, of its logarithm where that is what is even."""
+        """Return the part of the range that contains a value; a logarithmic range has parts of equal ratio."""
         low, high = self.bounds(context)
         if self.log:
             value, low, high = math.log(value), math.log(low), math.log(high)
@@ -99,7 +99,7 @@ class Range(Factor):
         return min(max(int(share * self.level_count), 0), self.level_count - 1)
 
     def bounds(self, context: Assignment) -> tuple[float, float]:
-        """Low and high, given the factors before."""
+        """Evaluate low and high with the values of earlier factors."""
         scope = expressions.scope(context)
         low, high = (
             expressions.evaluate(text, scope) if isinstance(text, str) else text for text in (self.low, self.high)
@@ -123,11 +123,13 @@ class Range(Factor):
 
 
 def parse_factor(name: str, settings: Mapping[str, Any]) -> Factor:
-    """A factor from its configuration: {choice: [...]}, {int: [low, high]} or {float: ...}, with step, log, levels."""
+    """Parse a factor: {choice: [...]}, {int: [low, high]} or {float: [low, high]}, with step, log and levels."""
     kinds = [kind for kind in _SETTINGS if isinstance(settings, Mapping) and kind in settings]
     if len(kinds) != 1 or settings.keys() - {kinds[0], *_SETTINGS[kinds[0]]}:
-        known = ", ".join(f"{kind} (with {', '.join(m)} at most)" if m else kind for kind, m in _SETTINGS.items())
-        raise UserError(f"expected factor {name} to have one of {known}, found {settings!r}: change the space")
+        allowed = ", ".join(
+            f"{kind} (with {', '.join(names)} at most)" if names else kind for kind, names in _SETTINGS.items()
+        )
+        raise UserError(f"expected factor {name} to have one of {allowed}, found {settings!r}: change the space")
     values = settings[kinds[0]]
     if kinds[0] == "choice":
         if not isinstance(values, list | tuple) or not values:
@@ -145,7 +147,7 @@ def _parse_range(
     check_count(f"step of factor {name}", step)
     check_flag(f"log of factor {name}", log)
     factor = Range(low, high, kind == "int", step, log, levels, f"factor {name}")
-    if not isinstance(low, str) and not isinstance(high, str):  # what is no expression can be judged now
+    if not isinstance(low, str) and not isinstance(high, str):  # bounds without expressions can be checked now
         factor.bounds({})
         if factor.whole and low % step:
             raise UserError(f"expected factor {name} to begin at a multiple of {step}, found {low}: change the space")
@@ -154,9 +156,9 @@ def _parse_range(
 
 @dataclass(frozen=True)
 class Space:
-    """All configurations of a family that a build may look at.
+    """All configurations of a family that a build may draw.
 
-    In `network` and `training` a text that starts with '=' is an expression over the factors.
+    In `network` and `training`, a string that starts with '=' is an expression over the factors.
     """
 
     name: str
@@ -165,17 +167,17 @@ class Space:
     network: Mapping[str, Any]
     training: Mapping[str, Any]
     structure: tuple[str, ...] = field(default=())
-    """The factors that shape a template; the others are hyper-parameters (TBEM's two arrays)."""
+    """The factors of TBEM's structure array; the others are hyper-parameters."""
 
     def draw(self, rng: np.random.RandomState) -> Assignment:
-        """A uniform draw of every factor, in order."""
-        drawn: Assignment = {}
+        """Draw every factor uniformly, in order."""
+        values: Assignment = {}
         for name, factor in self.factors.items():
-            drawn[name] = factor.draw(rng, drawn)
-        return drawn
+            values[name] = factor.draw(rng, values)
+        return values
 
     def spec(self, values: Assignment) -> Spec:
-        """The spec of an assignment."""
+        """Return the spec of an assignment."""
         scope = expressions.scope(values, {"mutate": mutate})
         network = {key: _resolve(value, scope) for key, value in self.network.items()}
         training = {key: _resolve(value, scope) for key, value in self.training.items()}
@@ -189,7 +191,7 @@ def _resolve(value: Any, scope: dict[str, Any]) -> Any:
 
 
 def parse_space(settings: Mapping[str, Any]) -> Space:
-    """A space from its configuration; its factors are a mapping, or pairs of a name and settings."""
+    """Parse a space; its factors are a mapping, or pairs of a name and settings."""
     values = {"structure": (), **settings}
     kinds: Mapping[str, type | tuple[type, ...]] = {
         "name": str,
@@ -205,9 +207,9 @@ def parse_space(settings: Mapping[str, Any]) -> Space:
     if not values.get("factors"):
         raise UserError("expected a space with factors, found none: name one with space=NAME")
     factors = {name: parse_factor(name, factor) for name, factor in dict(values["factors"]).items()}
-    unfit = [name for name in factors if not str(name).isidentifier() or str(name).startswith("_")]
-    if unfit:
-        raise UserError(f"expected factors with names that expressions can use, found {unfit}: rename them")
+    invalid = [name for name in factors if not str(name).isidentifier() or str(name).startswith("_")]
+    if invalid:
+        raise UserError(f"expected factor names that expressions can use, found {invalid}: rename them")
     unknown = sorted(map(str, {*values["structure"]} - factors.keys()))
     if unknown:
         raise UserError(f"expected the structure to name factors, found {unknown}: choose from {sorted(factors)}")

@@ -1,8 +1,8 @@
-"""The shape specification: what each layer demands of its input and promises of its output.
+"""The shape specification: the conditions of each layer on its input, and the shape of its output.
 
 TBEM writes ShapeVerify in SOFL, as a process with a pre- and a post-condition. Here every layer is such a process, as
-data: `listing()` prints it in that form, and `filters` evaluates the same text. `tests/test_filter_layers.py` holds it
-to what torch does.
+data: `listing()` prints it in that form, and `filters` evaluates the same text. `tests/test_filter_layers.py` compares
+it with torch.
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Process:
-    """One layer. Conditions are expressions over the input's dimensions and the layer's arguments."""
+    """One layer. Conditions are expressions over the dimensions of its input and its arguments."""
 
     reads: str
-    """Names of the input's dimensions; one with a star takes any number of them."""
+    """Names of the input's dimensions; a starred one stands for any number of them."""
     writes: str
     """The output's shape."""
     pre: tuple[str, ...] = ()
@@ -27,11 +27,11 @@ class Process:
     parameters: str = "()"
     """Shapes of the parameters."""
     shares: str = "False"
-    """Whether the output lives in the input's storage."""
+    """An expression: true if the output shares the input's storage."""
     tokens: bool = False
-    """Whether the input is whole numbers."""
+    """True if the input is token indices."""
     shown_as: str | None = None
-    """The layer's name in tables, where it is not the process's own."""
+    """The name of the layer in tables, if it differs from the name of the process."""
 
 
 _CONVOLUTION = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "bias": True}
@@ -101,7 +101,7 @@ SPECIFICATION: Mapping[str, Process] = {
     "InstanceNorm2d": Process(
         reads="N, C, H, W",
         defaults={"affine": False},
-        pre=("C == num_features or not affine", "H * W > 1"),  # without weights torch only warns of other channels
+        pre=("C == num_features or not affine", "H * W > 1"),  # without weights, torch only warns about other channels
         writes="(N, C, H, W)",
         parameters="((C,), (C,)) if affine else ()",
     ),
@@ -157,7 +157,7 @@ SPECIFICATION: Mapping[str, Process] = {
 
 @dataclass(frozen=True)
 class TrainingRule:
-    """A condition on the training setup, with the sentence for those who break it."""
+    """A condition on the training setup, and the reason for a rejection."""
 
     condition: str
     reason: str
@@ -172,7 +172,7 @@ TRAINING_RULES: tuple[TrainingRule, ...] = (
         "implementation in implementations",
         "{optimizer} has no {implementation} implementation, only {implementations}",
     ),
-    TrainingRule("loss != 'own'", "the loss own is for networks that compute it themselves: choose one of torch's"),
+    TrainingRule("loss != 'own'", "the loss own is for networks that compute their loss: choose one of torch's"),
     TrainingRule(
         "loss != 'bce' or last_layer in ('Sigmoid', 'Softmax')",
         "the loss bce reads probabilities, the last layer is {last_layer}: use bce_with_logits or a sigmoid head",
@@ -193,7 +193,7 @@ TRAINING_RULES: tuple[TrainingRule, ...] = (
 
 
 def listing() -> str:
-    """The specification as a SOFL-like text for people."""
+    """Return the specification as SOFL-like text."""
     return "\n\n".join(_process_listing(name, process) for name, process in SPECIFICATION.items())
 
 

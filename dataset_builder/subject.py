@@ -1,4 +1,4 @@
-"""The subject: the network of a spec as a module, and batches that it takes."""
+"""Builds the subject of a spec, the network as a module, and batches for it."""
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from vramcast.virtual_gpu.training_step import DTYPES, random_inputs
 
 
 def build_module(node: Node) -> nn.Module:
-    """The module of a plan's node, on the current default device."""
+    """Build the module of a node, on the current default device."""
     cls = getattr(blocks, node.kind, None) or getattr(nn, node.kind)
     args = {name: build_module(value) if isinstance(value, Node) else value for name, value in node.args.items()}
     module: nn.Module = cls(*(build_module(child) for child in node.children), **args)
@@ -19,13 +19,13 @@ def build_module(node: Node) -> nn.Module:
 
 
 def build_subject(plan: Plan, dtype: str = "fp32", device: str = "meta") -> nn.Module:
-    """The plan's network in training mode; on `meta` it has shapes and no memory."""
+    """Build the network of a plan in training mode; on `meta` it takes no memory."""
     with torch.device(device):
         return build_module(plan.root).to(DTYPES[dtype]).train()
 
 
 def subject_of(spec: Spec, device: str = "meta") -> tuple[nn.Module, tuple[InputTensor, ...]]:
-    """The network of any spec in training mode, and what it is fed."""
+    """Build the network of any spec in training mode, and return its inputs with it."""
     if spec.family in FAMILIES:
         plan = plan_of(spec)
         return build_subject(plan, spec.training.dtype, device), plan.inputs
@@ -34,5 +34,5 @@ def subject_of(spec: Spec, device: str = "meta") -> tuple[nn.Module, tuple[Input
 
 
 def make_inputs(plan: Plan, batch_size: int, dtype: str = "fp32", device: str = "meta") -> tuple[Tensor, ...]:
-    """One batch of random inputs."""
+    """Return one batch of random inputs."""
     return random_inputs([(item.shape, item.vocabulary) for item in plan.inputs], batch_size, dtype, device)

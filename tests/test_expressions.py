@@ -1,4 +1,4 @@
-"""Expressions from configuration files: arithmetic works, everything else is refused in a sentence."""
+"""Expressions in configuration files: arithmetic works, everything else raises one sentence."""
 
 from contextlib import suppress
 from typing import Any
@@ -84,7 +84,7 @@ def test_arithmetic_has_a_value(text: str, expected: Any) -> None:
         "\ud800",
     ],
 )
-def test_what_is_not_arithmetic_is_refused(text: str) -> None:
+def test_everything_but_arithmetic_is_rejected(text: str) -> None:
     with pytest.raises(UserError):
         expressions.parse(text)
 
@@ -110,12 +110,12 @@ def test_what_is_not_arithmetic_is_refused(text: str) -> None:
         "(" * 240 + "1" + ")" * 240,
     ],
 )
-def test_what_could_hang_the_process_is_refused(text: str) -> None:
+def test_expressions_that_could_hang_the_process_are_rejected(text: str) -> None:
     with pytest.raises(UserError):
         expressions.parse(text)
 
 
-def test_deep_nesting_is_a_value_or_a_user_error() -> None:
+def test_deep_nesting_gives_a_value_or_a_user_error() -> None:
     with suppress(UserError):
         assert value_of("-" * 498 + "1") == 1
 
@@ -137,18 +137,18 @@ def test_deep_nesting_is_a_value_or_a_user_error() -> None:
         ("log2(0)", "ValueError"),
     ],
 )
-def test_errors_of_evaluation_are_sentences(text: str, sentence: str) -> None:
+def test_errors_of_evaluation_raise_one_sentence(text: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence) as caught:
         value_of(text, sizes=(2, 4, 3), table={})
     assert repr(text) in str(caught.value)
 
 
-def test_a_bare_mapping_as_scope_gives_no_builtins() -> None:
+def test_a_plain_dict_as_scope_has_no_builtins() -> None:
     with pytest.raises(UserError, match="'open' is not defined"):
         expressions.evaluate("open('file')", {})
 
 
-def test_sentences_name_the_text_and_the_way_out() -> None:
+def test_errors_name_the_expression_and_the_fix() -> None:
     with pytest.raises(
         UserError, match=r"expected arithmetic in 'width\.real', found Attribute: use numbers, names and \['abs'"
     ):
@@ -159,12 +159,12 @@ def test_sentences_name_the_text_and_the_way_out() -> None:
         expressions.parse("1 +")
 
 
-def test_more_functions_can_be_lent() -> None:
+def test_a_scope_can_add_functions() -> None:
     scope = expressions.scope({"x": 2}, {"double": lambda x: 2 * x})
     assert expressions.evaluate("double(x) + max(x, 1)", scope) == 6
 
 
-def test_values_hide_functions() -> None:
+def test_values_take_precedence_over_functions() -> None:
     assert value_of("max + 1", max=2) == 3
 
 
@@ -178,10 +178,10 @@ def test_values_hide_functions() -> None:
         ("unknown(1)", {"unknown"}),
     ],
 )
-def test_names_are_those_that_are_read(text: str, expected: set[str]) -> None:
+def test_names_returns_the_names_that_are_read(text: str, expected: set[str]) -> None:
     assert expressions.names(text) == expected
 
 
-def test_names_refuses_what_parse_refuses() -> None:
+def test_names_rejects_what_parse_rejects() -> None:
     with pytest.raises(UserError):
         expressions.names("width.real")

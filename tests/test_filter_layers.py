@@ -1,4 +1,4 @@
-"""The shape specification is held to torch, layer by layer and in random chains: accepted if and only if it runs."""
+"""The shape specification accepts a layer or a random chain of layers if and only if torch runs it."""
 
 import random
 from collections import Counter
@@ -22,8 +22,8 @@ REFUSALS = (RuntimeError, ValueError, IndexError, AssertionError, ZeroDivisionEr
 
 # --- the oracle ------------------------------------------------------------------------------------------------------
 
-# Ranks that torch would take as well, each time losing the batch: an image without one, a sequence broadcast over it.
-# A plan always has its batch first, so the specification asks for these and for no others.
+# Torch also accepts inputs without a batch: a single image, a sequence that is broadcast.
+# In a plan the batch is always first, so the specification accepts only the ranks below.
 RANKS: dict[type[nn.Module], int] = {
     nn.Conv2d: 4,
     nn.MaxPool2d: 4,
@@ -44,7 +44,7 @@ def _batch_first(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
 
 
 def chain_refused(plan: Plan, batch_size: int, device: str) -> str | torch.Size:
-    """Why forward and backward do not run, or the output's shape where they do."""
+    """Return the output's shape, or the reason why forward and backward do not run."""
     try:
         module = subject.build_subject(plan, device=device)
         for part in module.modules():
@@ -60,7 +60,7 @@ def chain_refused(plan: Plan, batch_size: int, device: str) -> str | torch.Size:
 
 
 def walked(plan: Plan, batch_size: int) -> str | tuple[int, ...]:
-    start = filters.Tensor((batch_size, *plan.inputs[0].shape), plan.inputs[0].vocabulary is not None)
+    start = filters.TensorShape((batch_size, *plan.inputs[0].shape), plan.inputs[0].vocabulary is not None)
     try:
         return filters._Walk(batch_size).node(plan.root, start, "").shape
     except filters.Violation as violation:
@@ -69,7 +69,7 @@ def walked(plan: Plan, batch_size: int) -> str | tuple[int, ...]:
 
 # --- each layer alone ------------------------------------------------------------------------------------------------
 
-# Each layer alone: input shapes, then the values of every argument. Zeros and negatives are for what torch must refuse.
+# Each layer alone: input shapes, then the values of every argument; torch must reject zeros and negatives.
 IMAGES = [(2, 2, 4, 5), (1, 1, 1, 1), (1, 4, 1, 1), (1, 2, 1, 3), (3, 4, 6, 2), (2, 4, 3), (2, 4), (2, 2, 2, 2, 2)]
 VECTORS = [(2, 4), (1, 4), (1, 1), (3, 2, 4), (1, 4, 1), (2, 4, 2), (4,), (1, 2, 3, 4), (2, 2, 1, 1)]
 POOLING = {"kernel_size": [0, 1, 2, 3, 4, 5], "stride": [None, 0, 1, 2, 3], "padding": [-1, 0, 1, 2]}
@@ -130,9 +130,9 @@ def test_a_layer_alone_is_accepted_if_and_only_if_it_runs(kind: str) -> None:
     for shape, *values in cases:
         args = dict(zip(grid, values, strict=True))
         plan = Plan((InputTensor(shape[1:]),), layer(kind, **args))
-        truth, found = chain_refused(plan, shape[0], "cpu"), walked(plan, shape[0])
-        agree = isinstance(found, str) if isinstance(truth, str) else found == tuple(truth)
-        assert agree, (shape, args, found, truth)
+        truth, result = chain_refused(plan, shape[0], "cpu"), walked(plan, shape[0])
+        agree = isinstance(result, str) if isinstance(truth, str) else result == tuple(truth)
+        assert agree, (shape, args, result, truth)
 
 
 DENSE_LAYERS = [
@@ -151,8 +151,8 @@ DENSE_LAYERS = [
 def test_a_dense_block_is_accepted_if_and_only_if_its_features_join(shape: tuple[int, ...]) -> None:
     for children in [(), *product(DENSE_LAYERS), *product(DENSE_LAYERS, DENSE_LAYERS)]:
         plan = Plan((InputTensor(shape[1:]),), Node("DenseBlock", {}, children))
-        truth, found = chain_refused(plan, shape[0], "cpu"), walked(plan, shape[0])
-        assert isinstance(found, str) if isinstance(truth, str) else found == tuple(truth), (plan, found, truth)
+        truth, result = chain_refused(plan, shape[0], "cpu"), walked(plan, shape[0])
+        assert isinstance(result, str) if isinstance(truth, str) else result == tuple(truth), (plan, result, truth)
 
 
 @pytest.mark.parametrize("flat_memory", [False, True])
@@ -177,11 +177,11 @@ def test_an_encoder_decoder_is_accepted_if_and_only_if_its_memory_fits(flat_memo
         truth = chain_refused(plan, 2, "cpu")
         try:
             filters._Walk(2).run(plan)
-            found = None
+            result = None
         except filters.Violation as violation:
-            found = str(violation)
-        assert (found is None) == (not isinstance(truth, str)), (found, truth)
-        accepted += found is None
+            result = str(violation)
+        assert (result is None) == (not isinstance(truth, str)), (result, truth)
+        accepted += result is None
     assert (accepted > 0) != flat_memory
 
 
@@ -198,7 +198,7 @@ COMPOSITES = ("Residual", "Residual", "DenseBlock", "Sequential", "CheckpointedS
 
 
 class Drawing:
-    """Draws layers that mostly fit the shape before them."""
+    """Draws layers that mostly fit the preceding shape."""
 
     def __init__(self, draw: st.DrawFn, batch_size: int) -> None:
         self.draw = draw
@@ -207,15 +207,15 @@ class Drawing:
     def near(self, right: int) -> int:
         return right if self.draw(counts(0, 9)) else self.draw(SIZES)
 
-    def chain(self, x: filters.Tensor, longest: int, nested: int = 0) -> tuple[list[Node], filters.Tensor]:
+    def chain(self, x: filters.TensorShape, longest: int, nested: int = 0) -> tuple[list[Node], filters.TensorShape]:
         nodes = []
         for _ in range(self.draw(counts(1, longest))):
             nodes.append(self.node(x, nested))
-            with suppress(filters.Violation):  # a hint for what comes next: torch alone decides what is right
+            with suppress(filters.Violation):  # the shape is only a hint for the next layer; torch decides
                 x = filters._Walk(self.batch_size).node(nodes[-1], x, "")
         return nodes, x
 
-    def node(self, x: filters.Tensor, nested: int) -> Node:
+    def node(self, x: filters.TensorShape, nested: int) -> Node:
         fitting = {4: IMAGE, 3: SEQUENCE}.get(len(x.shape), ANY)
         kinds = fitting + ANY + (() if nested > 1 else COMPOSITES)
         kind = self.draw(st.sampled_from(kinds if self.draw(counts(0, 19)) else (*IMAGE, *SEQUENCE, "Embedding")))
@@ -223,7 +223,7 @@ class Drawing:
             kind = "Embedding"
         return self.composite(kind, x, nested) if kind in COMPOSITES else layer(kind, **self.arguments(kind, x.shape))
 
-    def composite(self, kind: str, x: filters.Tensor, nested: int) -> Node:
+    def composite(self, kind: str, x: filters.TensorShape, nested: int) -> Node:
         if kind == "Residual":
             body, out = self.chain(x, 2, nested + 1)
             other = [layer("Identity")] if self.draw(st.booleans()) else self.chain(x, 2, nested + 1)[0]
@@ -234,8 +234,8 @@ class Drawing:
             return Node(kind, {}, tuple(self.growth(x, k) for k in range(self.draw(counts(0, 3)))))
         return Node(kind, {}, tuple(self.chain(x, 3, nested + 1)[0]))
 
-    def growth(self, x: filters.Tensor, k: int) -> Node:
-        """A layer that adds a channel to a dense block."""
+    def growth(self, x: filters.TensorShape, k: int) -> Node:
+        """Return a layer that adds a channel to a dense block."""
         channels = self.near(x.shape[1] + k if len(x.shape) > 1 else 1)
         if len(x.shape) == 2:
             return layer("Linear", in_features=channels, out_features=1)
@@ -249,7 +249,7 @@ class Drawing:
         make = getattr(self, kind.lower(), None)
         if make is not None:
             return make(channels)
-        known: dict[str, dict[str, Any]] = {
+        arguments: dict[str, dict[str, Any]] = {
             "AdaptiveAvgPool2d": {"output_size": wide},
             "BatchNorm1d": {"num_features": channels},
             "BatchNorm2d": {"num_features": channels},
@@ -272,7 +272,7 @@ class Drawing:
                 "norm_first": self.draw(st.booleans()),
             },
         }
-        return known.get(kind, {})
+        return arguments.get(kind, {})
 
     def conv2d(self, channels: int) -> dict[str, Any]:
         groups = self.draw(st.sampled_from([1, 1, 1, channels, 2]))
@@ -304,10 +304,10 @@ def plans(draw: st.DrawFn) -> tuple[Plan, int]:
     image = InputTensor((draw(SIZES), draw(counts(1, 6)), draw(counts(1, 6))))
     sequence = InputTensor((draw(SIZES), draw(SIZES)))
     tokens = InputTensor((draw(SIZES),), 7)
-    given_ = draw(st.sampled_from([image, image, image, sequence, sequence, InputTensor((draw(SIZES),)), tokens]))
-    start = filters.Tensor((batch_size, *given_.shape), given_.vocabulary is not None)
+    first_input = draw(st.sampled_from([image, image, image, sequence, sequence, InputTensor((draw(SIZES),)), tokens]))
+    start = filters.TensorShape((batch_size, *first_input.shape), first_input.vocabulary is not None)
     nodes, _ = Drawing(draw, batch_size).chain(start, 4)
-    return Plan((given_,), chain(*nodes)), batch_size
+    return Plan((first_input,), chain(*nodes)), batch_size
 
 
 @pytest.mark.filterwarnings("ignore:input's size at dim=1 does not match num_features")
@@ -318,22 +318,22 @@ def test_a_chain_of_layers_is_accepted_if_and_only_if_it_runs() -> None:
     @given(plans())
     def holds(drawn: tuple[Plan, int]) -> None:
         plan, batch_size = drawn
-        found = walked(plan, batch_size)
+        result = walked(plan, batch_size)
         on_meta, on_cpu = chain_refused(plan, batch_size, "meta"), chain_refused(plan, batch_size, "cpu")
-        # Meta kernels let pass what real ones refuse: a Softmax over a dimension that is not there, a negative padding.
-        # Never the reverse: so what holds on both is what a card does.
+        # Meta kernels accept some calls that real ones reject: a Softmax over a missing dimension, a negative padding.
+        # They never reject what real ones accept, so a GPU runs what both accept.
         truth = on_cpu if isinstance(on_cpu, str) else on_meta
         seen[not isinstance(truth, str)] += 1
         if isinstance(truth, str):
-            assert isinstance(found, str), (found, truth)
+            assert isinstance(result, str), (result, truth)
         else:
-            assert found == tuple(truth), (found, truth)
+            assert result == tuple(truth), (result, truth)
 
     holds()
     assert min(seen[True], seen[False]) >= 0.2 * seen.total(), seen
 
 
-# --- what a rejection says -------------------------------------------------------------------------------------------
+# --- reasons of rejections -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -368,10 +368,10 @@ def test_a_chain_of_layers_is_accepted_if_and_only_if_it_runs() -> None:
         ),
     ],
 )
-def test_layers_say_what_they_expected(node: Node, shape: tuple[int, ...], sentence: str) -> None:
+def test_a_rejection_states_what_the_layer_expected(node: Node, shape: tuple[int, ...], sentence: str) -> None:
     assert walked(Plan((InputTensor(shape[1:]),), chain(node)), shape[0]) == sentence
 
 
 def test_a_layer_without_a_process_is_rejected_by_name() -> None:
-    found = walked(Plan((InputTensor((4,)),), chain(layer("Bilinear"))), 2)
-    assert str(found).startswith("Bilinear at '0': the specification has no such layer, it has ['AdaptiveAvgPool2d'")
+    result = walked(Plan((InputTensor((4,)),), chain(layer("Bilinear"))), 2)
+    assert str(result).startswith("Bilinear at '0': expected a layer of ['AdaptiveAvgPool2d'")

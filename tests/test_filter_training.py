@@ -1,4 +1,4 @@
-"""The rules for training setups are held to torch: optimizers, their arguments, losses and precisions."""
+"""The rules for training setups agree with torch: optimizers, their arguments, losses and precisions."""
 
 import inspect
 from collections import Counter
@@ -32,7 +32,7 @@ def reason_of(network: dict[str, Any], **setup: Any) -> str:
     ("setup", "sentence"),
     [
         ({"optimizer": "Adan"}, "no optimizer Adan: choose one of ['ASGD', 'Adadelta',"),
-        ({"optimizer": "LBFGS"}, "LBFGS runs the training step several times a step, which a spec cannot say"),
+        ({"optimizer": "LBFGS"}, "LBFGS runs the training step several times per step, which a spec cannot describe"),
         ({"optimizer": "Muon(lr=0.1)"}, "Muon takes matrices only, and these networks have biases"),
         ({"optimizer": "SparseAdam"}, "SparseAdam takes sparse gradients only, and these networks have dense ones"),
         (
@@ -64,13 +64,13 @@ def reason_of(network: dict[str, Any], **setup: Any) -> str:
         ),
     ],
 )
-def test_a_training_that_cannot_run_is_rejected_in_a_sentence(setup: dict[str, Any], sentence: str) -> None:
+def test_a_training_setup_that_cannot_run_is_rejected_with_a_reason(setup: dict[str, Any], sentence: str) -> None:
     assert reason_of(MLP, **setup).startswith(sentence)
 
 
 def test_bce_is_rejected_under_autocast() -> None:
-    found = reason_of({**MLP, "head": "sigmoid"}, loss="bce", autocast="bf16")
-    assert found == "torch refuses the loss bce under autocast: use bce_with_logits"
+    reason = reason_of({**MLP, "head": "sigmoid"}, loss="bce", autocast="bf16")
+    assert reason == "torch refuses the loss bce under autocast: use bce_with_logits"
 
 
 ARGUMENTS: dict[str, list[Any]] = {
@@ -116,7 +116,7 @@ def test_an_optimizer_call_is_accepted_if_and_only_if_torch_takes_it(name: str) 
     calls = [f"{name}({argument}={value!r})" for argument, values in ARGUMENTS.items() for value in values]
     calls += [f"{name}(momentum=0.9, nesterov=True)", f"{name}(momentum=0.9, nesterov=True, dampening=0.5)"]
     for call in calls:
-        if call == "Adam(decoupled_weight_decay=True)":  # AdamW by another name, which torch had not always
+        if call == "Adam(decoupled_weight_decay=True)":  # equivalent to AdamW; older versions of torch lack it
             continue
         verdict = filters.check(make_spec("mlp", MLP, replace(SETUP, optimizer=call)))
         assert isinstance(verdict, filters.Rejected) == optimizer_refuses(call), (call, verdict)
@@ -134,15 +134,15 @@ def test_an_implementation_is_accepted_if_and_only_if_the_class_has_it(name: str
     assert isinstance(verdict, LayerTable) == takes_it
 
 
-def test_every_argument_of_the_optimizers_is_tried() -> None:
+def test_the_calls_above_use_every_argument_of_the_optimizers() -> None:
     assert {item for rule in optimizers.OPTIMIZERS.values() for item in rule.arguments} == ARGUMENTS.keys()
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop"])
 @pytest.mark.parametrize("implementation", ["single", "fused"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-def test_scaled_losses_and_fp16_gradients(optimizer: str, implementation: str, dtype: str) -> None:
-    """A GradScaler, which comes with autocast in fp16, unscales gradients in fp16 inside of fused optimizers only."""
+def test_only_fused_optimizers_take_scaled_fp16_gradients(optimizer: str, implementation: str, dtype: str) -> None:
+    """The GradScaler of fp16 autocast can unscale fp16 gradients only inside fused optimizers."""
     setup = replace(SETUP, optimizer=optimizer, implementation=implementation, dtype=dtype, autocast="fp16")
     spec = make_spec("mlp", MLP, setup)
     verdict = filters.check(spec)

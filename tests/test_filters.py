@@ -1,4 +1,4 @@
-"""The filter is held to torch: it accepts a spec if and only if the training runs on the meta device."""
+"""The filter accepts a spec if and only if its training runs on the meta device."""
 
 import inspect
 from collections import Counter
@@ -13,7 +13,7 @@ from small_networks import NETWORKS
 from torch import nn
 
 from vramcast.dataset_builder import filters, subject
-from vramcast.dataset_builder.families import cnn, make_spec, mlp, pieces, plan_of, template, transformer
+from vramcast.dataset_builder.families import cnn, make_spec, mlp, plan_of, shared_layers, template, transformer
 from vramcast.dataset_builder.plan import Node, Plan
 from vramcast.dataset_builder.schema import LayerTable, Spec
 from vramcast.dataset_builder.specification import SPECIFICATION, listing
@@ -26,7 +26,7 @@ REFUSALS = (RuntimeError, ValueError, IndexError, AssertionError)
 
 
 def torch_refuses(spec: Spec) -> str | None:
-    """Why a step of the spec's training cannot run, None where all of them can."""
+    """Return the reason why a training step of the spec cannot run, or None."""
     setup = spec.training
     plan = plan_of(spec)
     if reason := _refused_on_a_card(setup, plan):
@@ -46,7 +46,7 @@ def torch_refuses(spec: Spec) -> str | None:
 
 
 def _refused_on_a_card(setup: TrainingSetup, plan: Plan) -> str | None:
-    """What the meta device lets pass, because it knows neither values nor kernels."""
+    """Raise for errors that the meta device misses, because it has neither values nor kernels."""
     if setup.loss == "bce" and setup.autocast:
         return "binary_cross_entropy raises under autocast, which has no meta device"
     if setup.loss == "bce" and _last(plan.root).kind not in ("Sigmoid", "Softmax"):
@@ -64,7 +64,7 @@ def make_optimizer(setup: TrainingSetup, parameters: list[nn.Parameter]) -> torc
     name, arguments = parse_call(setup.optimizer)
     if setup.implementation != "fused":
         return training.make_optimizer(name, arguments, setup.implementation, parameters)
-    # a fused kernel runs on no meta tensor: what the signature offers stands for it
+    # fused kernels do not run on meta tensors, so check the signature instead
     if "fused" not in inspect.signature(getattr(torch.optim, name)).parameters:
         raise RuntimeError(f"{name} is not fused anywhere")
     return training.make_optimizer(name, arguments, "default", parameters)
@@ -72,9 +72,9 @@ def make_optimizer(setup: TrainingSetup, parameters: list[nn.Parameter]) -> torc
 
 # --- specs of all families -------------------------------------------------------------------------------------------
 
-ACTIVATIONS = st.sampled_from(sorted(pieces.ACTIVATIONS))
+ACTIVATIONS = st.sampled_from(sorted(shared_layers.ACTIVATIONS))
 DROPOUTS = st.sampled_from([0.0, 0.25])
-HEADS = st.sampled_from(sorted(pieces.HEADS))
+HEADS = st.sampled_from(sorted(shared_layers.HEADS))
 OPTIMIZERS = st.sampled_from(
     ["Adam", "AdamW(amsgrad=True)", "SGD", "SGD(momentum=0.9, nesterov=True)", "RMSprop(centered=True)", "NAdam"]
 )
@@ -107,7 +107,7 @@ CNNS = st.fixed_dictionaries(
         "max_filters": counts(1, 16),
         "kernel_size": st.sampled_from([1, 2, 3, 3, 3, 4, 5]),
         "activation": ACTIVATIONS,
-        "norm": st.sampled_from(pieces.IMAGE_NORMS),
+        "norm": st.sampled_from(shared_layers.IMAGE_NORMS),
         "dropout": DROPOUTS,
         "pooling": st.sampled_from(cnn.POOLINGS),
         "pool_every": counts(1, 3),
@@ -135,7 +135,7 @@ TEMPLATES = st.fixed_dictionaries(
         "pool_size": counts(1, 3),
         "classifier_features": counts(1, 8),
         "activation": ACTIVATIONS,
-        "norm": st.sampled_from(pieces.IMAGE_NORMS),
+        "norm": st.sampled_from(shared_layers.IMAGE_NORMS),
         "dropout": DROPOUTS,
         "head": HEADS,
     }
@@ -189,7 +189,7 @@ def test_a_spec_is_accepted_if_and_only_if_its_training_runs(family: str, networ
     assert min(seen[True], seen[False]) >= 0.2 * seen.total(), seen
 
 
-# --- what a rejection says -------------------------------------------------------------------------------------------
+# --- reasons of rejections -------------------------------------------------------------------------------------------
 
 SETUP = TrainingSetup(batch_size=8)
 MLP = NETWORKS["mlp"]
@@ -203,7 +203,7 @@ def reason_of(family: str, network: dict[str, Any], **setup: Any) -> str:
     return verdict.reason
 
 
-def test_a_norm_rejects_the_batch_that_leaves_it_one_value() -> None:
+def test_a_norm_rejects_a_batch_with_one_value() -> None:
     sentence = "BatchNorm1d at '0.1': expected N * prod(L) > 1, found L=(), N=1"
     assert reason_of("mlp", {**MLP, "norm": "batch"}, batch_size=1) == sentence
     assert reason_of("mlp", {**MLP, "norm": "batch"}, last_batch_size=1) == sentence
@@ -239,7 +239,7 @@ def test_reasons_name_the_layer_and_the_values() -> None:
     )
 
 
-# --- the specification as a text -------------------------------------------------------------------------------------
+# --- the specification as text -------------------------------------------------------------------------------------
 
 
 def test_the_listing_has_every_process_with_its_conditions() -> None:
@@ -255,7 +255,7 @@ def test_the_listing_has_every_process_with_its_conditions() -> None:
         assert f"Output = {process.writes}" in text
 
 
-def test_the_listing_of_a_linear_layer() -> None:
+def test_the_listing_of_a_linear_layer_is_readable() -> None:
     assert (
         "process Linear (Input = [*B, F]: set of nat; default bias = True)\n"
         "pre  F == in_features\n"

@@ -1,4 +1,4 @@
-"""Builds from end to end: complete, resumed, extended, killed."""
+"""Builds from end to end: complete, resumed, extended, interrupted and killed."""
 
 import json
 import random
@@ -40,7 +40,7 @@ def make(out: Path, n: int, sampler: str = "uniform", **changed) -> Build:
     return Build(parse_space(settings["space"]), make_sampler(sampler), StaticBackend(), n, 0, out, settings)
 
 
-def carry_out(build: Build):
+def run_serially(build: Build):
     return run(build, SerialExecutor(), lambda row: None, lambda done: None)
 
 
@@ -72,7 +72,7 @@ def test_the_same_command_adds_nothing_and_a_larger_n_extends(tmp_path, capsys):
     assert "55 rows (40 resumed" in capsys.readouterr().out
 
 
-def test_executors_give_the_same_rows(tmp_path):
+def test_all_executors_give_the_same_rows(tmp_path):
     for name in ("serial", "local"):
         assert main(["family=mlp", "backend=static", f"executor={name}", "n=50", f"out={tmp_path / name}"]) == 0
     rows = [
@@ -81,20 +81,20 @@ def test_executors_give_the_same_rows(tmp_path):
     assert rows[0] == rows[1]
 
 
-def test_a_used_up_space_ends_with_a_note(tmp_path):
-    result = carry_out(make(tmp_path, 100))
-    assert result.rows == 4  # four widths at batch 2: batch norm refuses a batch of 1
+def test_an_exhausted_space_ends_with_a_note(tmp_path):
+    result = run_serially(make(tmp_path, 100))
+    assert result.rows == 4  # four widths with batch size 2: batch norm rejects a batch of 1
     assert result.rejected == 4
     assert "found 4 configurations that can run, fewer than n=100" in result.notes[0]
 
 
-def test_a_space_in_which_nothing_can_run_is_bad_input(tmp_path, capsys):
+def test_a_space_in_which_nothing_can_run_is_rejected(tmp_path, capsys):
     words = [*WORDS, "n=5", f"out={tmp_path}", "+space.training.optimizer=LBFGS"]
     assert main(words) == 2
     assert "found none among" in capsys.readouterr().err
 
 
-def test_coverage_can_be_told_again_from_the_journal(tmp_path, capsys):
+def test_coverage_can_be_computed_again_from_the_journal(tmp_path, capsys):
     assert main([*WORDS, "n=30", f"out={tmp_path}"]) == 0
     capsys.readouterr()
     assert main(["coverage", str(tmp_path), "--pairs", "0"]) == 0
@@ -103,12 +103,12 @@ def test_coverage_can_be_told_again_from_the_journal(tmp_path, capsys):
     assert main(["coverage", str(tmp_path)]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(whole.splitlines()) - 36 + 10  # pairs of nine factors
     build = make(tmp_path / "tiny", 3)
-    carry_out(build)
+    run_serially(build)
     assert len(find_assignments(build, ids(tmp_path / "tiny"))) == 3
 
 
 def test_a_summary_counts_and_groups(tmp_path):
-    carry_out(make(tmp_path, 100))
+    run_serially(make(tmp_path, 100))
     journal = read_journal(tmp_path)
     summary = summarise([*journal.rows, *journal.rejections], bucket_mib=1).to_json()
     assert summary["rows"] == 4
@@ -118,7 +118,7 @@ def test_a_summary_counts_and_groups(tmp_path):
     assert kind_of("Conv2d at '0.1': expected H2 >= 1, found H2=0") == "Conv2d: expected H2 >= 1"
 
 
-def test_a_long_tail_of_buckets_is_one_line():
+def test_a_long_tail_of_buckets_is_summarised_in_one_line():
     summary = Summary(bucket_mib=8, buckets=Counter(dict.fromkeys(range(50), 2)), families=Counter(mlp=100))
     bars = [line.split("#")[0].split() for line in summary.to_text().splitlines() if "#" in line]
     assert bars[:2] == [["0-8", "2"], ["8-16", "2"]]
@@ -178,7 +178,7 @@ def test_an_interrupted_build_says_so_and_leaves_a_valid_journal(tmp_path, numbe
     assert 20 <= len(ids(tmp_path)) < 400
 
 
-def test_a_directory_that_another_build_holds_is_refused(tmp_path):
+def test_a_directory_that_another_build_uses_is_rejected(tmp_path):
     first = start(tmp_path, "n=100000", "executor=serial")
     wait_for_rows(first, tmp_path, 1)
     try:

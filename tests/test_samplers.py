@@ -1,4 +1,4 @@
-"""Samplers: one contract, and what each of them promises beyond it."""
+"""Samplers: the contract of all, and the properties of each."""
 
 from collections import Counter
 from itertools import combinations, islice
@@ -37,7 +37,7 @@ SPACE = parse_space(
 
 @pytest.mark.parametrize("name", SAMPLERS)
 class TestContract:
-    def test_the_stream_is_a_function_of_space_and_seed(self, name):
+    def test_the_stream_depends_only_on_space_and_seed(self, name):
         first, second = (list(islice(make_sampler(name).candidates(SPACE, 7), 40)) for _ in range(2))
         assert first == second
         assert first != list(islice(make_sampler(name).candidates(SPACE, 8), 40))
@@ -53,7 +53,7 @@ class TestContract:
         assert "\n" not in text
 
 
-def test_an_orthogonal_sample_meets_every_pair_of_levels_equally_often():
+def test_every_pair_of_levels_occurs_equally_often_in_an_orthogonal_sample():
     runs = list(make_sampler("orthogonal").candidates(SPACE, 3))
     assert len(runs) == 16  # L16(4^4 2^1) is in Rao-Hamming's OA(16, 5, 4, 2)
     for a, b in combinations(FACTORS, 2):
@@ -71,7 +71,7 @@ def test_an_unequal_balance_names_its_factors_in_the_details_only():
     assert "from equal (arch x act)" in sampler.details(space)
 
 
-def test_strength_three_meets_every_triple():
+def test_every_triple_occurs_equally_often_at_strength_three():
     runs = list(make_sampler("orthogonal", strength=3, max_levels=2).candidates(SPACE, 3))
     for names in combinations(FACTORS, 3):
         counts = Counter(tuple(values[name] for name in names) for values in runs)
@@ -105,35 +105,35 @@ def test_combined_is_orthogonal_first_and_uniform_after():
 @pytest.mark.parametrize(
     ("name", "settings"), [("halton", {}), ("orthogonal", {"strength": 4}), ("uniform", {"strength": 2})]
 )
-def test_bad_settings_get_a_sentence(name, settings):
+def test_invalid_settings_raise_one_sentence(name, settings):
     with pytest.raises(UserError, match="expected"):
         make_sampler(name, **settings)
 
 
-def test_coverage_of_an_orthogonal_sample_is_even_and_whole():
-    found = coverage(SPACE, make_sampler("orthogonal").candidates(SPACE, 0))
-    assert found.rows == 16
-    assert found.pairs_covered == 1.0
-    assert all(cells.evenness == pytest.approx(1.0) for cells in (*found.factors, *found.pairs))
+def test_coverage_of_an_orthogonal_sample_is_even_and_complete():
+    result = coverage(SPACE, make_sampler("orthogonal").candidates(SPACE, 0))
+    assert result.rows == 16
+    assert result.pairs_covered == 1.0
+    assert all(cells.evenness == pytest.approx(1.0) for cells in (*result.factors, *result.pairs))
 
 
-def test_coverage_counts_what_is_missing():
+def test_coverage_counts_missing_levels():
     runs = [values for values in make_sampler("orthogonal").candidates(SPACE, 0) if values["arch"] != "gradual"]
-    found = coverage(SPACE, runs)
-    arch = next(cells for cells in found.factors if cells.names == ("arch",))
+    result = coverage(SPACE, runs)
+    arch = next(cells for cells in result.factors if cells.names == ("arch",))
     assert arch.counts == (4, 4, 4, 0)
     assert arch.covered == 0.75
     assert 0 < arch.evenness < 1
-    text = coverage_report(found, "an array")
+    text = coverage_report(result, "an array")
     assert "| arch | 4 | 4 4 4 0 | 75% |" in text
     assert "the least covered first, 10 of 10" in text
     assert sum(" x " in line for line in text.splitlines()) == 10  # every pair of the five factors
     assert "| arch x" in text.splitlines()[-10]
-    assert sum(" x " in line for line in coverage_report(found, "an array", 3).splitlines()) == 3
+    assert sum(" x " in line for line in coverage_report(result, "an array", 3).splitlines()) == 3
 
 
-def test_coverage_of_nothing_is_nothing():
-    found = coverage(SPACE, [])
-    assert found.rows == 0
-    assert found.pairs_covered == 0.0
-    assert coverage_report(found, "an array").startswith("# Coverage of 0 configurations")
+def test_coverage_of_no_configurations_is_zero():
+    result = coverage(SPACE, [])
+    assert result.rows == 0
+    assert result.pairs_covered == 0.0
+    assert coverage_report(result, "an array").startswith("# Coverage of 0 configurations")

@@ -30,7 +30,7 @@ def load(name: str) -> Space:
     log=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_whole_numbers_stay_in_their_range_and_on_their_step(low, width, step, log, seed):
+def test_integers_are_in_their_range_and_multiples_of_their_step(low, width, step, log, seed):
     factor = Range(low * step, (low + width) * step, whole=True, step=step, log=log)
     drawn = [factor.draw(np.random.RandomState(seed + i), {}) for i in range(20)]
     levels = [factor.level(i, 4, {}) for i in range(4)]
@@ -45,18 +45,18 @@ def test_whole_numbers_stay_in_their_range_and_on_their_step(low, width, step, l
         assert levels[-1] == (low + width - 1) * step
 
 
-def test_levels_of_a_range_fall_into_bins_of_their_own():
+def test_each_level_of_a_range_has_its_own_bin():
     factor = Range(0.1, 0.5, whole=False, level_count=4)
     assert [factor.bin(factor.level(i, 4, {}), {}) for i in range(4)] == [0, 1, 2, 3]
 
 
-def test_a_choice_cut_to_fewer_levels_is_spread_over_the_list():
+def test_fewer_levels_of_a_choice_are_spread_over_its_values():
     factor = Choice(tuple("abcdefgh"))
     assert [factor.level(i, 4, {}) for i in range(4)] == ["a", "c", "e", "g"]
     assert [factor.level(i, 8, {}) for i in range(8)] == list("abcdefgh")
 
 
-def test_bounds_depend_on_factors_before():
+def test_bounds_may_depend_on_earlier_factors():
     factor = parse_factor("outputs", {"int": [1, "max(2, inputs // 4)"]})
     assert factor.level(3, 4, {"inputs": 400}) == 99
     assert factor.level(3, 4, {"inputs": 4}) == 1
@@ -81,26 +81,26 @@ def test_bounds_depend_on_factors_before():
         (7, "one of choice, int"),
     ],
 )
-def test_a_factor_that_makes_no_sense_is_refused(settings, sentence):
+def test_an_invalid_factor_is_rejected(settings, sentence):
     with pytest.raises(UserError, match=sentence):
         parse_factor("width", settings)
 
 
 @pytest.mark.parametrize("bounds", [["height", 1], ["0 * height", 10], [1, "'wide'"]])
-def test_a_range_that_is_none_is_refused_when_it_is_drawn(bounds):
+def test_an_empty_range_is_rejected_when_it_is_drawn(bounds):
     factor = parse_factor("width", {"int": bounds, "log": True})
     with pytest.raises(UserError, match="expected a range from low to high for factor width"):
         factor.draw(np.random.RandomState(0), {"height": 5})
 
 
-def test_a_bound_that_names_no_factor_is_refused():
+def test_a_bound_with_an_unknown_factor_is_rejected():
     factor = parse_factor("width", {"int": [1, "hieght * 2"]})
     with pytest.raises(UserError, match="hieght"):
         factor.draw(np.random.RandomState(0), {"height": 3})
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_gives_specs_of_its_family_most_of_which_can_run(name):
+def test_most_specs_of_every_preset_can_run(name):
     space = load(name)
     specs = [space.spec(values) for values in islice(make_sampler("uniform").candidates(space, 1), 60)]
     assert {spec.family for spec in specs} == {space.family}
@@ -146,7 +146,7 @@ def _transformer(values):
         (["gpumemnet_transformer_step1", "gpumemnet_transformer_step2"], "transformer_data_sample.csv", _transformer),
     ],
 )
-def test_a_gpumemnet_preset_draws_that_projects_very_configurations(public_rows, spaces, file, name_of):
+def test_a_gpumemnet_preset_draws_the_published_configurations(public_rows, spaces, file, name_of):
     published = {line["Filename"] for line in public_rows(f"gpumemnet/{file}")}
     sampler = make_sampler("uniform")
     drawn = {
