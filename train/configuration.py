@@ -143,18 +143,18 @@ def _network(values: Mapping[str, Any]) -> tuple[NetworkSettings, int]:
     settings = {**values["estimator"]}
     members = settings.pop("members", None)
     check_count("estimator.members", members)
-    known = {item.name for item in fields(NetworkSettings)} - {"features", "bucket_mib", "seed"}
-    _check_keys("the estimator", settings, known, required=False)
+    allowed = {item.name for item in fields(NetworkSettings)} - {"features", "bucket_mib", "seed"}
+    _check_keys("the estimator", settings, allowed, required=False)
     shared = {"features": values["features"].get("name"), "bucket_mib": values["bucket_mib"], "seed": values["seed"]}
     return from_mapping(NetworkSettings, {**settings, **shared}, "the estimator"), members
 
 
-def _check_keys(owner: str, values: Mapping[str, Any], known: set[str], required: bool = True) -> None:
-    unknown = sorted(map(str, values.keys() - known))
+def _check_keys(owner: str, values: Mapping[str, Any], allowed: set[str], required: bool = True) -> None:
+    unknown = sorted(map(str, values.keys() - allowed))
     if unknown:
-        near = difflib.get_close_matches(unknown[0], known, n=1)
+        near = difflib.get_close_matches(unknown[0], allowed, n=1)
         hint = f"did you mean {near[0]}?" if near else "remove them"
-        raise UserError(f"expected only the keys {sorted(known)} in {owner}, found {unknown}: {hint}")
-    missing = sorted(known - values.keys())
+        raise UserError(f"expected only the keys {sorted(allowed)} in {owner}, found {unknown}: {hint}")
+    missing = sorted(allowed - values.keys())
     if missing and required:
-        raise UserError(f"expected the keys {sorted(known)} in {owner}, found no {missing}: do not delete them")
+        raise UserError(f"expected the keys {sorted(allowed)} in {owner}, found no {missing}: do not delete them")
