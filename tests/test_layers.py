@@ -369,3 +369,18 @@ def test_a_run_on_the_cpu_gives_the_same_table() -> None:
     assert on_cpu == layer_table(network.to("meta"), [x.to("meta")])
     assert on_cpu.activations == 8 * 3 + 3
     assert sum(map(prod, on_cpu.trainable_shapes)) == on_cpu.parameters
+
+
+class _RotaryEmbedding(nn.Module):
+    """Switches autocast off for the device of its input, as networks of transformers 4.51 do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(device_type=x.device.type, enabled=False):
+            return x.float().cos()
+
+
+def test_a_network_that_names_its_device_for_autocast_has_a_table() -> None:
+    table = table_of(nn.Sequential(nn.Linear(4, 6), _RotaryEmbedding()), (2, 4))
+    assert kinds(table) == [("Linear", 6, 30), ("_RotaryEmbedding", 6, 0)]
+    with pytest.raises(RuntimeError, match="unsupported scalarType"), torch.autocast("meta", enabled=False):
+        pytest.fail("torch allows it, so that nothing needs to be replaced")

@@ -237,6 +237,23 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
+@contextmanager
+def autocast_without_effect() -> Iterator[None]:
+    """Let code enter torch.autocast("meta"), which torch refuses: transformers 4 does so to switch autocast off.
+
+    For passes that count elements and need no dtypes. Checked with torch 2.6 to 2.13.
+    """
+    original = torch.autocast.__init__
+
+    def init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
+        if device_type == "meta":
+            device_type, dtype, enabled = "cpu", torch.bfloat16, False
+        original(self, device_type, dtype, enabled, cache_enabled)
+
+    with replaced(torch.autocast, "__init__", init):
+        yield
+
+
 def _any_device(original: Callable[..., None], rules: _Rules) -> Callable[..., None]:
     def init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
         if device_type in ("cuda", "meta"):

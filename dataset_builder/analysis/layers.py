@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vramcast.dataset_builder.schema import LayerRecord, LayerTable
+from vramcast.virtual_gpu.autocast import autocast_without_effect
 from vramcast.virtual_gpu.owners import is_layer
 
 # Functions that move or rename existing data; memory layouts decide whether they copy.
@@ -24,6 +25,7 @@ def layer_table(module: nn.Module, inputs: Sequence[Any], batch_size: int | None
     with ExitStack() as stack:
         for name, part in module.named_modules():
             stack.enter_context(recorder.on(name, part))
+        stack.enter_context(autocast_without_effect())
         stack.enter_context(recorder)
         try:
             module(*inputs)
