@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from vramcast.dataset_builder.process_tree import end_descendants
+
 TICK_SECONDS = 0.05
 """How often the child's end is looked at while nothing comes."""
 TERM_SECONDS = 1.0
@@ -53,13 +55,15 @@ class ChildProcess:
         self.fault: str | None = None
         """What is wrong with its reports, None if nothing is."""
         self._longest_answer_bytes = longest_answer_bytes
-        self._tail, self._unread = bytearray(), bytearray()
+        self._tail, self._unread, self._unsent = bytearray(), bytearray(), bytearray()
+        self._searched = 0
         self._answers, theirs = os.pipe()
         self._output, printed = os.pipe()
         try:
             self.process = subprocess.Popen(
                 [*command, str(theirs)],
                 stdin=subprocess.PIPE,
+                bufsize=0,
                 stdout=printed,  # libraries print there what belongs to the evidence
                 stderr=printed,
                 pass_fds=(theirs,),
@@ -78,13 +82,27 @@ class ChildProcess:
         for channel in (self._answers, self._output):
             os.set_blocking(channel, False)
             self._selector.register(channel, selectors.EVENT_READ)
+        if self.process.stdin:
+            os.set_blocking(self.process.stdin.fileno(), False)
 
     def send(self, data: bytes) -> None:
-        """Send to its standard input."""
+        """Send to the child's standard input; what a busy child does not take yet is sent while waiting for reports."""
         if self.process.stdin:
-            with suppress(BrokenPipeError):  # it is dead already, and how is seen later
-                self.process.stdin.write(data)
-                self.process.stdin.flush()
+            waiting = bool(self._unsent)
+            self._unsent += data
+            if not waiting and not self._flush():
+                self._selector.register(self.process.stdin, selectors.EVENT_WRITE)
+
+    def _flush(self) -> bool:
+        """Write what the pipe takes; return False while some is left."""
+        try:
+            while self._unsent and self.process.stdin:
+                del self._unsent[: os.write(self.process.stdin.fileno(), self._unsent[:PIPE_BYTES])]
+        except BlockingIOError:
+            return False
+        except BrokenPipeError:  # the child is dead, which is seen later
+            self._unsent.clear()
+        return True
 
     def reports(self, patience_seconds: float) -> list[Mapping[str, Any]]:
         """What it has reported by now, or within some time: mappings with an 'event'."""
@@ -92,8 +110,9 @@ class ChildProcess:
             time.sleep(min(TICK_SECONDS, patience_seconds))
         else:
             for key, _ in self._selector.select(patience_seconds):
-                if not self._read(key.fd):
-                    self._selector.unregister(key.fd)
+                done = self._flush() if key.fileobj is self.process.stdin else not self._read(key.fd)
+                if done:
+                    self._selector.unregister(key.fileobj)
         return self._events()
 
     def _read(self, channel: int) -> bool:
@@ -111,8 +130,11 @@ class ChildProcess:
         return bool(data)
 
     def _events(self) -> list[Mapping[str, Any]]:
+        if self._unread.find(b"\n", self._searched) < 0:  # a long line is not searched again with each piece
+            self._searched = len(self._unread)
+            return []
         *lines, rest = self._unread.split(b"\n")
-        self._unread = bytearray(rest)
+        self._unread, self._searched = bytearray(rest), len(rest)
         found: list[Mapping[str, Any]] = []
         for line in lines:
             try:
@@ -132,10 +154,11 @@ class ChildProcess:
         return True
 
     def end(self) -> None:
-        """End the group: kindly while its leader lives, then all that is left of it."""
+        """End the group: kindly while its leader lives, then all that is left of it and all descendants."""
         if not self.has_ended():
             self._signal(signal.SIGTERM)
             self._wait(TERM_SECONDS)
+        end_descendants(self.process.pid, KILL_SECONDS)
         self._signal(signal.SIGKILL)
         self._wait(KILL_SECONDS)
         self._read(self._output)
