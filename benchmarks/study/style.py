@@ -11,7 +11,6 @@ from vramcast.models.drawing import quiet
 GREY = "0.45"
 BLUE, ORANGE, GREEN, RED, VIOLET = "#4c78a8", "#f28e2b", "#59a14f", "#d1495b", "#8d6cab"
 FEATURE_COLOURS = {"gpumemnet": ORANGE, "layers": VIOLET, "full": BLUE, "virtual GPU": GREEN}
-FAMILY_COLOURS = {"mlp": BLUE, "cnn": ORANGE, "transformer": GREEN}
 
 
 def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""Caching allocators in a state that a test wants, and what is in them."""
+"""Caching allocators in a chosen state, and views of their contents."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def mib(size: float) -> int:
 
 
 def layout(allocator: CachingAllocator) -> list[list[tuple[float, bool]]]:
-    """Segments from the oldest, whose address is the highest: the size in MiB of each block, and whether it is live."""
+    """Return the segments from the oldest, which has the highest address: (MiB, live) of each block."""
     return [
         [(block.size_bytes / MIB, block.state is BlockState.ALLOCATED) for block in segment.blocks]
         for segment in reversed(allocator.segments())
@@ -25,12 +25,12 @@ def layout(allocator: CachingAllocator) -> list[list[tuple[float, bool]]]:
 
 
 def state(allocator: CachingAllocator) -> tuple[float, float, float]:
-    """Requested, allocated and reserved MiB, after a check."""
+    """Check the allocator, and return requested, allocated and reserved MiB."""
     allocator.check()
     return allocator.requested_bytes / MIB, allocator.allocated_bytes / MIB, allocator.reserved_bytes / MIB
 
 
 def filled(*sizes: float, capacity: float | None = None, options: AllocatorOptions | None = None) -> Any:
-    """An allocator with a block of each size in MiB, and the blocks."""
+    """Return an allocator with a block of each size in MiB, and the blocks."""
     allocator = CachingAllocator(None if capacity is None else mib(capacity), options)
     return allocator, [allocator.malloc(mib(size)) for size in sizes]

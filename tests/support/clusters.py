@@ -16,5 +16,5 @@ def trace(*arrivals: tuple[float, TraceJob]) -> list[Submission]:
 
 
 def truth(submissions: Sequence[Submission]) -> dict[str, int]:
-    """What an oracle asks for."""
+    """Return the true peaks, which an oracle reserves."""
     return {item.job.name: item.job.peak_bytes for item in submissions}

@@ -1,4 +1,4 @@
-"""The real child with the CPU for a card: `python cpu_child.py MODE FD`. What torch.cuda says is made up."""
+"""The real child with the CPU as its device: `python cpu_child.py MODE FD`. The figures of torch.cuda are made up."""
 
 import sys
 from types import SimpleNamespace

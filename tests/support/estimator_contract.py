@@ -1,4 +1,4 @@
-"""What every estimator owes, as tests to inherit: a class of them needs a `make` that returns a fresh estimator."""
+"""The contract of estimators, as tests to inherit: a subclass needs a `make` that returns a new estimator."""
 
 import json
 from abc import ABC, abstractmethod
@@ -18,12 +18,12 @@ NARROW = Buckets(width_bytes=50 * MIB, capacity_bytes=1000 * MIB)
 
 
 class EstimatorContract(ABC):
-    """Inherit, and say what `make` makes."""
+    """Tests that every estimator must pass."""
 
     @staticmethod
     @abstractmethod
     def make() -> Estimator:
-        """An estimator that was not fitted, quick to fit."""
+        """Return an unfitted estimator that is quick to fit."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -115,7 +115,7 @@ class EstimatorContract(ABC):
                 with pytest.raises(UserError, match=r"expected .* found .*"):
                     type(fitted).load(tmp_path)
             path.write_bytes(data)
-        type(fitted).load(tmp_path)  # as it was, it is read
+        type(fitted).load(tmp_path)  # the unchanged files can be read
 
     def test_json_of_another_kind_is_refused(self, fitted, tmp_path):
         fitted.save(tmp_path)

@@ -1,4 +1,4 @@
-"""A child that plays its side of a measurement as a test tells it: `python fake_child.py MODE FD`.
+"""A child that plays its side of a measurement as a test prescribes: `python fake_child.py MODE FD`.
 
 What it holds on the card it writes where the stub of NVML reads it.
 """
@@ -18,7 +18,7 @@ OOM = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
 def hold(used, pid=None):
-    """Hold so much on the card while this process lives, under its own id or another."""
+    """Hold memory on the GPU while this process lives, under its own id or another."""
     path, uuid = Path(os.environ["NVML_STUB"]), os.environ["CUDA_VISIBLE_DEVICES"]
     mine = f"process {uuid} {pid or os.getpid()} "
     lines = [line for line in path.read_text().splitlines() if not line.startswith(mine)]
@@ -45,7 +45,7 @@ class Child:
         self.context()
 
     def ok(self):
-        """Context, a peak of 60 ms, an end; prints what is nobody's business to its standard output."""
+        """Make a context, hold a peak for 60 ms, and end; also print to standard output, which must be ignored."""
         print("a library that talks", flush=True)
         self.start()
         hold(PEAK)
@@ -54,7 +54,7 @@ class Child:
         self.report({**OK, "versions": {"cuda": "12.4"}})
 
     def capped(self):
-        """Needs 500 MiB: out of memory under a lower cap."""
+        """Need 500 MiB: run out of memory under a lower cap."""
         self.start()
         cap = self.request["cap_bytes"]
         if cap is not None and cap < OK["reserved_bytes"]:
@@ -63,7 +63,7 @@ class Child:
             self.report({**OK, "retries": int(cap == OK["reserved_bytes"])})
 
     def recorded(self):
-        """Plays figures that are written down beside the card's state."""
+        """Return figures that the test wrote next to the GPU's state."""
         found = json.loads(Path(os.environ["NVML_STUB"]).with_name("figures.json").read_text())
         hold(found["breakdown"]["context"])
         self.context()
@@ -73,7 +73,7 @@ class Child:
         self.report({"event": "result", **{name: found[name] for name in names}})
 
     def hang(self):
-        """Hangs with a child of its own, deaf to SIGTERM both, and says who they are."""
+        """Hang with a child process, both deaf to SIGTERM, and print their ids."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.start()
         hold(PEAK)
@@ -82,7 +82,7 @@ class Child:
         time.sleep(60)
 
     def polite_hang(self):
-        """Says when it is told to end."""
+        """Report when it receives SIGTERM."""
 
         def leave(*_):
             print("told to end", file=sys.stderr, flush=True)
@@ -93,7 +93,7 @@ class Child:
         time.sleep(60)
 
     def leave_another(self):
-        """Ends well, and leaves a process behind that holds its pipes."""
+        """End normally, and leave a process behind that holds its pipes."""
         other = subprocess.Popen(["sleep", "60"], pass_fds=(self.fd,))
         self.start()
         self.report({**OK, "versions": {"other": str(other.pid)}})
@@ -108,7 +108,7 @@ class Child:
         sys.exit(7)
 
     def flood(self):
-        """Ten million bytes, and then a word that matters."""
+        """Print ten million bytes, then a line that matters."""
         self.start()
         for _ in range(10_000):
             sys.stderr.write("x" * 999 + "\n")
@@ -145,7 +145,7 @@ class Child:
         sys.exit(1)
 
     def oom_abort(self):
-        """As a library that ends the process."""
+        """Exit as a library that ends the process does."""
         self.start()
         print(f"terminate called after throwing an instance of 'c10::{OOM}'", file=sys.stderr, flush=True)
         os.abort()
@@ -159,7 +159,7 @@ class Child:
         sys.exit(2)
 
     def host_pid(self):
-        """As in a container, where NVML names processes as the host does."""
+        """Run as in a container, where NVML reports the host's process ids."""
         hold(CONTEXT, pid=990_001)
         self.context()
         hold(PEAK, pid=990_001)
@@ -167,7 +167,7 @@ class Child:
         self.report(OK)
 
     def visited(self):
-        """Someone else comes while it runs, and leaves."""
+        """Let another process come and leave during the run."""
         self.start()
         hold(PEAK)
         hold(300 * MIB, pid=990_002)
@@ -176,7 +176,7 @@ class Child:
         self.report(OK)
 
     def lost(self):
-        """The card is lost under it."""
+        """Lose the GPU during the run."""
         self.start()
         path = Path(os.environ["NVML_STUB"])
         path.write_text(path.read_text().replace(" 0 0 NVIDIA", " 0 15 NVIDIA"))
@@ -192,7 +192,7 @@ class Child:
         self.report({**OK, "versions": {name: os.environ.get(name, "") for name in names}})
 
     def meet(self):
-        """Ends only if children are on two GPUs at the same time."""
+        """End only if children run on two GPUs at the same time."""
         self.start()
         path = Path(os.environ["NVML_STUB"]).parent
         (path / f"on-{os.environ['CUDA_VISIBLE_DEVICES']}").touch()

@@ -1,4 +1,4 @@
-"""An HTTP server on loopback that answers as it is told, and notes what it was asked."""
+"""An HTTP server on loopback with prescribed answers that records its requests."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Loopback:
-    """What it answers next: the last one over and over."""
+    """The next answers; the last one is repeated."""
 
     answers: list[tuple[int, bytes]]
     headers: dict[str, str] = field(default_factory=dict)
@@ -39,7 +39,7 @@ def loopback(*answers: tuple[int, bytes], **options: object) -> Iterator[Loopbac
         do_GET = do_POST
 
         def log_message(self, format: str, *args: object) -> None:
-            """Quiet."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     told.url = f"http://127.0.0.1:{server.server_address[1]}"

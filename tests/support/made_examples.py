@@ -1,4 +1,4 @@
-"""Examples made by hand: an MLP by its widths, with what would be measured of it."""
+"""Examples made by hand: MLPs given by their widths, with a label."""
 
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ OVERHEAD_BYTES = 500 * MIB
 
 
 def mlp_table(*widths: int) -> LayerTable:
-    """Linear layers of these widths, the input's first, with a ReLU between them."""
+    """Return the table of Linear layers of these widths, the input's first, with ReLUs between them."""
     layers, shapes = [], []
     for index, (inputs, outputs) in enumerate(pairwise(widths)):
         if index:
@@ -33,7 +33,7 @@ def example_of(
     name: str = "made",
     **training: object,
 ) -> Example:
-    """An example on a card of 40,000 MiB with 500 MiB of overhead."""
+    """Return an example on a device of 40,000 MiB with 500 MiB of overhead."""
     setup = TrainingSetup(**{"batch_size": 8, **training})
     return Example(
         id=name,
@@ -59,7 +59,7 @@ def simulated(reserved_bytes: int, fits: bool = True, workspace_bytes: int = 0, 
 
 
 def measured_mlps(count: int, start: int = 0) -> list[Example]:
-    """MLPs whose memory is a polynomial of width and batch: what a regressor can learn; every tenth did not fit."""
+    """Return MLPs whose memory is a polynomial of width and batch, which a regressor can learn; every tenth does not fit."""
     found = []
     for index in range(start, start + count):
         width, batch = 64 + 37 * (index * 7 % 50), 8 * (1 + index * 3 % 11)

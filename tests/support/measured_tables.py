@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def small_table(directory: Path) -> Path:
-    """Three rows of an MLP as an A100 takes it, and one whose summary is of another network."""
+    """Write three rows of an MLP on an A100, and one whose summary belongs to another network."""
     path = directory / "set.csv"
     with path.open("w", newline="") as file:
         writer = csv.writer(file)

@@ -1,4 +1,4 @@
-"""Traces of small steps on meta, in a form that can be checked by hand."""
+"""Traces of small steps on the meta device, in a form that can be checked by hand."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ def numbers(*shape: int, dtype: torch.dtype = SINGLE, grad: bool = False) -> Ten
 
 
 def traced(step: Callable[[], Any], *known: Tensor, capability: float = 8.0, phase: Use = Use.ACTIVATIONS) -> Trace:
-    """The trace of a function, in which some tensors lived before."""
+    """Trace a function, with some tensors allocated before."""
     tracer = Tracer(cuda_kernels(capability))
     tracer.phase = phase
     for item in known:
@@ -37,7 +37,7 @@ def traced(step: Callable[[], Any], *known: Tensor, capability: float = 8.0, pha
 
 
 def told(step: Callable[[], Any], *known: Tensor, capability: float = 8.0) -> list[Any]:
-    """Births as positive sizes, deaths as negative ones, library calls by name."""
+    """Return allocations as positive sizes, frees as negative ones, library calls by name."""
     trace = traced(step, *known, capability=capability)
     story: list[Any] = []
     sizes: dict[int, int] = {}
@@ -67,7 +67,7 @@ def peak_bytes(trace: Trace) -> int:
 
 
 class Recorder(TorchDispatchMode):
-    """The operators that reach the device."""
+    """Return the operators that reach the device."""
 
     def __init__(self) -> None:
         super().__init__()

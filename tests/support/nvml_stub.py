@@ -1,4 +1,4 @@
-"""The stub of NVML from the side of Python: writes what it says, compiles it, and runs programs that load it."""
+"""The NVML stub from Python: writes its state, compiles it, and runs programs that load it."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ LOST, NOT_SUPPORTED, NO_PERMISSION, DRIVER_NOT_LOADED, VERSION_MISMATCH, UNKNOWN
 
 
 def compile_stub(directory: Path) -> Path | None:
-    """The directory with libnvidia-ml.so.1, None where there is no compiler."""
+    """Return the directory with libnvidia-ml.so.1, or None without a compiler."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         return None
@@ -22,14 +22,14 @@ def compile_stub(directory: Path) -> Path | None:
 
 
 def without_driver(directory: Path) -> Path:
-    """A directory in which the loader finds a library that is none, so that a driver behind it is not found either."""
+    """Return a directory with an invalid library, so that the loader does not find a real driver either."""
     (directory / "libnvidia-ml.so.1").write_text("no library")
     return directory
 
 
 @dataclass
 class Card:
-    """The state of the stub. `write` shows it to all who have the stub open."""
+    """The state of the stub. `write` publishes it to all processes that have the stub open."""
 
     path: Path
     lines: list[str] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Driver:
-    """A machine with the stub as its driver."""
+    """A machine whose driver is the stub."""
 
     library: Path
     folder: Path
@@ -77,7 +77,7 @@ class Driver:
         }
 
     def run(self, code: str, *args: str, **more: str) -> "subprocess.CompletedProcess[str]":
-        """A program of Python that finds the stub as libnvidia-ml.so.1."""
+        """Run a Python program that loads the stub as libnvidia-ml.so.1."""
         return subprocess.run(
             [sys.executable, "-c", code, *args],
             env=self.environment(**more),

@@ -1,4 +1,4 @@
-"""A worker process that does what it is told, in the protocol of collocation.service.worker and without torch."""
+"""A worker process with prescribed behaviour, in the protocol of collocation.service.worker and without torch."""
 
 import os
 import pickle

@@ -1,4 +1,4 @@
-"""Pages of the documentation, as tests read them."""
+"""Code blocks and prose of the documentation."""
 
 import re
 from pathlib import Path
@@ -9,10 +9,10 @@ _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def blocks(page: Path, language: str = "") -> list[str]:
-    """The blocks of code that are marked as of a language."""
+    """Return the code blocks of a language."""
     return [code for marked, code in _BLOCK.findall(page.read_text()) if marked == language]
 
 
 def prose(page: Path) -> str:
-    """What stands between the blocks."""
+    """Return the text between code blocks."""
     return _BLOCK.sub("", page.read_text())

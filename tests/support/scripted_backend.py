@@ -1,4 +1,4 @@
-"""A backend that does what a spec says: a module of its own, for workers must import it by name."""
+"""A backend whose behaviour a spec prescribes; a module, because workers import it by name."""
 
 import contextlib
 import ctypes
@@ -18,7 +18,7 @@ from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 
 class Scripted(Backend):
-    """Does what the spec says."""
+    """A backend whose behaviour each spec prescribes."""
 
     name = "scripted"
     origin = "static"
@@ -44,13 +44,13 @@ class Scripted(Backend):
         time.sleep(seconds)
 
     def meet(self, mine, other):
-        """Comes back only if another spec is at work at the same time."""
+        """Return only if another spec is measured at the same time."""
         Path(mine).touch()
         while not Path(other).exists():
             time.sleep(0.01)
 
     def pass_gate(self, log, gate):
-        """Writes down that it is at work, and goes on when the gate is there."""
+        """Record that it runs, and continue once the gate exists."""
         with Path(log).open("a") as file:
             file.write(f"{os.getpid()}\n")
         while not Path(gate).exists():
@@ -97,7 +97,7 @@ class Scripted(Backend):
 
 
 class Laned(Scripted):
-    """Needs one of three devices."""
+    """A backend that needs one of three devices."""
 
     def __init__(self, lane=None):
         self.lane = lane
@@ -106,7 +106,7 @@ class Laned(Scripted):
         return [Laned(number) for number in range(3)]
 
     def alone(self, folder):
-        """Fails if another worker is on the same device."""
+        """Fail if another worker uses the same device."""
         file = Path(folder) / f"lane-{self.lane}"
         file.touch(exist_ok=False)
         time.sleep(0.03)
@@ -141,7 +141,7 @@ def index_of(item: Spec) -> int:
 
 
 def alive(pid: int) -> bool:
-    """True for a process that runs; one that has ended and was not waited for does not.
+    """Return whether a process runs; a zombie does not.
 
     The first thread of a killed process may be over before the others, which still hold its files open.
     """

@@ -1,4 +1,4 @@
-"""The CUDA backend in a process that has the stub for a driver, for tests in a process that has none."""
+"""The CUDA backend in a process with the NVML stub as its driver, for tests in a process without one."""
 
 import pickle
 import sys
@@ -16,14 +16,14 @@ FAKE_CHILD = Path(__file__).with_name("fake_child.py")
 
 
 def fake(mode: str, estimator: Backend | None = None, **settings) -> CudaBackend:
-    """The backend with a child that plays."""
+    """The backend with a fake child."""
     settings = {"timeout_seconds": 20, **settings}
     return CudaBackend(CudaSettings(**settings), estimator, (sys.executable, str(FAKE_CHILD), mode))
 
 
 @dataclass
 class Estimates(Backend):
-    """An estimator that says one thing."""
+    """An estimator with a constant answer."""
 
     reserved_bytes: int
     name = "fixed"
@@ -35,7 +35,7 @@ class Estimates(Backend):
 
 @dataclass
 class Stubbed(Backend):
-    """Hands calls over to a process with the stub."""
+    """Forwards calls to a process with the stub."""
 
     backend: CudaBackend
     driver: Driver

@@ -39,7 +39,7 @@ def need_bytes(table: LayerTable, batch: int) -> int:
 
 
 def simulation(need: int, profile: DeviceProfile, convolutions: bool) -> Measurement:
-    """What a virtual GPU might say: it needs no tracing."""
+    """Return a made-up simulation, without tracing."""
     room = profile.capacity_bytes(convolutions)
     return Measurement(
         status=Status.OK if need <= room else Status.OOM,
@@ -51,7 +51,7 @@ def simulation(need: int, profile: DeviceProfile, convolutions: bool) -> Measure
 
 
 def example_of(spec: Spec, noise: float = 0.0, profile: DeviceProfile = PROFILE) -> Example:
-    """Jobs with small batches take a third more than simulated, others as much."""
+    """Return the label: jobs with small batches take a third more than simulated, others the simulated memory."""
     table = table_of(spec)
     need = need_bytes(table, spec.training.batch_size)
     found = simulation(need, profile, spec.family == "cnn")
@@ -63,7 +63,7 @@ def example_of(spec: Spec, noise: float = 0.0, profile: DeviceProfile = PROFILE)
 
 
 def mlp_examples(count: int, seed: int = 0) -> list[Example]:
-    """Distinct networks of 2 to 8 layers, a few of which do not fit."""
+    """Return distinct networks of 2 to 8 layers, a few of which do not fit."""
     random = np.random.default_rng(seed)
     drawn = {
         (int(random.uniform(64, 5000)), int(random.integers(1, 8)), int(random.integers(1, 256))): random.normal()

@@ -14,7 +14,7 @@ def _double(channels, out):
 
 
 class UNet(nn.Module):
-    """A map of classes, with skip connections (Ronneberger et al. 2015)."""
+    """A U-Net: a map of classes, with skip connections (Ronneberger et al. 2015)."""
 
     def __init__(self, channels=3, classes=5, width=8):
         super().__init__()
@@ -59,7 +59,7 @@ class Fpn(nn.Module):
 
 
 class Denoiser(nn.Module):
-    """A diffusion U-Net in small: an image and a time in, noise of the image's shape out."""
+    """A small diffusion U-Net: takes an image and a time, returns noise of the image's shape."""
 
     def __init__(self, width=16):
         super().__init__()
@@ -90,7 +90,7 @@ class Tagger(nn.Module):
 
 
 class GraphNet(nn.Module):
-    """Two rounds of messages along edges, by index_add."""
+    """A graph network: two rounds of messages along edges, by index_add."""
 
     def __init__(self):
         super().__init__()
@@ -135,7 +135,7 @@ class Tied(nn.Module):
 
 
 class Computing(Tied):
-    """Its constructor looks at numbers, which the meta device has not."""
+    """A network whose constructor reads values, which meta tensors do not have."""
 
     def __init__(self):
         super().__init__()
@@ -156,7 +156,7 @@ class Undecided(nn.Module):
 
 
 class Checking(nn.Linear):
-    """Looks for bad numbers."""
+    """A network that checks for non-finite values."""
 
     def forward(self, x):
         y = super().forward(x)
@@ -196,7 +196,7 @@ def blocks(depth=6, size=64):
 
 
 def contrast(network, batch):
-    """A step with a loss of its own over two views."""
+    """A training step with its own loss over two views."""
     first, second = network(batch["a"]), network(batch["b"])
     return F.cross_entropy(first @ second.T, torch.arange(first.shape[0], device=first.device))
 
@@ -206,7 +206,7 @@ def views(size):
 
 
 class Lit(nn.Module):
-    """A LightningModule to who only looks at what it can do."""
+    """An object with the methods of a LightningModule."""
 
     def __init__(self):
         super().__init__()
