@@ -59,7 +59,7 @@ def simulated(reserved_bytes: int, fits: bool = True, workspace_bytes: int = 0, 
 
 
 def measured_mlps(count: int, start: int = 0) -> list[Example]:
-    """Return MLPs whose memory is a polynomial of width and batch, which a regressor can learn; every tenth does not fit."""
+    """Return MLPs whose memory is a polynomial of width and batch; every tenth does not fit."""
     found = []
     for index in range(start, start + count):
         width, batch = 64 + 37 * (index * 7 % 50), 8 * (1 + index * 3 % 11)
