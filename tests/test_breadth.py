@@ -1,4 +1,4 @@
-"""A spread of networks of timm and transformers, built from their names: `make breadth` looks at ten times as many."""
+"""Networks of timm and transformers, built from their names; `make breadth` classifies ten times as many."""
 
 from dataclasses import replace
 from importlib.util import find_spec
@@ -47,13 +47,13 @@ def examined(text, **arguments):
 
 
 def failures(texts, check):
-    found = {}
+    errors = {}
     for text, (arguments, expected) in texts.items():
         try:
             check(examined(text, **arguments), expected)
-        except Exception as error:  # all of them are told at once
-            found[text] = f"{type(error).__name__}: {error}"
-    return found
+        except Exception as error:  # report all failures at once
+            errors[text] = f"{type(error).__name__}: {error}"
+    return errors
 
 
 def test_networks_of_timm_are_classified():
@@ -77,7 +77,7 @@ def test_networks_of_transformers_are_classified():
     assert failures({f"hf:{name}": (sizes, None) for name, sizes in HUGGING_FACE.items()}, check) == {}
 
 
-def test_a_network_by_its_name_is_measured_as_the_row_that_an_estimator_learned_from():
+def test_a_named_network_is_simulated_like_the_spec_of_a_row():
     needs("timm")
     network = {"name": "resnet18", "input_shape": [3, 224, 224], "num_classes": 1000}
     spec = Spec("timm", network, TrainingSetup(batch_size=4, optimizer="AdamW"))
@@ -86,7 +86,7 @@ def test_a_network_by_its_name_is_measured_as_the_row_that_an_estimator_learned_
     assert table_of(spec) == findings.table
 
 
-def test_names_may_be_decorated():
+def test_names_of_the_hub_are_recognised():
     assert known_architecture("meta-llama/Llama-2-70b-hf") == ARCHITECTURES["llama-70b"]
     assert known_architecture("google/vit-base-patch16-224") == ARCHITECTURES["vit-base"]
     assert known_architecture("bert-base-uncased") == ARCHITECTURES["bert-base"]

@@ -1,4 +1,4 @@
-"""TBEM's case study of depth: the networks, the table, and polynomials that are known beforehand."""
+"""TBEM's case study of depth: the networks, the table, and polynomials with known coefficients."""
 
 from itertools import pairwise
 
@@ -21,7 +21,7 @@ def layers_of(spec):
 
 
 class Scripted(Backend):
-    """Measures a polynomial of the depth, and runs out of memory from a depth on."""
+    """A backend that returns a polynomial of the depth, and runs out of memory from some depth on."""
 
     name, origin, device = "scripted", "simulated", "none"
 
@@ -40,19 +40,19 @@ class Scripted(Backend):
     ("depth", "convolutions"),
     [(8, [1, 1, 1, 1, 1]), (11, [1, 1, 2, 2, 2]), (13, [2, 2, 2, 2, 2]), (16, [2, 2, 3, 3, 3])],
 )
-def test_depth_counts_layers_with_weights_and_grows_as_vgg_does(depth, convolutions):
+def test_depth_counts_layers_with_weights_and_grows_like_vgg(depth, convolutions):
     spec = vgg_spec(depth)
     assert [count for _, count in spec.network["stages"]] == convolutions
     assert {filters for filters, _ in spec.network["stages"]} == {64}
     assert layers_of(spec)["Conv2d"] + layers_of(spec)["Linear"] == depth
 
 
-def test_a_depth_below_a_convolution_a_stage_gets_a_sentence():
+def test_a_depth_with_less_than_one_convolution_per_stage_is_refused():
     with pytest.raises(UserError, match="expected a depth from 8, a convolution a stage, found 7"):
         vgg_spec(7)
 
 
-def test_a_parabola_is_extrapolated_from_degree_two_and_a_line_beyond_the_static_estimate_from_one():
+def test_polynomials_extrapolate_from_their_own_degree_on():
     static = lambda depth: 3 * depth**3 * MIB  # noqa: E731
     study = depth_study(
         Scripted(lambda depth: static(depth) + (100 + 7 * depth) * MIB, static), range(8, 28, 2), fitted_share=0.6
@@ -69,7 +69,7 @@ def test_a_parabola_is_extrapolated_from_degree_two_and_a_line_beyond_the_static
     assert gap.predicted_bytes == pytest.approx([point.measured_bytes for point in study.points])
 
 
-def test_what_does_not_fit_is_left_out_and_too_little_is_told():
+def test_depths_that_do_not_fit_are_left_out_and_too_few_points_refused():
     need = lambda depth: depth * MIB  # noqa: E731
     study = depth_study(Scripted(need, need, oom_from=20), range(8, 40))
     assert [point.depth for point in study.points] == list(range(8, 20))
@@ -78,7 +78,7 @@ def test_what_does_not_fit_is_left_out_and_too_little_is_told():
 
 
 def test_the_study_on_the_virtual_gpu():
-    """The static estimate is linear in whole stages; the measured one climbs with steps down, as segments fall."""
+    """The static estimate is linear over whole stages; the simulated one also steps down, where segments are freed."""
     backend = make_backend({"backend": {"name": "virtual"}, "device": load_device("a100_40gb")})
     study = depth_study(backend, range(8, 44, 5), batch_size=4)
     points = study.points
