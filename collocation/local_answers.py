@@ -6,7 +6,6 @@ from typing import Any
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.families import make_spec
 from vramcast.dataset_builder.families.gpumemnet import spec_of_filename
-from vramcast.dataset_builder.families.libraries import tolerate_broken_torchvision
 from vramcast.dataset_builder.jobs.job import SpecJob
 from vramcast.dataset_builder.jobs.targets import GPUMEMNET
 from vramcast.dataset_builder.schema import Spec
@@ -19,7 +18,6 @@ from vramcast.models.questions import question_of
 
 def answers_on(job: Mapping[str, Any], devices: Collection[str], checkpoint: str, risk: float) -> dict[str, Answer]:
     """The answer for a spec or a name of the public sets on each device; traced once for all of them."""
-    tolerate_broken_torchvision()
     target, spec = _spec(job)
     profiles = [load_profile(name) for name in sorted(devices)]
     findings = Inspector(SpecJob(spec)).examine(spec.training, profiles)

@@ -67,7 +67,8 @@ def _build(overrides: Sequence[str]) -> int:
     config = compose_build(overrides)
     build = make_build(settings_of(config, overrides), output_directory(config))
     executor = make_executor(config, build.backend)
-    print(f"{build.space.name}: {build.sampler.describe(build.space)}", file=sys.stderr)
+    source = build.sampler.describe(build.space)
+    print(f"{build.space.name}: {build.n} configurations from {source}", file=sys.stderr)
     try:
         result = run_with_bar(build, executor)
     except KeyboardInterrupt:

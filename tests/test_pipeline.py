@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -58,7 +59,11 @@ def test_a_build_writes_rows_with_provenance_rejections_and_coverage(tmp_path, c
     assert all("expected" in item.reason for item in journal.rejections)
     assert journal.header.build["space"]["name"] == "gpumemnet_mlp_step2"
     assert "# Coverage of 60 configurations" in (tmp_path / COVERAGE_NAME).read_text()
-    assert "60 rows (0 resumed" in capsys.readouterr().out
+    output = capsys.readouterr()
+    assert output.err.startswith("gpumemnet_mlp_step2: 60 configurations from an orthogonal array of ")
+    assert re.match(
+        r"60 rows \(0 resumed, \d+ configurations rejected\) in .*; they cover .*% of all pairs", output.out
+    )
 
 
 def test_the_same_command_adds_nothing_and_a_larger_n_extends(tmp_path, capsys):

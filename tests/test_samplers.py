@@ -67,7 +67,7 @@ def test_an_unequal_balance_names_its_factors_in_the_details_only():
         **FACTORS, "act": {"choice": ["relu", "gelu", "elu"]}, "norm": {"choice": ["none", "batch", "layer"]},
     }, "network": {}, "training": {}})  # fmt: skip
     sampler = make_sampler("orthogonal")
-    assert sampler.describe(space) == "25 runs of an orthogonal array in which all pairs of levels occur"
+    assert sampler.describe(space) == "an orthogonal array of 25 runs (all pairs of levels occur in it)"
     assert "from equal (arch x act)" in sampler.details(space)
 
 

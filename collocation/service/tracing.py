@@ -4,13 +4,10 @@ import pickle
 from dataclasses import dataclass
 
 from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.families.libraries import tolerate_broken_torchvision
 from vramcast.dataset_builder.jobs.job import SpecJob, table_of
 from vramcast.dataset_builder.schema import Spec
 from vramcast.dataset_builder.simulation.inspector import Inspector
 from vramcast.errors import UserError
-
-tolerate_broken_torchvision()
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class Balance:
     def occurrence(self) -> str:
         """Say how many of the combinations of levels of `strength` columns occur, and whether equally often."""
         share = "all" if self.coverage == 1 else f"{self.coverage:.1%} of all"
-        tuples = {1: "levels", 2: "pairs of levels", 3: "triples of levels"}[self.strength]
+        tuples = {1: "levels", 2: "pairs of levels"}.get(self.strength, f"sets of {self.strength} levels")
         return f"{share} {tuples} occur{' equally often' if self.exact else ''}"
 
 

@@ -36,7 +36,7 @@ class OrthogonalSampler(Sampler):
     def describe(self, space: Space) -> str:
         """Describe the array and which combinations of levels occur in it."""
         array = self.array(space, list(space.factors))
-        return f"{len(array.runs)} runs of an orthogonal array in which {array.balance.occurrence()}"
+        return f"an orthogonal array of {len(array.runs)} runs ({array.balance.occurrence()} in it)"
 
     def details(self, space: Space) -> str:
         """Describe the array, its construction and its balance."""
