@@ -5,16 +5,15 @@ from dataclasses import dataclass
 from math import ceil, log2
 
 from vramcast.dataset_builder.families.shared_layers import (
-    ACTIVATIONS,
-    HEADS,
     IMAGE_NORMS,
     activation,
+    check_factors,
     dropout,
     head,
     image_norm,
 )
 from vramcast.dataset_builder.plan import InputTensor, Node, Plan, chain, layer
-from vramcast.errors import check_choice, check_count, check_probability
+from vramcast.errors import check_choice, check_count
 
 POOLINGS = ("none", "max", "avg")
 _DENSE_GROWTH = 32
@@ -46,25 +45,11 @@ class CnnNetwork:
 
     def __post_init__(self) -> None:
         check_choice("network.arch", self.arch, (*FILTERS, "residual", "dense"))
-        counts = (
-            "input_channels",
-            "input_size",
-            "num_classes",
-            "depth",
-            "base_filters",
-            "max_filters",
-            "kernel_size",
-            "pool_every",
-        )
-        for name in counts:
-            check_count(f"network.{name}", getattr(self, name))
+        counts = ["input_channels", "input_size", "num_classes", "depth", "base_filters", "max_filters", "kernel_size"]
+        check_factors(self, [*counts, "pool_every"], IMAGE_NORMS)
         if self.transition_every is not None:
             check_count("network.transition_every", self.transition_every)
-        check_choice("network.activation", self.activation, ACTIVATIONS)
-        check_choice("network.norm", self.norm, IMAGE_NORMS)
-        check_probability("network.dropout", self.dropout)
         check_choice("network.pooling", self.pooling, POOLINGS)
-        check_choice("network.head", self.head, HEADS)
 
 
 def unused(net: CnnNetwork) -> set[str]:

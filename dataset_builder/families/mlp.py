@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from vramcast.dataset_builder.families.shared_layers import ACTIVATIONS, HEADS, activation, dropout, head
+from vramcast.dataset_builder.families.shared_layers import activation, check_factors, dropout, head
 from vramcast.dataset_builder.plan import InputTensor, Node, Plan, chain, layer
-from vramcast.errors import check_choice, check_count, check_probability
+from vramcast.errors import check_choice
 
 NORMS = ("none", "batch", "layer")
 
@@ -26,12 +26,7 @@ class MlpNetwork:
 
     def __post_init__(self) -> None:
         check_choice("network.arch", self.arch, WIDTHS)
-        for name in ("input_features", "output_features", "depth"):
-            check_count(f"network.{name}", getattr(self, name))
-        check_choice("network.activation", self.activation, ACTIVATIONS)
-        check_choice("network.norm", self.norm, NORMS)
-        check_probability("network.dropout", self.dropout)
-        check_choice("network.head", self.head, HEADS)
+        check_factors(self, ("input_features", "output_features", "depth"), NORMS)
 
 
 def _halving(net: MlpNetwork, blocks: int) -> list[int]:

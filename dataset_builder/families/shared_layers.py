@@ -1,8 +1,11 @@
 """Layers that several families share."""
 
+from collections.abc import Sequence
 from math import gcd
+from typing import Any
 
 from vramcast.dataset_builder.plan import Node, layer
+from vramcast.errors import check_choice, check_count, check_probability
 
 ACTIVATIONS = {
     "relu": "ReLU",
@@ -20,6 +23,16 @@ ACTIVATIONS = {
 HEADS = {"none": None, "softmax": "Softmax", "sigmoid": "Sigmoid", "identity": "Identity"}
 IMAGE_NORMS = ("none", "batch", "group", "instance")
 _MAX_GROUPS = 32  # GroupNorm's paper (Wu and He 2018) uses 32 groups
+
+
+def check_factors(net: Any, counts: Sequence[str], norms: Sequence[str]) -> None:
+    """Check the factors of a network that are counts, and those that all families have."""
+    for name in counts:
+        check_count(f"network.{name}", getattr(net, name))
+    check_choice("network.activation", net.activation, ACTIVATIONS)
+    check_choice("network.norm", net.norm, norms)
+    check_probability("network.dropout", net.dropout)
+    check_choice("network.head", getattr(net, "head", "none"), HEADS)
 
 
 def activation(name: str) -> Node:

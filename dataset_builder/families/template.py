@@ -4,16 +4,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vramcast.dataset_builder.families.shared_layers import (
-    ACTIVATIONS,
-    HEADS,
     IMAGE_NORMS,
     activation,
+    check_factors,
     dropout,
     head,
     image_norm,
 )
 from vramcast.dataset_builder.plan import InputTensor, Node, Plan, chain, layer
-from vramcast.errors import UserError, check_choice, check_count, check_probability
+from vramcast.errors import UserError, check_choice, check_count
 
 # Stages as (filters, convolutions or blocks), as published: VGG-16 (Simonyan and Zisserman 2014, configuration D),
 # ResNet-18 (He et al. 2015, table 1), MobileNet (Howard et al. 2017, table 1).
@@ -56,13 +55,9 @@ class TemplateNetwork:
             )
         for value in (number for stage in self.stages for number in stage):
             check_count("network.stages", value)
-        for name in ("input_size", "num_classes", "input_channels", "kernel_size", "pool_size", "classifier_features"):
-            check_count(f"network.{name}", getattr(self, name))
+        counts = ("input_size", "num_classes", "input_channels", "kernel_size", "pool_size", "classifier_features")
+        check_factors(self, counts, IMAGE_NORMS)
         check_count("network.padding", self.padding, least=0)
-        check_choice("network.activation", self.activation, ACTIVATIONS)
-        check_choice("network.norm", self.norm, IMAGE_NORMS)
-        check_probability("network.dropout", self.dropout)
-        check_choice("network.head", self.head, HEADS)
 
 
 def unused(net: TemplateNetwork) -> set[str]:

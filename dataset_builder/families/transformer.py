@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from vramcast.dataset_builder.families.shared_layers import ACTIVATIONS, activation, dropout
+from vramcast.dataset_builder.families.shared_layers import activation, check_factors, dropout
 from vramcast.dataset_builder.plan import InputTensor, Node, Plan, chain, layer
-from vramcast.errors import check_choice, check_count, check_probability
+from vramcast.errors import check_choice
 
 KINDS = ("encoder", "decoder", "encoder_decoder")
 NORMS = ("post", "pre")
@@ -31,20 +31,8 @@ class TransformerNetwork:
 
     def __post_init__(self) -> None:
         check_choice("network.kind", self.kind, KINDS)
-        counts = (
-            "vocabulary",
-            "embedding_size",
-            "layers",
-            "heads",
-            "feed_forward_size",
-            "sequence_length",
-            "num_classes",
-        )
-        for name in counts:
-            check_count(f"network.{name}", getattr(self, name))
-        check_probability("network.dropout", self.dropout)
-        check_choice("network.activation", self.activation, ACTIVATIONS)
-        check_choice("network.norm", self.norm, NORMS)
+        counts = ["vocabulary", "embedding_size", "layers", "heads", "feed_forward_size", "sequence_length"]
+        check_factors(self, [*counts, "num_classes"], NORMS)
 
 
 def unused(net: TransformerNetwork) -> set[str]:
