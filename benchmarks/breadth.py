@@ -17,11 +17,11 @@ from tqdm import tqdm
 from vramcast.dataset_builder.devices import DEFAULT_DEVICE, load_profile
 from vramcast.dataset_builder.families.libraries import import_library
 from vramcast.dataset_builder.jobs.architectures import ARCHITECTURES
-from vramcast.dataset_builder.jobs.targets import Wanted, parse_target
-from vramcast.dataset_builder.simulation.client import ChildInspection, TheirError
+from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
+from vramcast.dataset_builder.simulation.client import ChildSimulator, NetworkError
 from vramcast.errors import UserError
 from vramcast.models import load
-from vramcast.models.questions import question_of
+from vramcast.models.predictor import Question
 
 BATCH = 8
 PER_MODULE = 4
@@ -53,13 +53,13 @@ def run(directory: Path) -> list[dict[str, Any]]:
     try:
         with journal.open("a") as file:
             for family, target in tqdm(left, unit="network", mininterval=1 if sys.stderr.isatty() else 30):
-                wanted = Wanted(target=parse_target(target))
+                wanted = BuildRequest(target=parse_target(target))
                 if child is None or age == CHILD_LIFE:
                     if child is not None:
                         child.close()
-                    child, age = ChildInspection(wanted), 0
+                    child, age = ChildSimulator(wanted), 0
                 else:
-                    child.turn_to(wanted)
+                    child.build(wanted)
                 age += 1
                 result = {"family": family, "target": target, **_classified(classifier, child, target)}
                 child = child if child.alive else None
@@ -72,16 +72,16 @@ def run(directory: Path) -> list[dict[str, Any]]:
     return done
 
 
-def _classified(classifier: Any, child: ChildInspection, target: str) -> dict[str, Any]:
+def _classified(classifier: Any, child: ChildSimulator, target: str) -> dict[str, Any]:
     profile, start = load_profile(DEFAULT_DEVICE), time.perf_counter()
     try:
-        findings = child.examine({"batch_size": BATCH}, [profile])
-        answer = classifier.answers([question_of(target, findings, profile)])[0]
-    except (UserError, TheirError) as error:
+        simulation = child.simulate({"batch_size": BATCH}, [profile])
+        answer = classifier.answers([Question.of_simulation(target, simulation, profile)])[0]
+    except (UserError, NetworkError) as error:
         return {"status": "error", "error": str(error), "seconds": time.perf_counter() - start}
     return {
         "status": "ok", "estimate_mib": answer.estimate_mib, "fits": answer.fits, "notes": list(answer.notes),
-        "parameters": findings.table.parameters, "seconds": time.perf_counter() - start,
+        "parameters": simulation.table.parameters, "seconds": time.perf_counter() - start,
     }  # fmt: skip
 
 

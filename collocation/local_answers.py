@@ -9,19 +9,21 @@ from vramcast.dataset_builder.families.gpumemnet import spec_of_filename
 from vramcast.dataset_builder.jobs.job import SpecJob
 from vramcast.dataset_builder.jobs.targets import GPUMEMNET
 from vramcast.dataset_builder.schema import Spec
-from vramcast.dataset_builder.simulation.inspector import Inspector
+from vramcast.dataset_builder.simulation.simulator import Simulator
 from vramcast.errors import UserError
 from vramcast.models import load
 from vramcast.models.answer import Answer
-from vramcast.models.questions import question_of
+from vramcast.models.predictor import Question
 
 
 def answers_on(job: Mapping[str, Any], devices: Collection[str], checkpoint: str, risk: float) -> dict[str, Answer]:
     """The answer for a spec or a name of the public sets on each device; traced once for all of them."""
     target, spec = _spec(job)
     profiles = [load_profile(name) for name in sorted(devices)]
-    findings = Inspector(SpecJob(spec)).examine(spec.training, profiles)
-    found = load(checkpoint).answers([question_of(target, findings, profile) for profile in profiles], risk)
+    simulation = Simulator(SpecJob(spec)).simulate({}, profiles)
+    found = load(checkpoint).answers(
+        [Question.of_simulation(target, simulation, profile) for profile in profiles], risk
+    )
     return {answer.device: answer for answer in found}
 
 

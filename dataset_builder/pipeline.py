@@ -8,13 +8,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from vramcast.dataset_builder.analysis.static import static_estimate
 from vramcast.dataset_builder.executors import Executor
 from vramcast.dataset_builder.filters import Rejected, check
-from vramcast.dataset_builder.measure import Backend, Outcome
+from vramcast.dataset_builder.measure import Backend, BackendResult
 from vramcast.dataset_builder.progress import bar
 from vramcast.dataset_builder.samplers import Sampler
 from vramcast.dataset_builder.samplers.coverage import Coverage, coverage, coverage_report
-from vramcast.dataset_builder.schema import Provenance, Rejection, Row, Spec
+from vramcast.dataset_builder.schema import Provenance, Rejection, Row, Spec, StaticEstimate
 from vramcast.dataset_builder.space import Assignment, Space
 from vramcast.dataset_builder.store import JournalWriter
 from vramcast.dataset_builder.store.durable import replacing
@@ -58,6 +59,8 @@ class _Selection:
     journal: JournalWriter
     accepted: list[Assignment] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
+    static: dict[str, StaticEstimate] = field(default_factory=dict)
+    """By spec id, from the layer table that the filter returned; a spec is filtered once."""
     note: str | None = None
     reason: str = "see vramcast build status"
     """The reason of the last rejection."""
@@ -100,6 +103,7 @@ class _Selection:
             self.reason = verdict.reason
             self.journal.append(Rejection(spec, verdict.reason))
             return False
+        self.static[spec.id] = static_estimate(spec.training, verdict)
         return True
 
 
@@ -134,8 +138,8 @@ def run(
         selection = _Selection(build, journal)
         outcomes = executor.run(build.backend, selection.specs())
         try:
-            for spec, outcome in outcomes:
-                row = make_row(build.backend, spec, outcome, build.seed, versions)
+            for spec, measured in outcomes:
+                row = make_row(build.backend, spec, measured, build.seed, versions, selection.static.pop(spec.id))
                 journal.append(row)
                 on_row(row)
         finally:
@@ -159,18 +163,25 @@ def run_with_bar(build: Build, executor: Executor, title: str | None = None) -> 
         return run(build, executor, lambda _: shown.update(), start)
 
 
-def make_row(backend: Backend, spec: Spec, outcome: Outcome, seed: int | None, versions: Mapping[str, str]) -> Row:
-    """Return a row: a spec with its outcome and the provenance of that."""
+def make_row(
+    backend: Backend,
+    spec: Spec,
+    result: BackendResult,
+    seed: int | None,
+    versions: Mapping[str, str],
+    static: StaticEstimate | None = None,
+) -> Row:
+    """Return a row: a spec with its estimate and measurement, and where they come from."""
     provenance = Provenance(
         origin=backend.origin,
         backend=backend.name,
-        device=outcome.device or backend.device,
-        versions={**versions, **outcome.versions},
+        device=result.device or backend.device,
+        versions={**versions, **result.versions},
         seed=seed,
         time=datetime.now(UTC).isoformat(timespec="seconds"),
-        gpu_uuid=outcome.gpu_uuid,
+        gpu_uuid=result.gpu_uuid,
     )
-    return Row(spec, outcome.static, outcome.measurement, provenance)
+    return Row(spec, static, result.measurement, provenance)
 
 
 def software_versions() -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 from vramcast.dataset_builder.executors import SerialExecutor
 from vramcast.dataset_builder.golden import golden_specs
 from vramcast.dataset_builder.measure import Backend
+from vramcast.dataset_builder.measure.static import static_of
 from vramcast.dataset_builder.pipeline import make_row, software_versions
 from vramcast.dataset_builder.schema import SCHEMA_VERSION, Row
 from vramcast.dataset_builder.store import read_journal
@@ -167,7 +168,7 @@ def measure_golden(backend: Backend, on_row: Callable[[Row], object]) -> list[Ro
     """The golden specs as rows of a backend; `on_row` hears of each."""
     versions, rows = software_versions(), []
     for spec, outcome in SerialExecutor().run(backend, golden_specs().values()):
-        rows.append(make_row(backend, spec, outcome, None, versions))
+        rows.append(make_row(backend, spec, outcome, None, versions, static_of(spec)))
         on_row(rows[-1])
     return rows
 

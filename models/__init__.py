@@ -1,22 +1,22 @@
-"""Estimators, and the classification of new networks."""
+"""Estimators, and answers for new jobs."""
 
 from typing import TYPE_CHECKING
 
 from vramcast.dataset_builder.defaults import CHECKPOINT
 from vramcast.models._base import Estimator
 from vramcast.models.answer import Answer, Bucket
-from vramcast.models.example import Example, Simulated, Target
-from vramcast.models.labels import Buckets
+from vramcast.models.buckets import Buckets
+from vramcast.models.example import Example, Label
 
 if TYPE_CHECKING:
-    from vramcast.models.classify import Classifier
+    from vramcast.models.predictor import Predictor
 
 
-def load(name: str = CHECKPOINT) -> "Classifier":
-    """The classifier of a checkpoint, by its released name or its directory: `load().classify(module, inputs)`."""
-    from vramcast.models.classify import Classifier  # noqa: PLC0415 - imports torch, which who reads an answer can do without
+def load(name: str = CHECKPOINT) -> "Predictor":
+    """Return the predictor of a checkpoint, by its released name or its directory."""
+    from vramcast.models.predictor import Predictor  # noqa: PLC0415 - imports torch
 
-    return Classifier(name)
+    return Predictor.load(name)
 
 
-__all__ = ["Answer", "Bucket", "Buckets", "Estimator", "Example", "Simulated", "Target", "load"]
+__all__ = ["Answer", "Bucket", "Buckets", "Estimator", "Example", "Label", "load"]

@@ -1,7 +1,8 @@
-"""What a person or a scheduler is told of one job: one form for the command line, Python, and the service."""
+"""The answer for one job on one device, in one form for the command line, Python and the service."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 FITS, TIGHT, TOO_LARGE = "fits", "tight", "does not fit"
@@ -9,7 +10,7 @@ FITS, TIGHT, TOO_LARGE = "fits", "tight", "does not fit"
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """The likeliest class. `upper_mib` is None for the last one, which holds all that does not fit."""
+    """The predicted class of memory. `upper_mib` is None for the last one, which holds all jobs that do not fit."""
 
     index: int
     lower_mib: float
@@ -19,21 +20,21 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """How much of a device a job will use, and whether it fits. Figures are simulated and learned, never measured."""
+    """How much of a device a job will use, and whether it fits. The figures are simulated and learned, not measured."""
 
     target: str
     batch_size: int
     device: str
     bucket: Bucket
     estimate_mib: float
-    """The point estimate on the device; of a job that does not fit, what it would need on a card without end."""
+    """The point estimate on the device; for a job that does not fit, its need on a device without a memory limit."""
     safe_mib: float
-    """What to set aside so that it is too little at the risk only; above the card where that does not fit."""
+    """The amount to reserve, which is enough but for a share `risk` of jobs; more than the device has if none fits."""
     allocated_mib: float | None
-    """The peak inside torch's allocator as simulated, and below what it reserves; None for a layer table alone."""
+    """The simulated peak in torch's allocator, and below what it reserves; None for a layer table alone."""
     reserved_mib: float | None
     capacity_mib: float
-    """What the device has for all jobs and their overheads."""
+    """Memory of the device for all jobs and their overheads."""
     oom_probability: float
     risk: float
     out_of_distribution: bool
@@ -42,32 +43,79 @@ class Answer:
     """The device profile, and whether it was calibrated on measurements."""
     seconds: float
     breakdown_mib: Mapping[str, float] = field(default_factory=dict)
-    """By what the memory holds at the peak; empty for a layer table alone."""
+    """Memory by use at the peak; empty for a layer table alone."""
     max_batch_size: int | None = None
-    """The largest batch whose safe answer fits; None where nobody asked, 0 where none does."""
+    """The largest batch whose safe figure fits; None if it was not searched for, 0 if none fits."""
     notes: tuple[str, ...] = ()
-    """What was approximated, and what a reader must know to trust the figures."""
+    """Approximations and limits that a reader must know."""
+    inputs: tuple[Mapping[str, Any], ...] = ()
+    """Shape (without the batch) and dtype of each input of the network."""
+    traced_with: Mapping[str, str] = field(default_factory=dict)
+    """Versions of torch and of the network's libraries; empty for a layer table alone."""
 
     @property
     def fits(self) -> bool:
-        """Whether the point estimate is below what the device has."""
+        """Whether the point estimate is below the capacity."""
         return self.estimate_mib < self.capacity_mib
 
     @property
     def verdict(self) -> str:
-        """'fits' where the safe answer does too, 'tight' where the point estimate alone does, else 'does not fit'."""
+        """'fits' if the safe figure fits, 'tight' if only the point estimate does, else 'does not fit'."""
         if not self.fits:
             return TOO_LARGE
         return FITS if self.safe_mib <= self.capacity_mib else TIGHT
 
-    def to_json(self) -> dict[str, Any]:
-        """All of it by name, with what follows from it."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields with `fits` and `verdict` as plain values for JSON."""
         return {
             "status": "ok",
             **vars(self),
             "bucket": dict(vars(self.bucket)),
             "breakdown_mib": dict(self.breakdown_mib),
             "notes": list(self.notes),
+            "inputs": [dict(item) for item in self.inputs],
+            "traced_with": dict(self.traced_with),
             "fits": self.fits,
             "verdict": self.verdict,
         }
+
+    def __str__(self) -> str:
+        title, *rows = self._rows()
+        return "\n".join([" ".join(title), *(f"  {name:10} {text}" for name, text in rows)])
+
+    def _repr_html_(self) -> str:
+        """Return a small table for notebooks."""
+        title, *rows = self._rows()
+        cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows)
+        return f"<table><caption>{escape(' '.join(title))}</caption>{cells}</table>"
+
+    def _rows(self) -> list[tuple[str, str]]:
+        """The title, then a name and a text for each line."""
+        rows = [
+            (f"{self.target}, batch {self.batch_size}, on {self.device}:", self.verdict),
+            ("estimate", f"{shown_size(self.estimate_mib)} of {shown_size(self.capacity_mib)}"),
+            ("safe", f"{shown_size(self.safe_mib)}, enough in {100 * (1 - self.risk):.4g} % of cases"),
+        ]
+        if self.inputs:
+            rows.append(("input", shown_inputs(self.inputs)))
+        if self.traced_with:
+            rows.append(("traced", f"with {shown_versions(self.traced_with)}"))
+        return [*rows, *(("note", note) for note in self.notes)]
+
+
+def shown_size(mib: float) -> str:
+    """Return a size in MiB or GiB."""
+    return f"{mib / 1024:,.1f} GiB" if mib >= 1024 else f"{mib:,.0f} MiB"
+
+
+def shown_inputs(inputs: tuple[Mapping[str, Any], ...]) -> str:
+    """Return the shapes of inputs, or the sequence length of a language model."""
+    lengths = {tuple(item["shape"]) for item in inputs if item["dtype"] == "int64" and len(item["shape"]) == 1}
+    if len(lengths) == 1 and all(item["dtype"] == "int64" for item in inputs):
+        return f"sequence length {lengths.pop()[0]}"
+    return ", ".join("x".join(map(str, item["shape"])) or "scalar" for item in inputs)
+
+
+def shown_versions(versions: Mapping[str, str]) -> str:
+    """Return 'torch 2.9.0, timm 1.0.20'."""
+    return ", ".join(f"{name} {number}" for name, number in versions.items())

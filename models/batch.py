@@ -1,4 +1,4 @@
-"""Examples as tensors: what networks read, and what their answers are held to."""
+"""Examples as tensors: the inputs of networks, and the labels of their loss."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 _POOLED = 8
-"""Mini-batches that are cut from one pool of examples in the order of their lengths."""
+"""Mini-batches in one pool of examples, which is sorted by length."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Encoded examples. Networks without a sequence are given sequences of length 0."""
+    """Encoded examples. Networks that read no sequence get sequences of length 0."""
 
     vector: Tensor  # [n, features]
     kinds: Tensor  # [n, length], indices into the encoder's kinds, 0 where unknown or padding
@@ -23,7 +23,7 @@ class Inputs:
         return len(self.vector)
 
     def select(self, rows: Tensor) -> Self:
-        """Some of the examples, no longer than the longest of them."""
+        """Return some of the examples, padded to the longest of them."""
         padding = self.padding[rows]
         length = int((~padding).sum(1).max()) if padding.numel() else 0
         tokens = self.tokens[rows, :length]
@@ -31,38 +31,38 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Targets:
-    """Gaps: logarithms of used memory over the reference. A job that did not fit has none but a lower bound."""
+class GapLabels:
+    """Gaps: logarithms of used memory over the reference. A job that did not fit has a lower bound only."""
 
     fits: Tensor  # [n]
-    lower: Tensor  # [n], a narrow interval around what was measured; for what did not fit, the card's limit
-    upper: Tensor  # [n], of no meaning for what did not fit
-    bucket_lower: Tensor  # [n], the bucket that is the right answer
+    lower: Tensor  # [n], a narrow interval around the measurement; the capacity for jobs that did not fit
+    upper: Tensor  # [n], meaningless for jobs that did not fit
+    bucket_lower: Tensor  # [n], the correct bucket
     bucket_upper: Tensor  # [n]
 
     def select(self, rows: Tensor) -> Self:
-        """Those of some examples."""
+        """Return the labels of some examples."""
         return type(self)(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples with their targets."""
+    """Examples with their labels."""
 
     inputs: Inputs
-    targets: Targets
+    labels: GapLabels
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     def select(self, rows: Tensor) -> Self:
-        """Some of the examples."""
-        return type(self)(self.inputs.select(rows), self.targets.select(rows))
+        """Return some of the examples."""
+        return type(self)(self.inputs.select(rows), self.labels.select(rows))
 
     def shuffled(self, size: int) -> list[Tensor]:
-        """The indices of an epoch's mini-batches, in an order from torch's generator.
+        """Return the indices of an epoch's mini-batches in random order.
 
-        Examples meet others of about their length: what a mini-batch costs grows with the square of its longest.
+        Examples of similar length share a mini-batch, whose cost grows with the square of the longest.
         """
         order = torch.randperm(len(self))
         lengths = (~self.inputs.padding).sum(1)

@@ -16,9 +16,9 @@ from vramcast.models.features import TOKEN_NUMBERS, feature_set
 from vramcast.models.fitting import PlainFitter
 from vramcast.models.forecast import Forecast
 from vramcast.models.forecaster import Forecaster
+from vramcast.models.labels import center_and_spread, gap_labels
 from vramcast.models.networks import MlpNetwork, TransformerNetwork
 from vramcast.models.storage import State
-from vramcast.models.targets import center_and_spread, gap_targets
 from vramcast.virtual_gpu.records import from_mapping
 
 NETWORKS = ("mlp", "transformer")
@@ -94,7 +94,7 @@ class Encoded:
     def parted(self, train: Tensor, validation: Tensor) -> Prepared:
         """Two parts of the examples, by their places."""
         rows = self.rows.select(train)
-        return Prepared(self.encoder, *center_and_spread(rows.targets), rows, self.rows.select(validation))
+        return Prepared(self.encoder, *center_and_spread(rows.labels), rows, self.rows.select(validation))
 
 
 def prepare(settings: NetworkSettings, train: Sequence[Example], validation: Sequence[Example]) -> Prepared:
@@ -105,13 +105,13 @@ def prepare(settings: NetworkSettings, train: Sequence[Example], validation: Seq
         )
     known = Encoded.of(settings, train)
     chosen_on = make_batch(settings, known.encoder, validation)
-    return Prepared(known.encoder, *center_and_spread(known.rows.targets), known.rows, chosen_on)
+    return Prepared(known.encoder, *center_and_spread(known.rows.labels), known.rows, chosen_on)
 
 
 def make_batch(settings: NetworkSettings, encoder: Encoder, examples: Sequence[Example]) -> Batch:
     """Examples with targets as tensors."""
-    targets = gap_targets(examples, feature_set(settings.features), settings.bucket_mib)
-    return Batch(encoder.inputs(examples, settings.reads_tokens), targets)
+    labels = gap_labels(examples, feature_set(settings.features), settings.bucket_mib)
+    return Batch(encoder.inputs(examples, settings.reads_tokens), labels)
 
 
 class Fitter(Protocol):
@@ -136,6 +136,11 @@ class NetworkClassifier(Forecaster):
     center_: float
     spread_: float
 
+    @property
+    def needs_simulation(self) -> bool:
+        """Whether its features need a simulated measurement."""
+        return feature_set(self.settings.features).needs_simulation
+
     def fit(self, train: Sequence[Example], validation: Sequence[Example]) -> Self:
         """Learn scales from the training examples, and then the network; equal seeds give equal weights."""
         return self.fit_prepared(prepare(self.settings, train, validation))
@@ -152,10 +157,10 @@ class NetworkClassifier(Forecaster):
 
     def loss(self, batch: Batch) -> Tensor:
         """Minus the likelihood of what was measured, and of its bucket. What did not fit is known from below only."""
-        gaps, targets = Mixture.of_outputs(self.network_(batch.inputs), self.center_, self.spread_), batch.targets
-        above = gaps.log_survival(targets.lower)
-        exact = torch.where(targets.fits, gaps.log_mass(targets.lower, targets.upper), above)
-        bucket = torch.where(targets.fits, gaps.log_mass(targets.bucket_lower, targets.bucket_upper), above)
+        gaps, labels = Mixture.of_outputs(self.network_(batch.inputs), self.center_, self.spread_), batch.labels
+        above = gaps.log_survival(labels.lower)
+        exact = torch.where(labels.fits, gaps.log_mass(labels.lower, labels.upper), above)
+        bucket = torch.where(labels.fits, gaps.log_mass(labels.bucket_lower, labels.bucket_upper), above)
         return -(exact + self.settings.bucket_weight * bucket).mean()
 
     def forecast(self, examples: Sequence[Example]) -> Forecast:

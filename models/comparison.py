@@ -1,16 +1,16 @@
-"""The one evaluation loop: estimators side by side on the same measured examples."""
+"""The evaluation loop: estimators side by side on the same measured examples."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vramcast.models._base import Estimator
+from vramcast.models.buckets import Buckets
 from vramcast.models.example import Example
-from vramcast.models.labels import Buckets
-from vramcast.models.metrics import Answers, Score, score, score_by_family
+from vramcast.models.metrics import PredictedRows, Score, score, score_by
 
 COLUMNS = {
     "accuracy": "accuracy",
@@ -21,20 +21,22 @@ COLUMNS = {
     "median err": "median_relative_error",
     "mean err": "mean_relative_error",
 }
-"""Of the text table: title, and the figure below it."""
+"""Columns of the text table: title and figure."""
 
 
 @dataclass(frozen=True)
-class Report:
-    """How one estimator did, on all examples and family by family."""
+class EstimatorReport:
+    """The figures of one estimator: on all examples, by family, and by stack if there are several."""
 
     overall: Score
     by_family: Mapping[str, Score]
+    by_stack: Mapping[str, Score] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The figures by name, those of the families below `by_family`."""
-        families = {name: found.to_json() for name, found in self.by_family.items()}
-        return {**self.overall.to_json(), "by_family": families}
+        """Return the figures by name, with those of families below `by_family` and of stacks below `by_stack`."""
+        families = {name: item.to_json() for name, item in self.by_family.items()}
+        stacks = {name: item.to_json() for name, item in self.by_stack.items()}
+        return {**self.overall.to_json(), "by_family": families, **({"by_stack": stacks} if len(stacks) > 1 else {})}
 
 
 def compare(
@@ -42,59 +44,71 @@ def compare(
     examples: Sequence[Example],
     buckets: Buckets,
     safe_bytes: Mapping[str, NDArray[np.float64]] | None = None,
-) -> dict[str, Report]:
-    """Ask every estimator about every example.
+) -> dict[str, EstimatorReport]:
+    """Evaluate every estimator on every example.
 
-    `safe_bytes` holds, by the estimator's name, the bound of those that state one. Of the others it is assumed that a
-    scheduler sets aside the upper edge of the predicted bucket, as CARMA does with GPUMemNet's classes.
+    `safe_bytes` holds the calibrated bounds by the estimator's name. For others a scheduler is taken to reserve the
+    upper edge of the predicted bucket, as CARMA does with GPUMemNet's classes.
     """
     bounds = safe_bytes or {}
     return {
-        name: report(answers_of(estimator, examples, buckets, bounds.get(name)))
+        name: report_of(predicted_rows(estimator, examples, buckets, bounds.get(name)))
         for name, estimator in estimators.items()
     }
 
 
-def report(answers: Answers) -> Report:
-    """The figures of one estimator's answers."""
-    return Report(score(answers), score_by_family(answers))
+def report_of(rows: PredictedRows) -> EstimatorReport:
+    """Return the report on predicted rows."""
+    return EstimatorReport(score(rows), score_by(rows, "family"), score_by(rows, "stack"))
 
 
-def answers_of(
+def predicted_rows(
     estimator: Estimator,
     examples: Sequence[Example],
     buckets: Buckets,
     safe_bytes: NDArray[np.float64] | None = None,
-) -> Answers:
-    """What an estimator says of examples, beside what was measured."""
-    targets = [example.measured for example in examples]
-    used_bytes = np.array([target.used_bytes for target in targets], dtype=np.float64)
-    fits = np.array([target.fits for target in targets], dtype=np.bool_)
-    predicted = estimator.predict(examples, buckets)
+) -> PredictedRows:
+    """Return the predictions of an estimator beside the labels."""
+    return rows_of(
+        estimator.predict(examples, buckets), estimator.predict_bytes(examples), examples, buckets, safe_bytes
+    )
+
+
+def rows_of(
+    predicted: NDArray[np.int64],
+    point_bytes: NDArray[np.float64],
+    examples: Sequence[Example],
+    buckets: Buckets,
+    safe_bytes: NDArray[np.float64] | None = None,
+) -> PredictedRows:
+    """Return predicted classes and point estimates beside the labels."""
+    labels = [example.measured for example in examples]
+    used_bytes = np.array([label.used_bytes for label in labels], dtype=np.float64)
+    fits = np.array([label.fits for label in labels], dtype=np.bool_)
     upper_bytes = np.append(buckets.edges_bytes[1:], np.inf)
     wanted_bytes = upper_bytes[predicted] if safe_bytes is None else safe_bytes
-    card_bytes = np.array([example.capacity_bytes for example in examples], dtype=np.float64)
-    point_bytes = estimator.predict_bytes(examples)
-    return Answers(
+    capacity_bytes = np.array([example.capacity_bytes for example in examples], dtype=np.float64)
+    return PredictedRows(
         family=np.array([example.family for example in examples], dtype=np.str_),
+        stack=np.array([f"{example.source} {example.time}".strip() for example in examples], dtype=np.str_),
         used_bytes=used_bytes,
         fits=fits,
         true_class=buckets.of(np.where(fits, used_bytes, np.inf)),
         predicted_class=predicted,
         point_bytes=point_bytes,
-        called_too_large=point_bytes >= card_bytes,
-        reserved_bytes=np.minimum(wanted_bytes, card_bytes),
+        called_too_large=point_bytes >= capacity_bytes,
+        reserved_bytes=np.minimum(wanted_bytes, capacity_bytes),
         safe_class=None if safe_bytes is None else buckets.of(safe_bytes),
     )
 
 
-def text_table(reports: Mapping[str, Report], families_of: Collection[str] = ()) -> str:
-    """The main figures for people: a line an estimator, and of some of them one for each family."""
+def text_table(reports: Mapping[str, EstimatorReport], families_of: Collection[str] = ()) -> str:
+    """Return the main figures as text: a line for each estimator, and one for each family of some of them."""
     lines = [["estimator", "rows", *COLUMNS]]
-    for name, found in reports.items():
-        lines.append(_cells(name, found.overall))
+    for name, report in reports.items():
+        lines.append(_cells(name, report.overall))
         if name in families_of:
-            lines += [_cells(f"  {family}", part) for family, part in found.by_family.items()]
+            lines += [_cells(f"  {family}", part) for family, part in report.by_family.items()]
     first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
     return "\n".join(
         "  ".join([f"{name:{first}}", *(f"{cell:>{width}}" for cell, width in zip(cells, others, strict=True))])
@@ -102,12 +116,13 @@ def text_table(reports: Mapping[str, Report], families_of: Collection[str] = ())
     )
 
 
-def _cells(name: str, found: Score) -> list[str]:
-    figures = found.to_json()
-    return [name, str(found.rows), *(_shown(key, figures[key]) for key in COLUMNS.values())]
+def _cells(name: str, item: Score) -> list[str]:
+    figures = item.to_json()
+    return [name, str(item.rows), *(_shown(key, figures[key], item.intervals) for key in COLUMNS.values())]
 
 
-def _shown(key: str, value: float | None) -> str:
+def _shown(key: str, value: float | None, intervals: Mapping[str, tuple[float, float]]) -> str:
     if value is None:
         return "-"
-    return f"{value:.0f}" if key.endswith("_mib") else f"{value:.4f}"
+    text = f"{value:.0f}" if key.endswith("_mib") else f"{value:.4f}"
+    return f"{text} [{intervals[key][0]:.3f}, {intervals[key][1]:.3f}]" if key in intervals else text

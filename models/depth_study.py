@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from vramcast.dataset_builder.families import make_spec
 from vramcast.dataset_builder.measure import Backend
+from vramcast.dataset_builder.measure.static import static_of
 from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.measurement import Status
@@ -97,10 +98,10 @@ def depth_study(
 
 def _measure(backend: Backend, depths: Sequence[int], batch_size: int) -> Iterable[tuple[int, int, int]]:
     for depth in sorted(depths):
-        outcome = backend.measure(vgg_spec(depth, batch_size))
-        used_bytes = outcome.measurement.peak_bytes
-        if outcome.measurement.status is Status.OK and outcome.static and used_bytes is not None:
-            yield depth, used_bytes, outcome.static.total_bytes
+        spec = vgg_spec(depth, batch_size)
+        measurement = backend.measure(spec).measurement
+        if measurement.status is Status.OK and measurement.peak_bytes is not None:
+            yield depth, measurement.peak_bytes, static_of(spec).total_bytes
 
 
 def _fit(points: Sequence[DepthPoint], target: str, degree: int) -> DepthFit:

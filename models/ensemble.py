@@ -12,17 +12,18 @@ from torch import Tensor
 
 from vramcast.dataset_builder.store.splits import make_folds, make_split
 from vramcast.errors import UserError, check_count
+from vramcast.models._base import Prediction
 from vramcast.models.batch import Inputs
+from vramcast.models.buckets import Buckets
 from vramcast.models.classifiers import Encoded, Fitter, NetworkClassifier, NetworkSettings
 from vramcast.models.conformal import SafeMargins, raised, relative, score
 from vramcast.models.example import Example
 from vramcast.models.features import feature_set
 from vramcast.models.forecast import Forecast
 from vramcast.models.forecaster import Forecaster
-from vramcast.models.labels import Buckets
+from vramcast.models.labels import intervals
 from vramcast.models.ood import Novelty
 from vramcast.models.storage import State, joined
-from vramcast.models.targets import intervals
 
 _TEMPERATURES = tuple(float(value) for value in np.geomspace(0.5, 3.0, 37))
 _LEAST_FOLDS = 5
@@ -167,17 +168,30 @@ class Ensemble(Forecaster):
         The margin is how far jobs of its stratum were above their medians in calibration; of an unfamiliar one, above
         the figures that the networks start from.
         """
-        return self.judged(examples, risk)[1]
+        safe, _, _ = self._bounds(examples, risk)
+        return safe
 
-    def judged(
+    def predict_all(self, examples: Sequence[Example], risk: float) -> Prediction:
+        """Return point estimates, bounds and distributions from one pass of the networks."""
+        safe, forecast, strange = self._bounds(examples, risk)
+        return Prediction(
+            forecast.median_bytes(), safe, strange, lambda index, buckets: forecast.one(index).proba(buckets)[0]
+        )
+
+    def _bounds(
         self, examples: Sequence[Example], risk: float
-    ) -> tuple[Forecast, NDArray[np.float64], NDArray[np.bool_]]:
-        """The forecast, the safe answers, and which examples are unfamiliar: all of it for the work of one."""
+    ) -> tuple[NDArray[np.float64], Forecast, NDArray[np.bool_]]:
+        """Return the safe figures, the forecast, and which examples are unfamiliar."""
         strata, strange = [example.stratum for example in examples], self.unfamiliar(examples)
         found = self._forecast(examples, strange)
         learned, usual = (item.margins(strata, risk) for item in (self.margins_, self.usual_margins_))
         safe = raised(found.own_quantile_bytes(0.5), np.where(strange, usual, learned))
-        return found, found.on_device(safe), strange
+        return found.on_device(safe), found, strange
+
+    @property
+    def needs_simulation(self) -> bool:
+        """Whether the members' features need a simulated measurement."""
+        return self.members[0].needs_simulation
 
     @property
     def least_risk(self) -> float:
@@ -245,7 +259,7 @@ def _margins(examples: Sequence[Example], estimated_bytes: NDArray[np.float64]) 
 
 def _own_bytes(examples: Sequence[Example]) -> NDArray[np.float64]:
     """[examples]: what a job's allocator had; where it did not fit, what it must be said to need: the card's limit."""
-    targets = [(example, example.measured) for example in examples]
-    used = [target.used_bytes if target.fits else example.capacity_bytes for example, target in targets]
+    labels = [(example, example.measured) for example in examples]
+    used = [label.used_bytes if label.fits else example.capacity_bytes for example, label in labels]
     overhead = [example.overhead_bytes for example in examples]
     return np.maximum(np.array(used, dtype=np.float64) - overhead, 0)

@@ -1,9 +1,8 @@
-"""A checkpoint and all baselines against a table of measurements."""
+"""Evaluate an estimator and the baselines on a table of measurements."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,88 +12,129 @@ from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.schema import Row
 from vramcast.errors import UserError
 from vramcast.models._base import Estimator
-from vramcast.models.baselines.catalogue import FORMULAS, load_baselines
-from vramcast.models.baselines.fake_tensor import FakeTensor, read_published
+from vramcast.models.baselines.static import Static
+from vramcast.models.baselines.virtual import Virtual
+from vramcast.models.buckets import Buckets
 from vramcast.models.checkpoint import checkpoint_directory, load_checkpoint
-from vramcast.models.comparison import Report, compare, text_table
+from vramcast.models.comparison import EstimatorReport, compare, predicted_rows, text_table
 from vramcast.models.example import Example
 from vramcast.models.examples import examples_of_rows
-from vramcast.models.labels import Buckets
-from vramcast.models.simulation import SimulationCache
+from vramcast.models.simulation_store import SimulationStore
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.sizes import MIB
 
+BACKENDS: Mapping[str, Estimator] = {item.name: item for item in (Virtual(), Static())}
+"""Backends as estimators, which learn nothing."""
 BASELINES = "baselines"
 """The directory of a checkpoint with the baselines that were fitted to the same examples."""
 
 
-@runtime_checkable
-class Bounded(Protocol):
-    """An estimator that states a bound."""
+@dataclass(frozen=True)
+class WorstRow:
+    """A row with a large error."""
 
-    @property
-    def least_risk(self) -> float:
-        """The smallest risk that it can speak of."""
-
-    def safe_bytes(self, examples: Sequence[Example], risk: float) -> NDArray[np.float64]:
-        """[examples]: what a job exceeds with at most that probability."""
+    spec: Mapping[str, Any]
+    stack: str
+    measured_mib: float
+    estimate_mib: float | None
+    """None if the estimator says that the job does not fit."""
+    relative_error: float
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How a checkpoint did, beside the baselines on the same rows."""
+    """The figures of an estimator and of the baselines on the same rows."""
 
-    checkpoint: str
+    name: str
     settings: Mapping[str, Any]
-    report: Report
-    baselines: Mapping[str, Report]
+    report: EstimatorReport
+    baselines: Mapping[str, EstimatorReport] = field(default_factory=dict)
+    worst: Sequence[WorstRow] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The checkpoint's figures by name, those of the baselines below `baselines`."""
+        """Return the estimator's figures by name, with those of the baselines below `baselines`."""
         others = {name: report.to_json() for name, report in self.baselines.items()}
-        return {**self.report.to_json(), "checkpoint": self.checkpoint, **self.settings, "baselines": others}
+        worst = {"worst": [dict(vars(item)) for item in self.worst]} if self.worst else {}
+        return {**self.report.to_json(), "estimator": self.name, **self.settings, "baselines": others, **worst}
 
     def to_text(self) -> str:
-        """A table for people: the checkpoint with its families, then the baselines."""
-        table = text_table({self.checkpoint: self.report, **self.baselines}, families_of=[self.checkpoint])
-        settings = "  ".join(f"{name} {value}" for name, value in self.settings.items())
-        return "\n".join([settings, table])
+        """Return a table: the estimator with its families, the baselines, and the worst rows."""
+        table = text_table({self.name: self.report, **self.baselines}, families_of=[self.name])
+        settings = "  ".join(f"{name} {value}" for name, value in self.settings.items() if value is not None)
+        worst = [
+            f"{item.relative_error:+8.1%} measured {item.measured_mib:8.0f} estimated {item.estimate_mib} "
+            f"{item.stack} {item.spec}"
+            for item in self.worst
+        ]
+        return "\n".join([settings, table, *worst])
 
 
-def evaluate_checkpoint(
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """How rows are evaluated."""
+
+    bucket_mib: int
+    device: str | None = None
+    """A profile in place of the one that each row was measured on."""
+    risk: float | None = None
+    worst: int = 0
+
+
+def evaluate(
     name: str,
+    estimator: Estimator,
+    baselines: Mapping[str, Estimator],
     rows: Sequence[Row],
-    table: Path,
-    *,
-    bucket_mib: int,
-    risk: float | None,
-    device: str | None,
-    cache: SimulationCache,
+    settings: EvaluationSettings,
+    store: SimulationStore,
 ) -> Evaluation:
-    """Ask a checkpoint and the baselines about rows of a table; `device` takes the place of the one they name."""
-    estimator, baselines = load_estimators(name)
-    examples = examples_of_rows(rows, _profiles(rows, device), cache)
+    """Evaluate an estimator and the baselines on measured rows."""
+    examples = examples_of_rows(rows, _profiles(rows, settings.device), store)
     if not examples:
-        raise UserError(f"expected rows in {table} that ran or ran out of memory, found none: name another file")
-    buckets = Buckets(bucket_mib * MIB, max(example.capacity_bytes for example in examples))
-    safe: dict[str, NDArray[np.float64]] = {}
-    if isinstance(estimator, Bounded):
-        risk = max(RISK, estimator.least_risk) if risk is None else risk
-        safe[name] = estimator.safe_bytes(examples, risk)
-    published = {FakeTensor.name: FakeTensor(read_published(table))}
-    settings = {"excluded": len(rows) - len(examples), "bucket_mib": bucket_mib, "risk": risk}
-    own = compare({name: estimator}, examples, buckets, safe)[name]
-    return Evaluation(name, settings, own, compare({**baselines, **published}, examples, buckets))
+        raise UserError("expected rows that ran or ran out of memory, found none: name another file")
+    buckets = Buckets(settings.bucket_mib * MIB, max(example.capacity_bytes for example in examples))
+    risk = max(RISK, estimator.least_risk) if settings.risk is None else settings.risk
+    safe = estimator.safe_bytes(examples, risk)
+    report = compare({name: estimator}, examples, buckets, {} if safe is None else {name: safe})[name]
+    shown = {
+        "excluded": len(rows) - len(examples),
+        "bucket_mib": settings.bucket_mib,
+        "risk": None if safe is None else risk,
+        "profile": ", ".join(dict.fromkeys(example.source for example in examples)),
+    }
+    worst = _worst(estimator, examples, rows, buckets, settings.worst) if settings.worst else ()
+    return Evaluation(name, shown, report, compare(baselines, examples, buckets), worst)
+
+
+def _worst(
+    estimator: Estimator, examples: Sequence[Example], rows: Sequence[Row], buckets: Buckets, count: int
+) -> list[WorstRow]:
+    specs = {row.spec.id: row.spec for row in rows}
+    predicted = predicted_rows(estimator, examples, buckets)
+    errors: NDArray[np.float64] = predicted.relative_errors
+    return [
+        WorstRow(
+            specs[examples[index].id].to_json(),
+            str(predicted.stack[index]),
+            float(predicted.used_bytes[index]) / MIB,
+            float(predicted.point_bytes[index]) / MIB if np.isfinite(predicted.point_bytes[index]) else None,
+            float(errors[index]),
+        )
+        for index in np.argsort(-np.abs(errors), kind="stable")[:count]
+    ]
 
 
 def load_estimators(name: str) -> tuple[Estimator, dict[str, Estimator]]:
-    """A checkpoint by its path or its released name, and the baselines that came with it, else the formulas alone."""
+    """Return a checkpoint by its path or released name, and the baselines fitted with it, else the formulas."""
+    # imported here, because a backend is evaluated without scikit-learn
+    from vramcast.models.baselines.catalogue import FORMULAS, load_baselines  # noqa: PLC0415
+
     directory = checkpoint_directory(name)
     fitted = directory / BASELINES
     return load_checkpoint(directory), dict(load_baselines(fitted) if fitted.is_dir() else FORMULAS)
 
 
 def _profiles(rows: Sequence[Row], device: str | None) -> dict[str, DeviceProfile]:
-    """The profile of every device that the rows name, or one in the place of all."""
-    named = sorted({str(row.provenance.device) for row in rows})
-    return {name: load_profile(device or name) for name in named}
+    """Return the profile of every device that the rows name, or one in place of all."""
+    names = sorted({str(row.provenance.device) for row in rows})
+    return {name: load_profile(device or name) for name in names}

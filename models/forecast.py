@@ -9,9 +9,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from vramcast.models.buckets import Buckets
 from vramcast.models.density import Mixture, mixed, stacked
 from vramcast.models.example import Example
-from vramcast.models.labels import Buckets
 
 Array = NDArray[np.float64]
 

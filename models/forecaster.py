@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vramcast.models._base import Estimator
+from vramcast.models.buckets import Buckets
 from vramcast.models.example import Example
 from vramcast.models.forecast import Forecast
-from vramcast.models.labels import Buckets
 from vramcast.models.storage import State, read_state, write_state
 
 

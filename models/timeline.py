@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from vramcast.dataset_builder.simulation.findings import Curve
+from vramcast.dataset_builder.simulation.simulation import Curve
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.sizes import MIB
 

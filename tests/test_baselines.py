@@ -21,7 +21,7 @@ from vramcast.models.baselines.majority import Majority
 from vramcast.models.baselines.shape_inference import ShapeInference
 from vramcast.models.baselines.virtual import Virtual
 from vramcast.models.baselines.weights import Weights
-from vramcast.models.labels import Buckets
+from vramcast.models.buckets import Buckets
 from vramcast.models.storage import ESTIMATOR, WEIGHTS, State
 from vramcast.virtual_gpu.training_setup import TrainingSetup
 
@@ -228,8 +228,8 @@ def test_hyperparameters_by_hand():
 @pytest.mark.parametrize(("kind", "least_degree"), [(Gap, 1), (DirectPolynomial, 2)])
 def test_a_polynomial_need_is_found(kind, least_degree, fitted):
     """The need is of second degree (width squared, width x batch), and a constant beyond the static estimate."""
-    found, fits = fitted[kind.name], [example for example in TEST if example.target.fits]
-    actual = np.array([example.target.used_bytes for example in fits])
+    found, fits = fitted[kind.name], [example for example in TEST if example.label.fits]
+    actual = np.array([example.label.used_bytes for example in fits])
     assert found.polynomial_.degree >= least_degree
     assert np.abs(found.predict_bytes(fits) - actual).max() / actual.max() < 1e-3
     shares = found.predict_proba(fits, BUCKETS)[np.arange(len(fits)), BUCKETS.of(actual)]
@@ -244,7 +244,7 @@ def test_a_constant_gap_is_found_far_outside_of_what_was_fitted(fitted):
 
 def test_a_polynomial_does_not_fall_below_what_was_ever_measured(fitted):
     tiny = example_of(mlp_table(1, 1), batch_size=1)
-    least = min(example.target.used_bytes for example in TRAIN if example.target.fits)
+    least = min(example.label.used_bytes for example in TRAIN if example.label.fits)
     assert fitted["gv"].predict_bytes([tiny])[0] >= least
 
 
@@ -258,7 +258,7 @@ def test_trees_as_arrays_are_those_of_scikit_learn(fitted):
     from sklearn.ensemble import ExtraTreesRegressor
 
     found = fitted["extra_trees"]
-    used = [float(item.target.used_bytes if item.target.fits else CARD_BYTES) for item in TRAIN]
+    used = [float(item.label.used_bytes if item.label.fits else CARD_BYTES) for item in TRAIN]
     forest = ExtraTreesRegressor(found.trees, max_leaf_nodes=found.leaves, random_state=found.seed)
     forest.fit(found._matrix(TRAIN), used)
     expected = forest.predict(found._matrix(TEST))

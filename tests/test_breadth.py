@@ -9,10 +9,10 @@ from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.jobs.architectures import ARCHITECTURES, known_architecture
 from vramcast.dataset_builder.jobs.building import build_job
 from vramcast.dataset_builder.jobs.job import table_of
-from vramcast.dataset_builder.jobs.targets import Wanted, parse_target
+from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
 from vramcast.dataset_builder.measure.virtual import VirtualBackend
 from vramcast.dataset_builder.schema import Spec
-from vramcast.dataset_builder.simulation.inspector import LocalInspection
+from vramcast.dataset_builder.simulation.simulator import Simulator
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.measurement import Status
 from vramcast.virtual_gpu.training_setup import TrainingSetup
@@ -42,8 +42,8 @@ def needs(library):
 
 
 def examined(text, **arguments):
-    job = build_job(Wanted(target=parse_target(text), arguments=arguments))
-    return LocalInspection(job).examine({"batch_size": 4}, [A100])
+    job = build_job(BuildRequest(target=parse_target(text), arguments=arguments))
+    return Simulator(job).simulate({"batch_size": 4}, [A100])
 
 
 def failures(texts, check):

@@ -47,8 +47,8 @@ def learned():
 
 def test_the_gap_is_learned(learned):
     """Small batches take a third more than simulated: who learns that is off by the noise alone."""
-    test = [example for example in mlp_examples(100, seed=2) if example.target.fits]
-    used = np.array([example.target.used_bytes for example in test])
+    test = [example for example in mlp_examples(100, seed=2) if example.label.fits]
+    used = np.array([example.label.used_bytes for example in test])
     plain = np.array([example.overhead_bytes + example.simulated.reserved_bytes for example in test])
     found = learned.predict_bytes(test)
     fits = np.isfinite(found)
@@ -60,7 +60,7 @@ def test_the_gap_is_learned(learned):
 
 def test_jobs_that_do_not_fit_are_told(learned):
     test = mlp_examples(150, seed=3)
-    fits = np.array([example.target.fits for example in test])
+    fits = np.array([example.label.fits for example in test])
     told = learned.predict(test, NARROW) == NARROW.classes - 1
     assert 3 < np.sum(~fits) < 100
     assert told[~fits].mean() > 0.8

@@ -14,17 +14,16 @@ from vramcast.dataset_builder.devices import DEFAULT_DEVICE, load_device, load_p
 from vramcast.dataset_builder.jobs.job import table_of
 from vramcast.dataset_builder.jobs.layer_tables import read_table
 from vramcast.dataset_builder.measure.virtual import VirtualBackend
-from vramcast.dataset_builder.simulation.findings import Curve
+from vramcast.dataset_builder.simulation.simulation import Curve
 from vramcast.errors import UserError
 from vramcast.models.answer import FITS, TIGHT, TOO_LARGE, Answer, Bucket
-from vramcast.models.answering.screen import Page, rendered
 from vramcast.models.batch_search import largest_batch
 from vramcast.models.classifiers import NetworkSettings
-from vramcast.models.classify import Classifier, _filled
+from vramcast.models.classify_command.page import Page, render_page
 from vramcast.models.ensemble import Ensemble
-from vramcast.models.examples import ENDLESS_BYTES, example_of_table
+from vramcast.models.examples import UNBOUNDED_BYTES, example_of_table
 from vramcast.models.fitting import PlainFitter
-from vramcast.models.questions import question_of_table
+from vramcast.models.predictor import Predictor, Question, _finite
 from vramcast.models.timeline import check_picture, draw_timeline, timeline_table
 from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.training_setup import TrainingSetup
@@ -33,7 +32,7 @@ A100 = load_profile(DEFAULT_DEVICE)
 
 
 @pytest.fixture(scope="module")
-def classifier():
+def predictor():
     return models.load("universal")
 
 
@@ -41,14 +40,14 @@ def network():
     return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 
 
-def test_a_module_is_answered_for_with_all_that_the_service_promises(classifier):
-    answer = classifier.classify(network(), torch.empty(2, 64), batch_size=32, optimizer="adam")
+def test_a_module_is_answered_for_with_all_that_the_service_promises(predictor):
+    answer = predictor.classify(network(), torch.empty(2, 64), batch_size=32, optimizer="adam")
     assert answer.fits
     assert answer.verdict == FITS
     assert 400 < answer.estimate_mib <= answer.safe_mib < answer.capacity_mib == 40410
     assert answer.bucket.lower_mib <= answer.estimate_mib < answer.bucket.upper_mib
     assert sum(answer.breakdown_mib.values()) == pytest.approx(answer.reserved_mib + answer.breakdown_mib["context"])
-    values = json.loads(json.dumps(answer.to_json(), allow_nan=False))
+    values = json.loads(json.dumps(answer.to_dict(), allow_nan=False))
     assert values.keys() >= {
         "target", "batch_size", "device", "status", "bucket", "estimate_mib", "safe_mib", "allocated_mib",
         "reserved_mib", "fits", "oom_probability", "out_of_distribution", "max_batch_size", "breakdown_mib",
@@ -58,7 +57,7 @@ def test_a_module_is_answered_for_with_all_that_the_service_promises(classifier)
     assert (values["target"], values["batch_size"], values["checkpoint"]) == ("Sequential", 32, "universal")
 
 
-def test_inputs_are_a_batch_a_mapping_or_a_function(classifier):
+def test_inputs_are_a_batch_a_mapping_or_a_function(predictor):
     class Named(nn.Module):
         def __init__(self):
             super().__init__()
@@ -67,17 +66,17 @@ def test_inputs_are_a_batch_a_mapping_or_a_function(classifier):
         def forward(self, *, x):
             return self.net(x)
 
-    plain = classifier.classify(network(), torch.empty(16, 64))
-    made = classifier.classify(network(), lambda size: torch.empty(size, 64), batch_size=16)
-    named = classifier.classify(Named(), {"x": torch.empty(16, 64)})
+    plain = predictor.classify(network(), torch.empty(16, 64))
+    made = predictor.classify(network(), lambda size: torch.empty(size, 64), batch_size=16)
+    named = predictor.classify(Named(), {"x": torch.empty(16, 64)})
     assert plain.batch_size == made.batch_size == named.batch_size == 16
     assert plain.estimate_mib == made.estimate_mib == pytest.approx(named.estimate_mib, rel=0.01)
     with pytest.raises(UserError, match="give batch_size=N"):
-        classifier.classify(network(), lambda size: torch.empty(size, 64))
+        predictor.classify(network(), lambda size: torch.empty(size, 64))
 
 
-def test_what_does_not_fit_is_told_what_it_would_need(classifier):
-    answer = classifier.classify(nn.Linear(4096, 4096), torch.empty(2**20, 4096, device="meta"), device="rtx_4060")
+def test_what_does_not_fit_is_told_what_it_would_need(predictor):
+    answer = predictor.classify(nn.Linear(4096, 4096), torch.empty(2**20, 4096, device="meta"), device="rtx_4060")
     assert not answer.fits
     assert answer.verdict == TOO_LARGE
     assert answer.bucket.upper_mib is None
@@ -86,14 +85,14 @@ def test_what_does_not_fit_is_told_what_it_would_need(classifier):
     assert answer.safe_mib >= answer.estimate_mib
 
 
-def test_a_spec_is_answered_for_as_the_estimator_says(classifier):
+def test_a_spec_is_answered_for_as_the_estimator_says(predictor):
     """The path of a user's question is that of the rows which the estimator was judged on."""
     spec = mlp_spec(width=700, batch=64, last_batch_size=3)
-    answer = classifier.classify_spec(spec)
+    answer = predictor.classify_spec(spec)
     measured = VirtualBackend(A100).measure(spec).measurement
     example = example_of_table(table_of(spec), spec.training, A100, measured, spec.family)
-    assert answer.estimate_mib * MIB == pytest.approx(classifier.estimator.predict_bytes([example])[0])
-    assert answer.safe_mib * MIB == pytest.approx(classifier.estimator.safe_bytes([example], 0.01)[0])
+    assert answer.estimate_mib * MIB == pytest.approx(predictor.estimator.predict_bytes([example])[0])
+    assert answer.safe_mib * MIB == pytest.approx(predictor.estimator.safe_bytes([example], 0.01)[0])
     assert answer.reserved_mib * MIB == measured.reserved_bytes
 
 
@@ -108,16 +107,16 @@ def for_tables(tmp_path_factory):
 
 def test_a_table_alone_is_answered_for_by_an_estimator_that_needs_no_simulation(for_tables):
     spec = mlp_spec(width=300)
-    answer = Classifier("universal", tables=str(for_tables)).classify_table(table_of(spec), spec.training)
+    answer = Predictor.load("universal", tables=str(for_tables)).classify_table(table_of(spec), spec.training)
     assert (answer.allocated_mib, answer.reserved_mib, answer.breakdown_mib) == (None, None, {})
     assert answer.checkpoint == "tables"
     assert any("layer table alone" in note for note in answer.notes)
 
 
-def test_many_questions_are_answered_in_their_order(classifier, for_tables):
-    mixed = Classifier("universal", tables=str(for_tables))
+def test_many_questions_are_answered_in_their_order(predictor, for_tables):
+    mixed = Predictor.load("universal", tables=str(for_tables))
     specs = [mlp_spec(width=width) for width in (100, 900)]
-    tables = [question_of_table(str(index), table_of(spec), spec.training, A100) for index, spec in enumerate(specs)]
+    tables = [Question.of_table(str(index), table_of(spec), spec.training, A100) for index, spec in enumerate(specs)]
     found = mixed.answers([*tables[:1], *tables[1:]])
     assert [item.target for item in found] == ["0", "1"]
     assert found[0].estimate_mib == pytest.approx(mixed.answers(tables[:1])[0].estimate_mib)
@@ -261,14 +260,14 @@ def test_the_screen_is_narrow_enough_and_has_colours_only_where_they_are_wanted(
     answer = answer_of(
         8, 5000, breakdown_mib={"activations": 300.0, "context": 100.0}, max_batch_size=0, notes=("a note",)
     )
-    page = Page(answer, "A Card", TrainingSetup(batch_size=8), cards=[answer])
-    text = rendered(page, 80)
+    page = Page(answer, "A GPU", TrainingSetup(batch_size=8), devices=[answer])
+    text = render_page(page, 80)
     assert max(map(len, text.splitlines())) <= 80
     assert "\x1b" not in text
     assert "DOES NOT FIT" in text
     assert text.count("=") >= 50  # three quarters of the bar
     assert "note: a note" in text
-    assert "\x1b[1;31mDOES NOT FIT\x1b[0m" in rendered(page, 80, colours=True)
+    assert "\x1b[1;31mDOES NOT FIT\x1b[0m" in render_page(page, 80, colours=True)
 
 
 def test_the_timeline_is_a_table_and_a_picture(tmp_path):
@@ -294,14 +293,14 @@ def test_a_checkpoint_that_is_not_there_is_told_with_those_that_are():
         models.load("nothing")
 
 
-def test_an_answer_is_changed_by_its_risk(classifier):
+def test_an_answer_is_changed_by_its_risk(predictor):
     spec = mlp_spec(width=800)
-    careful, bold = (classifier.classify_spec(spec, risk=risk) for risk in (0.01, 0.5))
+    careful, bold = (predictor.classify_spec(spec, risk=risk) for risk in (0.01, 0.5))
     assert careful.safe_mib > bold.safe_mib
     assert replace(careful, safe_mib=0, risk=0, seconds=0) == replace(bold, safe_mib=0, risk=0, seconds=0)
 
 
 def test_a_bound_beyond_all_cards_is_still_a_number():
     example = replace(mlp_examples(1)[0], capacity_bytes=8 * MIB)
-    found = _filled(np.array([np.inf, np.inf, 5.0]), np.array([np.inf, 7.0, np.inf]), [example] * 3)
-    assert found.tolist() == [ENDLESS_BYTES, 9 * MIB, 5.0]
+    found = _finite(np.array([np.inf, np.inf, 5.0]), np.array([np.inf, 7.0, np.inf]), [example] * 3)
+    assert found.tolist() == [UNBOUNDED_BYTES, 9 * MIB, 5.0]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from vramcast.dataset_builder.jobs.targets import Wanted, parse_target
-from vramcast.dataset_builder.simulation.client import ChildInspection, TheirError
+from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
+from vramcast.dataset_builder.simulation.client import ChildSimulator, NetworkError
 from vramcast.errors import UserError
-from vramcast.models.answering.command import main
-from vramcast.models.answering.requests import Request
+from vramcast.models.classify_command.command import main
+from vramcast.models.classify_command.request import ClassifyRequest
 
 FILE = Path(__file__).parent / "support" / "written_networks.py"
 GPUMEMNET = "gpumemnet:input:784_output:10_depth:3_arch:pyramid_batch:64.out"
@@ -89,34 +89,34 @@ def test_a_users_exception_is_his_with_its_line_and_code_three(capfd):
 
 @pytest.fixture(scope="module")
 def child():
-    with ChildInspection(Wanted(target=parse_target(f"{FILE}:mismatched"), inputs=("10",))) as found:
+    with ChildSimulator(BuildRequest(target=parse_target(f"{FILE}:mismatched"), inputs=("10",))) as found:
         yield found
 
 
 def test_shapes_that_do_not_fit_are_told_with_their_layer(child):
-    with pytest.raises(TheirError, match="in the layer '1'"):
-        child.examine({"batch_size": 2}, [])
+    with pytest.raises(NetworkError, match="in the layer '1'"):
+        child.simulate({"batch_size": 2}, [])
 
 
 def test_a_child_lives_on_after_an_error(child):
-    child.turn_to(Wanted(target=parse_target(f"{FILE}:Undecided"), inputs=("10",)))
+    child.build(BuildRequest(target=parse_target(f"{FILE}:Undecided"), inputs=("10",)))
     with pytest.raises(UserError, match=rf"a number read from a tensor.*\(at {FILE}:\d+\)"):
-        child.examine({"batch_size": 2}, [])
+        child.simulate({"batch_size": 2}, [])
     assert child.alive
 
 
 def test_code_that_ends_the_process_is_told(child):
-    child.turn_to(Wanted(target=parse_target("os:abort"), inputs=("10",)))
-    with pytest.raises(TheirError, match="the child was killed by SIGABRT"):
-        child.examine({"batch_size": 2}, [])
+    child.build(BuildRequest(target=parse_target("os:abort"), inputs=("10",)))
+    with pytest.raises(NetworkError, match="the child was killed by SIGABRT"):
+        child.simulate({"batch_size": 2}, [])
     assert not child.alive
 
 
 def test_a_child_that_takes_too_long_or_too_much_is_ended():
     target = parse_target(f"{FILE}:endless")
     for limits, why in (((0.2, 8192), "within 0.2 s"), ((60, 20), "in 20 MiB")):
-        with ChildInspection(Wanted(target=target), *limits) as found, pytest.raises(UserError, match=why):
-            found.examine({"batch_size": 2}, [])
+        with ChildSimulator(BuildRequest(target=target), *limits) as found, pytest.raises(UserError, match=why):
+            found.simulate({"batch_size": 2}, [])
         assert not found.alive
 
 
@@ -152,7 +152,7 @@ def test_the_screen_says_what_to_do(capfd, tmp_path):
     out, _ = capfd.readouterr()
     assert "DOES NOT FIT" in out
     for words in ("At the peak", "costliest layers", "rtx_4090", "The largest batch",
-                  "--autocast bf16", "SGD without", "a bigger card", "(gradient"):  # fmt: skip
+                  "--autocast bf16", "SGD without", "a bigger device", "(gradient"):  # fmt: skip
         assert words in out
     assert (tmp_path / "a.svg").stat().st_size > 1000
 
@@ -168,10 +168,12 @@ def test_a_table_wants_a_batch_size(capfd, tmp_path):
 @pytest.mark.parametrize("value", [5, [3, 224, 224], {"x": "3"}])
 def test_an_input_that_is_no_text_is_refused(value):
     with pytest.raises(UserError, match="expected input to be texts"):
-        Request.of({"target": "timm:resnet18", "batch_size": 4, "input": value})
+        ClassifyRequest.of({"target": "timm:resnet18", "batch_size": 4, "input": value})
 
 
 def test_a_request_keeps_what_it_was_given():
-    found = Request.of({"target": "timm:resnet18", "batch_size": 4, "input": ["3,64,64"], "args": {"num_classes": 5}})
-    assert found.wanted().inputs == ("3,64,64",)
-    assert found.wanted().arguments == {"num_classes": 5}
+    found = ClassifyRequest.of(
+        {"target": "timm:resnet18", "batch_size": 4, "input": ["3,64,64"], "args": {"num_classes": 5}}
+    )
+    assert found.build_request().inputs == ("3,64,64",)
+    assert found.build_request().arguments == {"num_classes": 5}

@@ -1,5 +1,6 @@
 """The evaluation loop: figures worked out by hand, and against scikit-learn."""
 
+import re
 from math import inf
 
 import numpy as np
@@ -10,9 +11,9 @@ from sklearn.metrics import f1_score
 from vramcast.errors import UserError
 from vramcast.models.baselines._formula import Formula
 from vramcast.models.baselines.virtual import Virtual
+from vramcast.models.buckets import Buckets
 from vramcast.models.comparison import compare, text_table
-from vramcast.models.labels import Buckets
-from vramcast.models.metrics import macro_f1
+from vramcast.models.metrics import macro_f1, wilson_interval
 
 BUCKETS = Buckets(1000 * MIB, CARD_BYTES)
 
@@ -41,7 +42,9 @@ EXAMPLES = [
     example("called", 39_000, fits=False),
     example("missed", 39_000, fits=False, family="cnn"),
 ]
-FIXED = Fixed({"right": 1800, "low": 1900, "high": 3400, "alarm": inf, "called": 41_000, "missed": 39_500})
+FIXED = Fixed(
+    {"right": 1800, "low": 1900, "high": 3400, "alarm": inf, "called": 41_000, "missed": 39_500, "made": 1000}
+)
 
 
 def test_the_figures_by_hand():
@@ -57,6 +60,7 @@ def test_the_figures_by_hand():
     assert found.median_relative_error == pytest.approx(np.median(errors))
     assert found.p95_relative_error == pytest.approx(2200 / 1200)
     assert found.oom_recall == 0.5
+    assert found.point_too_low == 0.25  # low, by 24 %
     assert found.oom_false_alarms == 0.25
     # true 1 2 1 3 40 40, predicted 1 1 3 40 40 39: F1 of 1 is 2 / 4, of 40 is 2 / 4, of 2, 3 and 39 nothing
     assert found.macro_f1 == pytest.approx((0.5 + 0.5) / 5)
@@ -96,7 +100,7 @@ def test_macro_f1_is_that_of_scikit_learn(seed):
 def test_no_examples_have_no_figures():
     found = compare({"fixed": FIXED}, [], BUCKETS)["fixed"]
     assert found.overall.rows == 0
-    assert {value for key, value in found.overall.to_json().items() if key != "rows"} == {None}
+    assert {value for key, value in found.overall.to_json().items() if key not in ("rows", "intervals")} == {None}
     assert found.by_family == {}
 
 
@@ -110,5 +114,15 @@ def test_the_text_table():
     head, *lines = text_table(reports, families_of=reports).splitlines()
     assert head.split()[:3] == ["estimator", "rows", "accuracy"]
     assert [line.split()[0] for line in lines] == ["fixed", "cnn", "mlp"]
-    assert lines[0].split() == ["fixed", "6", "0.3333", "0.2000", "0.3333", "-", "9950", "0.6200", "0.8183"]
+    assert re.sub(r" \[.*?\]", "", lines[0]).split() == [
+        "fixed", "6", "0.3333", "0.2000", "0.3333", "-", "9950", "0.6200", "0.8183",
+    ]  # fmt: skip
+    assert "0.3333 [0.097, 0.700]" in lines[0]
     assert len(text_table(reports).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("hits", "rows", "interval"), [(0, 10, (0.0, 0.2775)), (10, 10, (0.7225, 1.0)), (50, 100, (0.4038, 0.5962))]
+)
+def test_the_interval_of_a_share_is_wilsons(hits, rows, interval):
+    assert wilson_interval([True] * hits + [False] * (rows - hits)) == pytest.approx(interval, abs=1e-4)

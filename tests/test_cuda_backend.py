@@ -12,7 +12,7 @@ from scripted_backend import alive, wait_until
 from stubbed_cuda import Estimates, Stubbed, fake
 
 from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.measure import Outcome
+from vramcast.dataset_builder.measure import BackendResult
 from vramcast.dataset_builder.measure.cuda.backend import CudaSettings
 from vramcast.dataset_builder.measure.nvml import GpuLostError, NoDriverError
 from vramcast.dataset_builder.pipeline import make_row
@@ -46,7 +46,6 @@ class TestFigures:
         assert found.device_used_bytes == found.process_bytes == PEAK
         assert found.breakdown == {"context": CONTEXT, "libraries": 100 * MIB, "allocator": 500 * MIB}
         assert (found.alone, found.others_bytes) == (True, 0)
-        assert outcome.static.parameter_bytes == 4 * (2 * (64 * 64 + 64) + 650)
         assert (outcome.device, outcome.gpu_uuid) == ("NVIDIA A100-SXM4-40GB", "GPU-a")
         assert outcome.versions == {"driver": "555.42.06", "driver_cuda": "12.5", "cuda": "12.4"}
 
@@ -302,7 +301,7 @@ def test_a_row_keeps_what_only_a_card_tells(machine):
 
 
 def test_rows_from_before_cards_can_be_read():
-    values = make_row(fake("ok"), SPEC, Outcome(None, Measurement(status=Status.OK)), 7, {}).to_json()
+    values = make_row(fake("ok"), SPEC, BackendResult(Measurement(status=Status.OK)), 7, {}).to_json()
     for name in ("process_bytes", "alone", "others_bytes", "samples", "longest_gap_ms", "cap_bytes", "cap_held"):
         del values["measurement"][name]
     del values["provenance"]["gpu_uuid"]

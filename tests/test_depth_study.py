@@ -7,7 +7,7 @@ import pytest
 from vramcast.dataset_builder.configuration import make_backend
 from vramcast.dataset_builder.devices import load_device
 from vramcast.dataset_builder.filters import check
-from vramcast.dataset_builder.measure import Backend, Outcome
+from vramcast.dataset_builder.measure import Backend, BackendResult
 from vramcast.dataset_builder.schema import StaticEstimate
 from vramcast.errors import UserError
 from vramcast.models.depth_study import DEGREES, depth_study, vgg_spec
@@ -25,15 +25,29 @@ class Scripted(Backend):
 
     name, origin, device = "scripted", "simulated", "none"
 
-    def __init__(self, need, static, oom_from=99):
-        self.need, self.static, self.oom_from = need, static, oom_from
+    def __init__(self, need, oom_from):
+        self.need, self.oom_from = need, oom_from
 
     def measure(self, spec):
         counts = layers_of(spec)
         depth = counts["Conv2d"] + counts["Linear"]
         status = Status.OOM if depth >= self.oom_from else Status.OK
-        static = StaticEstimate(self.static(depth), 0, 0, 0)
-        return Outcome(static, Measurement(status=status, device_used_bytes=self.need(depth)))
+        return BackendResult(Measurement(status=status, device_used_bytes=self.need(depth)))
+
+
+@pytest.fixture
+def study(monkeypatch):
+    """Runs the study on a scripted backend with a scripted static estimate."""
+
+    def run(need, static, *arguments, oom_from=99, **more):
+        def static_of(spec):
+            counts = layers_of(spec)
+            return StaticEstimate(static(counts["Conv2d"] + counts["Linear"]), 0, 0, 0)
+
+        monkeypatch.setattr("vramcast.models.depth_study.static_of", static_of)
+        return depth_study(Scripted(need, oom_from), *arguments, **more)
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -52,29 +66,27 @@ def test_a_depth_with_less_than_one_convolution_per_stage_is_refused():
         vgg_spec(7)
 
 
-def test_polynomials_extrapolate_from_their_own_degree_on():
+def test_polynomials_extrapolate_from_their_own_degree_on(study):
     static = lambda depth: 3 * depth**3 * MIB  # noqa: E731
-    study = depth_study(
-        Scripted(lambda depth: static(depth) + (100 + 7 * depth) * MIB, static), range(8, 28, 2), fitted_share=0.6
-    )
-    assert [point.depth for point in study.points if point.fitted] == [8, 10, 12, 14, 16, 18]
-    assert [point.gap_bytes // MIB for point in study.points][:2] == [156, 170]
-    errors = {(fit.target, fit.degree): fit.extrapolation_error for fit in study.fits}
+    found = study(lambda depth: static(depth) + (100 + 7 * depth) * MIB, static, range(8, 28, 2), fitted_share=0.6)
+    assert [point.depth for point in found.points if point.fitted] == [8, 10, 12, 14, 16, 18]
+    assert [point.gap_bytes // MIB for point in found.points][:2] == [156, 170]
+    errors = {(fit.target, fit.degree): fit.extrapolation_error for fit in found.fits}
     assert errors.keys() == {(target, degree) for target in ("gap", "gv") for degree in DEGREES}
     for degree in DEGREES:
         assert errors["gap", degree] < 1e-9
     assert errors["gv", 1] > errors["gv", 2] > 0.05
     assert errors["gv", 3] < 1e-9
-    gap = next(fit for fit in study.fits if fit.target == "gap")
-    assert gap.predicted_bytes == pytest.approx([point.measured_bytes for point in study.points])
+    gap = next(fit for fit in found.fits if fit.target == "gap")
+    assert gap.predicted_bytes == pytest.approx([point.measured_bytes for point in found.points])
 
 
-def test_depths_that_do_not_fit_are_left_out_and_too_few_points_refused():
+def test_depths_that_do_not_fit_are_left_out_and_too_few_points_refused(study):
     need = lambda depth: depth * MIB  # noqa: E731
-    study = depth_study(Scripted(need, need, oom_from=20), range(8, 40))
-    assert [point.depth for point in study.points] == list(range(8, 20))
+    found = study(need, need, range(8, 40), oom_from=20)
+    assert [point.depth for point in found.points] == list(range(8, 20))
     with pytest.raises(UserError, match="expected more than 3 depths to fit and some to extrapolate to, found 4"):
-        depth_study(Scripted(need, need, oom_from=12), range(8, 40))
+        study(need, need, range(8, 40), oom_from=12)
 
 
 def test_the_study_on_the_virtual_gpu():

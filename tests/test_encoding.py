@@ -12,11 +12,12 @@ from vramcast.dataset_builder.families import make_spec, plan_of
 from vramcast.dataset_builder.jobs.job import ModuleJob, table_of
 from vramcast.dataset_builder.measure.virtual import VirtualBackend
 from vramcast.dataset_builder.schema import Provenance, Row, Spec
-from vramcast.dataset_builder.simulation.inspector import Inspector
+from vramcast.dataset_builder.simulation.simulation import Peaks, Simulation
+from vramcast.dataset_builder.simulation.simulator import Simulator
 from vramcast.dataset_builder.subject import build_subject, make_inputs
 from vramcast.errors import UserError
 from vramcast.models.encoding import Encoder, Scale
-from vramcast.models.examples import example_of_findings, example_of_row, example_of_table
+from vramcast.models.examples import example_of_row, example_of_simulation, example_of_table
 from vramcast.models.features import FEATURE_SETS, TOKEN_NUMBERS, feature_set, tokens_of
 from vramcast.models.features.layers import convolutions_of, main_activation
 from vramcast.virtual_gpu.measurement import Measurement, Status
@@ -40,10 +41,12 @@ def measured(spec: Spec) -> Row:
 @pytest.mark.parametrize("spec", [mlp_spec(), cnn_spec(depth=5), TRANSFORMER], ids=["mlp", "cnn", "transformer"])
 @pytest.mark.parametrize("features", sorted(FEATURE_SETS))
 def test_a_row_and_the_module_of_its_spec_have_the_same_features(spec, features):
-    row = example_of_row(measured(spec), PROFILE, VirtualBackend(PROFILE).measure(spec).measurement)
+    peaks = {PROFILE.name: Peaks(VirtualBackend(PROFILE).measure(spec).measurement)}
+    simulation = Simulation(table_of(spec), spec.training, peaks, family=spec.family)
+    row = example_of_row(measured(spec), PROFILE, simulation)
     plan = plan_of(spec)
     job = ModuleJob(build_subject(plan), lambda size: make_inputs(plan, size), family=spec.family)
-    module = example_of_findings(Inspector(job).examine(spec.training, [PROFILE]), PROFILE)
+    module = example_of_simulation(Simulator(job).simulate(vars(spec.training), [PROFILE]), PROFILE)
     chosen = feature_set(features)
     assert chosen.numbers(module) == chosen.numbers(row)
     assert chosen.reference_bytes(module) == chosen.reference_bytes(row)

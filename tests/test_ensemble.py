@@ -13,10 +13,10 @@ from vramcast.errors import UserError
 from vramcast.models.classifiers import NetworkSettings
 from vramcast.models.conformal import raised, relative
 from vramcast.models.ensemble import Ensemble, best_temperature, rounds_of
-from vramcast.models.example import Example, Target, is_convolution
+from vramcast.models.example import Example, Label, is_convolution
 from vramcast.models.fitting import PlainFitter
+from vramcast.models.labels import intervals
 from vramcast.models.ood import Novelty
-from vramcast.models.targets import intervals
 
 SETTINGS = NetworkSettings(bucket_mib=50, width=16, blocks=1)
 TRAINED = 460
@@ -54,7 +54,7 @@ def uncalibrated(ensemble):
 def test_safe_answers_are_too_low_no_more_often_than_asked(ensemble, risk):
     test = mlp_examples(700, seed=4)
     safe = ensemble.safe_bytes(test, risk)
-    needed = np.array([item.target.used_bytes if item.target.fits else np.inf for item in test])
+    needed = np.array([item.label.used_bytes if item.label.fits else np.inf for item in test])
     assert np.mean(safe < needed) < risk + 0.03  # some 230 calibration rows: the coverage of one draw varies
     assert np.all(safe >= ensemble.predict_bytes(test))
     assert np.all(ensemble.safe_buckets(test, NARROW, risk) >= NARROW.of(ensemble.predict_bytes(test)))
@@ -82,7 +82,7 @@ def likelihood(forecast, rows):
 
 def test_an_odd_row_does_not_set_the_width(ensemble):
     rows = mlp_examples(300, seed=2)
-    odd = type(rows[0])(**{**vars(rows[0]), "target": Target(990 * 2**20, fits=True)})
+    odd = type(rows[0])(**{**vars(rows[0]), "label": Label(990 * 2**20, fits=True)})
     plain = uncalibrated(ensemble).forecast(rows)
     assert best_temperature(plain, [odd, *rows[1:]]) == pytest.approx(best_temperature(plain, rows), rel=0.06)
 
@@ -160,7 +160,7 @@ def test_a_trial_of_cudnn_calibrates_only_jobs_that_try():
     trying = Example(**{**vars(plain), "training": cnn_spec(cudnn_benchmark=True).training})
     assert plain.stratum == "real with workspaces"
     assert trying.calibrates == ("real with trials", "real with workspaces", "real elsewhere")
-    tried = Example(**{**vars(trying), "target": Target(1, fits=True, trial=True)})
+    tried = Example(**{**vars(trying), "label": Label(1, fits=True, trial=True)})
     assert tried.calibrates == ("real with trials",)
     assert Example(**{**vars(trying), "layers": trying.layers[:3]}).stratum == "real"
     assert example.calibrates == ("cnn",)

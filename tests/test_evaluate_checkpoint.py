@@ -77,7 +77,6 @@ def test_a_checkpoint_without_bounds_or_baselines_is_held_against_the_formulas(t
     ("words", "sentence"),
     [
         (["--checkpoint", "none"], "expected a checkpoint's directory or a released one of"),
-        (["--checkpoint", "HERE", "--worst", "2"], "expected --worst for a backend alone"),
         (["--checkpoint", "HERE", "--risk", "2"], "expected a risk between 0 and 1"),
         (["--checkpoint", "HERE", "--device", "abacus"], "expected device to be one of"),
     ],

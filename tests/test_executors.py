@@ -37,9 +37,7 @@ class ExecutorContract:
     def test_every_spec_has_one_outcome(self, backend: Any, number: int) -> None:
         outcomes = list(self.executor().run(backend, plain(number)))
         assert sorted(index_of(item) for item, _ in outcomes) == list(range(number))
-        for item, outcome in outcomes:
-            assert outcome.static and outcome.static.parameter_bytes == index_of(item)
-            assert outcome.measurement.status is Status.OK
+        assert all(outcome.measurement.status is Status.OK for _, outcome in outcomes)
 
     def test_specs_are_taken_lazily(self, backend: Any) -> None:
         taken = count()
@@ -72,7 +70,6 @@ class ExecutorContract:
         outcomes = {index_of(item): outcome for item, outcome in self.executor().run(backend, specs)}
         assert outcomes[3].measurement.status is Status.CRASHED
         assert outcomes[3].measurement.evidence == evidence
-        assert outcomes[3].static is None
         assert Counter(outcome.measurement.status for outcome in outcomes.values())[Status.OK] == 6
 
     def test_evidence_is_short(self, backend: Any) -> None:

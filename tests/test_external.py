@@ -130,10 +130,10 @@ BUILD = """
     from pathlib import Path
 
     from vramcast.dataset_builder.jobs.building import build_job
-    from vramcast.dataset_builder.jobs.targets import Wanted, parse_target
+    from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
 
     sys.path.insert(0, str(Path.cwd()))
-    print(build_job(Wanted(target=parse_target(sys.argv[1]), inputs=("4",))).module)
+    print(build_job(BuildRequest(target=parse_target(sys.argv[1]), inputs=("4",))).module)
 """
 
 

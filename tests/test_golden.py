@@ -11,11 +11,12 @@ import pytest
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.golden import golden_specs
 from vramcast.dataset_builder.jobs.job import SpecJob
+from vramcast.dataset_builder.measure.static import static_of
 from vramcast.dataset_builder.measure.virtual import VirtualBackend
-from vramcast.dataset_builder.simulation.inspector import Inspector
+from vramcast.dataset_builder.simulation.simulator import Simulator
 from vramcast.models import load
-from vramcast.models.answering.command import main
-from vramcast.models.questions import question_of
+from vramcast.models.classify_command.command import main
+from vramcast.models.predictor import Question
 
 GOLDEN = Path(__file__).parent / "golden"
 SPECS = json.loads((GOLDEN / "specs.json").read_text())
@@ -24,8 +25,6 @@ ANSWERS = [json.loads(line) for line in (GOLDEN / "answers.jsonl").read_text().s
 DEVICES = ("a100_40gb", "rtx_3060", "h100_80gb", "a100_40gb_gpumemnet_2024")
 PROSE = {"notes", "profile", "evidence"}
 """Keys whose text may be reworded; all other values are compared exactly, floats included."""
-RENAMED: dict[str, str] = {}
-"""Keys by their recorded name."""
 
 
 def installed(library):
@@ -46,12 +45,11 @@ def check(recorded, current, place):
     """Compare all that was recorded; keys that were added later are not looked at."""
     if isinstance(recorded, dict):
         for key, value in recorded.items():
-            name = RENAMED.get(key, key)
-            assert name in current, f"{place} has no {name}"
+            assert key in current, f"{place} has no {key}"
             if key in PROSE:
-                assert bool(value) == bool(current[name]), f"{place}.{name}"
+                assert bool(value) == bool(current[key]), f"{place}.{key}"
             else:
-                check(value, current[name], f"{place}.{name}")
+                check(value, current[key], f"{place}.{key}")
     elif isinstance(recorded, list):
         assert len(recorded) == len(current), place
         for index, (one, other) in enumerate(zip(recorded, current, strict=True)):
@@ -60,12 +58,19 @@ def check(recorded, current, place):
         assert recorded == current, place
 
 
+def as_recorded(simulation):
+    """The JSON form under the keys of the recording."""
+    peaks = simulation["peaks"]
+    bounded, unbounded = ({device: item[kind] for device, item in peaks.items()} for kind in ("bounded", "unbounded"))
+    return {**simulation, "measurements": bounded, "endless": unbounded}
+
+
 def as_json(value):
     return json.loads(json.dumps(value))
 
 
 @pytest.fixture(scope="module")
-def classifier():
+def predictor():
     return load("universal")
 
 
@@ -74,16 +79,16 @@ def test_every_golden_spec_was_recorded():
 
 
 @pytest.mark.parametrize("label", SPECS)
-def test_a_golden_spec_has_its_recorded_measurement_simulation_and_answers(label, classifier):
+def test_a_golden_spec_has_its_recorded_measurement_simulation_and_answers(label, predictor):
     spec, recorded = golden_specs()[label], SPECS[label]
     profiles = [load_profile(device) for device in DEVICES]
-    outcome = VirtualBackend(profiles[0]).measure(spec)
-    check(recorded["static"], vars(outcome.static), "static")
-    check(recorded["measurement"], as_json(vars(outcome.measurement)), "measurement")
-    simulation = Inspector(SpecJob(spec)).examine(spec.training, profiles)
-    check(recorded["findings"], as_json(simulation.to_json()), "simulation")
-    answers = classifier.answers([question_of(label, simulation, profile) for profile in profiles])
-    check(recorded["answers"], [as_json(answer.to_json()) for answer in answers], "answers")
+    measurement = VirtualBackend(profiles[0]).measure(spec).measurement
+    check(recorded["static"], vars(static_of(spec)), "static")
+    check(recorded["measurement"], as_json(vars(measurement)), "measurement")
+    simulation = Simulator(SpecJob(spec)).simulate({}, profiles)
+    check(recorded["findings"], as_recorded(as_json(simulation.to_json())), "simulation")
+    answers = predictor.answers([Question.of_simulation(label, simulation, profile) for profile in profiles])
+    check(recorded["answers"], [as_json(answer.to_dict()) for answer in answers], "answers")
 
 
 @pytest.fixture(scope="module")

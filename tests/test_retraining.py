@@ -5,7 +5,7 @@ from synthetic_examples import PROFILE, mlp_spec
 
 from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import UserError
-from vramcast.models.simulation import SimulationCache
+from vramcast.models.simulation_store import SimulationStore
 from vramcast.train.retraining import named_specs, retrained, simulated
 from vramcast.train.settings import LIBRARIES, DataSettings
 from vramcast.virtual_gpu.training_setup import TrainingSetup
@@ -28,12 +28,11 @@ def test_each_library_network_once_under_each_optimizer_and_none_of_ours():
     assert retrained(reversed([*MEASURED]), ["Adam", "SGD"]) == found
 
 
-def test_their_target_is_the_simulation(tmp_path, monkeypatch):
-    monkeypatch.setattr("vramcast.models.simulation.LocalExecutor.run", lambda _self, backend, specs: (
+def test_their_label_is_the_simulation(tmp_path, monkeypatch):
+    monkeypatch.setattr("vramcast.models.simulation_store.LocalExecutor.run", lambda _self, backend, specs: (
         (spec, backend.measure(spec)) for spec in specs
     ))  # fmt: skip
-    monkeypatch.setattr("vramcast.models.tables.TableCache._make", _in_this_process)
-    adam, sgd = simulated(retrained(MEASURED[:1], ["Adam", "SGD"]), PROFILE, SimulationCache(tmp_path, workers=1))
+    adam, sgd = simulated(retrained(MEASURED[:1], ["Adam", "SGD"]), PROFILE, SimulationStore(tmp_path, workers=1))
     for example in (adam, sgd):
         assert example.measured.used_bytes == example.simulation.reserved_bytes + example.overhead_bytes
         assert example.group == MEASURED[0].group
@@ -70,14 +69,6 @@ def test_every_library_of_the_settings_has_networks():
 def test_networks_that_cannot_be_simulated_are_refused_before_anything_is(settings, sentence):
     with pytest.raises(UserError, match=sentence):
         DataSettings(name="mixed", **settings)
-
-
-def _in_this_process(self, missing):
-    from vramcast.models.tables import _table_text
-
-    self.directory.mkdir()
-    for path, spec in missing.items():
-        path.write_text(_table_text(spec))
 
 
 @pytest.mark.parametrize(

@@ -276,7 +276,7 @@ def test_an_estimator_of_ones_own_is_loaded_by_name() -> None:
 
 def test_the_released_estimator_says_over_http_what_it_says_in_python() -> None:
     spec = make_spec("mlp", MLP["network"], TrainingSetup(**MLP["training"]))
-    expected = models.load("universal").classify_spec(spec, device="t4", risk=0.02).to_json()
+    expected = models.load("universal").classify_spec(spec, device="t4", risk=0.02).to_dict()
 
     async def scenario(service: Service) -> None:
         job = {"spec": MLP, "device": "t4", "risk": 0.02}

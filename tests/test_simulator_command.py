@@ -15,12 +15,12 @@ from vramcast.collocation.simulator.cluster_metrics import cluster_metrics
 from vramcast.collocation.simulator.comparison import compare, jittered
 from vramcast.collocation.simulator.gantt_table import gantt_table
 from vramcast.collocation.simulator.needs import ESTIMATORS, Asking
-from vramcast.collocation.simulator.ours import DEFINITIONS, Asked, bounds_bytes, specs_of
+from vramcast.collocation.simulator.ours import DEFINITIONS, AnswerSettings, bounds_bytes, specs_of
 from vramcast.collocation.simulator.rules import ClusterRules
 from vramcast.collocation.simulator.simulate_command import main
 from vramcast.collocation.simulator.workload import TraceJob, read_jobs, read_trace
 from vramcast.errors import UserError
-from vramcast.models.simulation import SimulationCache
+from vramcast.models.simulation_store import SimulationStore
 from vramcast.virtual_gpu.sizes import MIB
 
 JOBS = """job,num_gpus,batch_size,actual_peak_mib,horus_mib,faketensor_mib,gpumemnet_mib,solo_seconds
@@ -174,7 +174,7 @@ def test_our_bound_is_classified_here_and_what_cannot_be_built_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs = [TraceJob("mnist_train", 1, 32, 1500 * MIB, 100), TraceJob("dlrm", 1, 32, 1500 * MIB, 100)]
-    found = bounds_bytes(jobs, "a100_40gb", Asked(bucket_mib=1024), SimulationCache(tmp_path, 1))
+    found = bounds_bytes(jobs, "a100_40gb", AnswerSettings(bucket_mib=1024), SimulationStore(tmp_path, 1))
     assert list(found) == ["mnist_train"]
     assert found["mnist_train"] % (1024 * MIB) == 0
     assert 600 * MIB < found["mnist_train"] <= 42_000 * MIB

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vramcast.models.labels import Buckets
+from vramcast.models.buckets import Buckets
 from vramcast.train.figures import (
     confusion_table,
     curves_table,

@@ -198,7 +198,6 @@ def test_rows_of_this_backend_say_that_they_are_simulated():
     outcome = backend.measure(mlp())
     assert (backend.origin, backend.device) == ("simulated", "a100_40gb")
     assert outcome.measurement.seconds > 0
-    assert outcome.static.total_bytes < outcome.measurement.device_used_bytes
 
 
 def test_allocator_options_reach_the_allocator():

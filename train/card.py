@@ -7,7 +7,7 @@ from typing import Any
 from vramcast.dataset_builder.store.importers import BACKEND as PUBLISHED
 from vramcast.dataset_builder.store.importers.gpumemnet import CITATION
 from vramcast.models.checkpoint import Card
-from vramcast.models.comparison import Report
+from vramcast.models.comparison import EstimatorReport
 from vramcast.models.example import Example
 from vramcast.train.configuration import Configuration
 from vramcast.train.data import CUDA, VIRTUAL
@@ -25,7 +25,7 @@ _ORIGINS = {
 """Sentences by the backend of the rows."""
 
 
-def figures_of(configuration: Configuration, reports: Mapping[str, Report]) -> dict[str, Any]:
+def figures_of(configuration: Configuration, reports: Mapping[str, EstimatorReport]) -> dict[str, Any]:
     """Return the figures on test rows: overall, by family, and the accuracy of the best baseline."""
     report = reports[ESTIMATOR]
     overall = report.overall.to_json()

@@ -15,10 +15,10 @@ from vramcast.dataset_builder.schema import Row
 from vramcast.dataset_builder.store import read_journal
 from vramcast.dataset_builder.store.importers import read_rows
 from vramcast.errors import UserError
+from vramcast.models.buckets import Buckets
 from vramcast.models.example import Example
-from vramcast.models.examples import example_of_row, examples_of_rows
-from vramcast.models.labels import Buckets
-from vramcast.models.simulation import SimulationCache
+from vramcast.models.examples import example_of_row, examples_of_rows, simulation_of_row
+from vramcast.models.simulation_store import SimulationStore
 from vramcast.train.retraining import named_specs, retrained, simulated
 from vramcast.train.settings import DataSettings
 from vramcast.virtual_gpu.measurement import Status
@@ -57,12 +57,12 @@ def measured_rows(data: DataSettings) -> list[Row]:
 def _measured(data: DataSettings, workers: int) -> list[Example]:
     rows = measured_rows(data)
     profiles = {device: load_profile(device) for device in {str(row.provenance.device) for row in rows}}
-    cache = SimulationCache(data.cache, workers)
-    measured = examples_of_rows(rows, profiles, cache)
+    store = SimulationStore(data.cache, workers)
+    measured = examples_of_rows(rows, profiles, store)
     if not data.optimizers:
         return measured
     others = retrained([*(row.spec for row in rows), *named_specs(data.networks)], data.optimizers)
-    return [*measured, *simulated(others, load_profile(str(data.device)), cache)]
+    return [*measured, *simulated(others, load_profile(str(data.device)), store)]
 
 
 def _tables(data: DataSettings) -> list[Path]:
@@ -100,12 +100,12 @@ def _of_builds(data: DataSettings, executor: Executor, workers: int) -> list[Exa
     rows = list(_first_of_each(_on_profiles([row for row in found if _wanted(data, row)])))
     profiles = {device: load_profile(device) for device in {str(row.provenance.device) for row in rows}}
     virtual = [
-        example_of_row(row, profiles[str(row.provenance.device)], row.measurement)
+        example_of_row(row, profiles[str(row.provenance.device)], simulation_of_row(row))
         for row in rows
         if row.provenance.backend == VIRTUAL and row.measurement.status in (Status.OK, Status.OOM)
     ]
     read_off_cards = [row for row in rows if row.provenance.backend == CUDA]
-    return [*virtual, *examples_of_rows(read_off_cards, profiles, SimulationCache(data.cache, workers))]
+    return [*virtual, *examples_of_rows(read_off_cards, profiles, SimulationStore(data.cache, workers))]
 
 
 def _found(data: DataSettings) -> list[Row]:

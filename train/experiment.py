@@ -15,10 +15,10 @@ from vramcast.dataset_builder.store.splits import Split, make_split
 from vramcast.errors import UserError
 from vramcast.models._base import Estimator
 from vramcast.models.baselines.catalogue import BASELINES
-from vramcast.models.comparison import Report, compare
+from vramcast.models.buckets import Buckets
+from vramcast.models.comparison import EstimatorReport, compare
 from vramcast.models.ensemble import Ensemble
 from vramcast.models.example import Example
-from vramcast.models.labels import Buckets
 from vramcast.train.configuration import Configuration
 from vramcast.train.data import VIRTUAL, load_examples
 from vramcast.train.fitting import LightningFitter
@@ -71,7 +71,9 @@ def fit_estimator(configuration: Configuration, fitter: LightningFitter, parts: 
     return Ensemble.of(configuration.network, configuration.members, fitter).fit(parts.train, parts.validation)
 
 
-def evaluate(configuration: Configuration, estimator: Ensemble, parts: Parts, buckets: Buckets) -> dict[str, Report]:
+def evaluate(
+    configuration: Configuration, estimator: Ensemble, parts: Parts, buckets: Buckets
+) -> dict[str, EstimatorReport]:
     """The estimator and the baselines on the test rows, by name."""
     estimators: dict[str, Estimator] = {ESTIMATOR: estimator, **_baselines(parts)}
     safe = safe_bytes(estimator, parts.test, configuration.risk)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from vramcast.models.buckets import Buckets, choose_bucket
 from vramcast.models.ensemble import Ensemble
 from vramcast.models.example import Example
-from vramcast.models.labels import Buckets, told
 from vramcast.train.experiment import Parts
 from vramcast.train.figures import (
     confusion_table,
@@ -40,7 +40,7 @@ def draw_all(
 def _draw_predictions(directory: Path, estimator: Ensemble, parts: Parts, buckets: Buckets) -> None:
     truth = buckets.of([_needed_bytes(example) for example in parts.test])
     probabilities = estimator.predict_proba(parts.test, buckets)
-    predicted = told(probabilities)
+    predicted = choose_bucket(probabilities)
     confusion = confusion_table(truth, predicted, buckets)
     confusion.to_csv(directory / "confusion.csv")
     title = f"{estimator.name}: {np.mean(predicted == truth):.1%} of {len(truth)} test rows in the right bucket"

@@ -9,7 +9,7 @@ from vramcast.dataset_builder.families import FAMILIES
 from vramcast.dataset_builder.schema import Provenance, Row, Spec
 from vramcast.models.example import Example
 from vramcast.models.examples import examples_of_rows
-from vramcast.models.simulation import SimulationCache
+from vramcast.models.simulation_store import SimulationStore
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.training_setup import TrainingSetup
 
@@ -59,9 +59,9 @@ _LIBRARIES = {
 """By `settings.LIBRARIES`: what a network is, batch sizes to choose from, and the loss."""
 
 
-def simulated(specs: Sequence[Spec], profile: DeviceProfile, cache: SimulationCache) -> list[Example]:
-    """Examples whose target is the simulation."""
-    measurements = cache.measure(specs, profile)
+def simulated(specs: Sequence[Spec], profile: DeviceProfile, store: SimulationStore) -> list[Example]:
+    """Return examples whose label is the simulation."""
+    measurements = store.measure(specs, profile)
     provenance = Provenance(origin="simulated", backend="virtual", device=profile.name, versions={}, seed=None, time="")
     rows = [Row(spec, None, measurements[spec.id], provenance) for spec in specs if spec.id in measurements]
-    return examples_of_rows(rows, {profile.name: profile}, cache)
+    return examples_of_rows(rows, {profile.name: profile}, store)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS
-from vramcast.dataset_builder.defaults import SIMULATIONS
 from vramcast.dataset_builder.families import FAMILIES
 from vramcast.dataset_builder.store.splits import make_split
 from vramcast.errors import UserError, check_amount, check_choice, check_count
@@ -46,7 +45,7 @@ class DataSettings:
     """The families to use; None for all."""
     path: str | None = None
     files: Sequence[str] = ()
-    cache: str = SIMULATIONS
+    cache: str | None = None
     rows: str | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     """Virtual rows by family."""

@@ -3,7 +3,7 @@
 import importlib
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -55,16 +55,26 @@ def cuda_paths(compute_capability: float = 8.0) -> Iterator[None]:
             warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
             for name, rule in _rules(compute_capability).items():
                 library.impl(name, rule, "AutogradMeta")  # type: ignore[no-untyped-call]
-        with autocast_rules(), _fused_optimizers():
+        with autocast_rules(), _optimizers_on_meta():
             yield
     finally:
         library._destroy()  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def _fused_optimizers() -> Iterator[None]:
-    """Let fused optimizers take meta tensors as they take CUDA's (torch/optim/optimizer.py)."""
-    module, name = importlib.import_module("torch.optim.optimizer"), "_get_fused_kernels_supported_devices"
-    original = getattr(module, name)
-    with replaced(module, name, lambda: [*original(), "meta"]):
+def _optimizers_on_meta() -> Iterator[None]:
+    """Let fused and capturable optimizers take meta tensors as they take CUDA's (torch/optim/optimizer.py)."""
+    base = importlib.import_module("torch.optim.optimizer")
+    users = [getattr(torch.optim, name) for name in dir(torch.optim)]  # each module imports the functions by name
+    modules = {base, *(importlib.import_module(item.__module__) for item in users if isinstance(item, type))}
+    with ExitStack() as stack:
+        for name in ("_get_fused_kernels_supported_devices", "_get_capturable_supported_devices"):
+            original = getattr(base, name)
+            for module in modules:
+                if hasattr(module, name):
+                    stack.enter_context(replaced(module, name, partial(_with_meta, original)))
         yield
+
+
+def _with_meta(original: Callable[..., list[str]], *args: Any, **kwargs: Any) -> list[str]:
+    return [*original(*args, **kwargs), "meta"]

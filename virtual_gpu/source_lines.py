@@ -1,4 +1,4 @@
-"""Find the lines of a user's own code among the frames of a stack."""
+"""Tell whose code the frames of a stack belong to: the user's, vramcast's, or a library's."""
 
 import sys
 import traceback
@@ -9,6 +9,12 @@ from types import FrameType
 import vramcast
 
 OURS = Path(vramcast.__file__).resolve().parent
+_HOMES = (OURS, Path(vramcast.__file__).parent)
+
+
+def is_ours(filename: str) -> bool:
+    """Return True for a file of vramcast."""
+    return any(Path(filename).is_relative_to(home) for home in _HOMES)
 
 
 @lru_cache(maxsize=4096)
@@ -17,7 +23,25 @@ def is_users(filename: str) -> bool:
     if filename.startswith("<") or "site-packages" in filename:
         return False
     path = Path(filename)
-    return not path.is_relative_to(OURS) and path.is_file() and not path.is_relative_to(sys.base_prefix)
+    return not is_ours(filename) and path.is_file() and not path.is_relative_to(sys.base_prefix)
+
+
+def is_network_code(filename: str) -> bool:
+    """Return True for a file that can hold code of a network: the user's, torch.nn, or a library other than torch."""
+    if is_ours(filename) or "site-packages/" not in filename:
+        return is_users(filename)
+    library = filename.rpartition("site-packages/")[2]
+    return not library.startswith("torch/") or library.startswith("torch/nn/")
+
+
+def is_internal(error: BaseException) -> bool:
+    """Return True for an exception that is a fault of vramcast, not of the network that it runs.
+
+    Operators of a network reach torch through the tracer, so a frame of vramcast above the one that raised proves
+    nothing. The fault is ours if our frame raised, or if no code of a network is on the stack.
+    """
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return bool(files) and (is_ours(files[-1]) or not any(map(is_network_code, files)))
 
 
 def place_of(error: BaseException) -> str | None:

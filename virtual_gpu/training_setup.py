@@ -1,8 +1,8 @@
-"""How a network is trained: every option that decides memory, listed once."""
+"""How a network is trained: every option that decides memory, listed once for all interfaces."""
 
 import ast
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -10,12 +10,13 @@ from typing import Any
 from vramcast.errors import UserError, check_choice, check_count, check_flag
 
 LOSSES = ("cross_entropy", "bce_with_logits", "bce", "mse", "own")
-"""'own' is for networks that compute their loss themselves and answer with it, as those of transformers do."""
+"""'own' is for networks that return their loss, as those of transformers do."""
 IMPLEMENTATIONS = ("default", "foreach", "fused", "single")
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+DTYPE_SYNONYMS: Mapping[str, str] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
-@lru_cache(maxsize=1024)  # bounded: a service is asked for whatever its clients write
+@lru_cache(maxsize=1024)  # bounded, because clients of a service choose the texts
 def parse_call(text: str) -> tuple[str, Mapping[str, Any]]:
     """Split 'SGD(momentum=0.9)' into its name and its keyword arguments."""
     try:
@@ -32,67 +33,111 @@ def parse_call(text: str) -> tuple[str, Mapping[str, Any]]:
 
 
 def canonical_call(text: str) -> str:
-    """One text for one call: 'Adam()' is 'Adam', and arguments stand in order."""
-    return _call_text(*parse_call(text))
+    """Return one text for equal calls: 'Adam()' becomes 'Adam', and arguments are sorted."""
+    return call_text(*parse_call(text))
 
 
-def _call_text(name: str, arguments: Mapping[str, Any]) -> str:
+def call_text(name: str, arguments: Mapping[str, Any]) -> str:
+    """Return the text of a call with sorted keyword arguments."""
     inner = ", ".join(f"{key}={arguments[key]!r}" for key in sorted(arguments))
     return f"{name}({inner})" if inner else name
 
 
+@dataclass(frozen=True)
+class Option:
+    """The definition of a training option, which the command line, the jobs file and the service read."""
+
+    kind: str
+    """'count', 'flag', 'choice' or 'text'."""
+    help: str
+    choices: tuple[str, ...] = ()
+    least: int = 1
+    most: int = 2**24
+    """The largest count that a service accepts."""
+    bare: str | None = None
+    """The choice that the bare option of the command line stands for."""
+    from_network: bool = False
+    """Whether the network decides it, so that the command line has no such option."""
+
+    @property
+    def accepted(self) -> tuple[str, ...]:
+        """The choices and their synonyms."""
+        return (*self.choices, *(long for long, short in DTYPE_SYNONYMS.items() if short in self.choices))
+
+
+def _option(default: Any, kind: str, text: str, **more: Any) -> Any:
+    return field(default=default, metadata={"option": Option(kind, text, **more)})
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingSetup:
-    """How a network is trained, as far as it decides the memory. What is said in two ways is kept in one."""
+    """How a network is trained, as far as it decides the memory. Equal setups are normalised to one form."""
 
-    batch_size: int
-    last_batch_size: int | None = None
-    """The odd last batch of an epoch, None where the batches come out even."""
-    loss: str = "cross_entropy"
-    optimizer: str = "Adam"
-    """A class of torch.optim, with arguments where they matter: 'SGD(momentum=0.9)'."""
-    implementation: str = "default"
-    """Which implementation of the optimizer: 'default' is what torch picks on CUDA."""
-    dtype: str = "fp32"
-    """Of parameters and inputs."""
-    autocast: str | None = None
-    """'bf16' or 'fp16' for mixed precision."""
-    accumulate: int = 1
-    """Backward passes to one optimizer step."""
-    checkpointing: bool = False
-    """Each block of the trunk is recomputed in the backward pass."""
-    dry_run_batch_size: int | None = None
-    """Batch of the forward passes before training (a layer summary, say), None where there were none."""
-    dry_run_passes: int = 1
-    prefetched_batches: int = 0
-    """Batches that a loader puts on the device ahead of time, on a stream of its own."""
-    cudnn_benchmark: bool = False
-    """torch.backends.cudnn.benchmark: cuDNN tries its algorithms at the first call of each shape."""
+    batch_size: int = field(metadata={"option": Option("count", "samples in a batch")})
+    last_batch_size: int | None = _option(None, "count", "samples in the odd last batch of an epoch, if there is one")
+    loss: str = _option("cross_entropy", "choice", "the loss", choices=LOSSES, from_network=True)
+    optimizer: str = _option("Adam", "text", "a class of torch.optim, as in 'sgd(momentum=0.9)', or adamw8bit")
+    implementation: str = _option(
+        "default", "choice", "implementation of the optimizer; default: the one that torch picks on CUDA",
+        choices=IMPLEMENTATIONS,
+    )  # fmt: skip
+    dtype: str = _option("fp32", "choice", "dtype of parameters and inputs", choices=tuple(DTYPE_BYTES))
+    autocast: str | None = _option(None, "choice", "mixed precision", choices=("bf16", "fp16"), bare="bf16")
+    accumulate: int = _option(1, "count", "batches to one optimizer step", most=1024)
+    checkpointing: bool = _option(False, "flag", "recompute blocks in the backward pass")
+    dry_run_batch_size: int | None = _option(None, "count", "batch size of forward passes before the training")
+    dry_run_passes: int = _option(1, "count", "number of forward passes before the training", most=64)
+    prefetched_batches: int = _option(
+        0, "count", "batches that a loader puts on the device ahead of time", least=0, most=64
+    )
+    cudnn_benchmark: bool = _option(False, "flag", "set torch.backends.cudnn.benchmark")
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "last_batch_size", "accumulate", "dry_run_batch_size", "dry_run_passes"):
-            if getattr(self, name) is not None:
-                check_count(f"training.{name}", getattr(self, name))
-        check_count("training.prefetched_batches", self.prefetched_batches, least=0)
-        check_choice("training.loss", self.loss, LOSSES)
-        check_choice("training.implementation", self.implementation, IMPLEMENTATIONS)
-        check_choice("training.dtype", self.dtype, DTYPE_BYTES)
-        check_choice("training.autocast", self.autocast, (None, "bf16", "fp16"))
-        check_flag("training.checkpointing", self.checkpointing)
-        check_flag("training.cudnn_benchmark", self.cudnn_benchmark)
-        object.__setattr__(self, "optimizer", canonical_call(str(self.optimizer)))
+        for name, option in OPTIONS.items():
+            value = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
+            if option.kind == "count":
+                check_count(f"training.{name}", value, option.least)
+            elif option.kind == "flag":
+                check_flag(f"training.{name}", value)
+            elif option.kind == "choice":
+                canonical = DTYPE_SYNONYMS.get(value, value) if isinstance(value, str) else value
+                check_choice(f"training.{name}", canonical, option.choices)
+                object.__setattr__(self, name, canonical)
+        self._normalise_optimizer()
         if self.dry_run_batch_size is None:
             object.__setattr__(self, "dry_run_passes", 1)
 
+    def _normalise_optimizer(self) -> None:
+        """Move the arguments `fused` and `foreach` of the optimizer to `implementation`."""
+        name, arguments = parse_call(str(self.optimizer))
+        fused, foreach = arguments.get("fused"), arguments.get("foreach")
+        if fused or foreach is not None:
+            implementation = "fused" if fused else "foreach" if foreach else "single"
+            if (fused and foreach) or self.implementation not in ("default", implementation):
+                raise UserError(
+                    f"expected one implementation of {name}, found {self.optimizer} with "
+                    f"implementation={self.implementation}: drop one of them"
+                )
+            object.__setattr__(self, "implementation", implementation)
+        rest = {key: value for key, value in arguments.items() if key not in ("fused", "foreach")}
+        object.__setattr__(self, "optimizer", call_text(name, rest))
+
     @property
     def without_rate(self) -> "TrainingSetup":
-        """The same without the learning rate, on which no byte depends: a sweep over it is one job many times."""
+        """The same without the learning rate, which decides no memory: a sweep over it is one job."""
         name, arguments = parse_call(self.optimizer)
         kept = {key: value for key, value in arguments.items() if key != "lr"}
-        return replace(self, optimizer=_call_text(name, kept))
+        return replace(self, optimizer=call_text(name, kept))
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Every batch that a step runs with, in the order in which training meets them."""
-        found = (self.dry_run_batch_size, self.batch_size, self.last_batch_size)
-        return tuple(dict.fromkeys(size for size in found if size is not None))
+        """The batch sizes of all steps, in the order in which training meets them."""
+        sizes = (self.dry_run_batch_size, self.batch_size, self.last_batch_size)
+        return tuple(dict.fromkeys(size for size in sizes if size is not None))
+
+
+OPTIONS: Mapping[str, Option] = {item.name: item.metadata["option"] for item in fields(TrainingSetup)}
+"""The options by name, in the order of their definition."""
+_OPTIONAL = {item.name for item in fields(TrainingSetup) if item.default is None}

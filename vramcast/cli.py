@@ -7,7 +7,10 @@ from importlib import import_module
 from vramcast import __version__
 
 _COMMANDS = {
-    "classify": ("models.answering.command", "say how much memory a network takes, whether it fits, and what helps"),
+    "classify": (
+        "models.classify_command.command",
+        "say how much memory a network takes and whether it fits",
+    ),
     "build": ("dataset_builder.build_command", "sample, filter, build and measure configurations"),
     "device": ("dataset_builder.device_command", "list, show, calibrate and verify device profiles"),
     "train": ("train.train_command", "train estimators and evaluate them"),

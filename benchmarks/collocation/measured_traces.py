@@ -30,7 +30,7 @@ from vramcast.models.baselines.fake_tensor import read_published
 from vramcast.models.conformal import SafeMargins, raised, score
 from vramcast.models.example import Example
 from vramcast.models.examples import examples_of_rows
-from vramcast.models.simulation import SimulationCache
+from vramcast.models.simulation_store import SimulationStore
 from vramcast.virtual_gpu.measurement import Status
 from vramcast.virtual_gpu.sizes import MIB
 
@@ -57,7 +57,7 @@ class Measured:
     """Reserved memory by estimator."""
 
 
-def measured(data: Path, cache: SimulationCache) -> Measured:
+def measured(data: Path, cache: SimulationStore) -> Measured:
     path, profile = next(data.rglob(TABLE)), load_profile(PROFILE)
     rows = (row for row in read_rows(path) if row.measurement.status is Status.OK)
     examples = [item for item in examples_of_rows(rows, {PROFILE: profile}, cache) if not item.measured.trial]
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="also write into the marked part of this page")
     arguments = parser.parse_args()
     check_count("--traces", arguments.traces, least=2)
-    networks = measured(arguments.data, SimulationCache(arguments.cache, 2))
+    networks = measured(arguments.data, SimulationStore(arguments.cache, 2))
     drawn = f"{len(networks.peaks_bytes):,} jobs to draw from, {arguments.traces} traces of {JOBS} jobs."
     parts = [
         f"Arrivals {gap_s} s apart in the mean:\n\n" + "\n".join(table(networks, gap_s, arguments.traces))

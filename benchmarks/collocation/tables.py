@@ -17,10 +17,10 @@ from vramcast.collocation.simulator.comparison import EstimatorResult, compare, 
 from vramcast.collocation.simulator.gantt_drawing import draw_gantt
 from vramcast.collocation.simulator.gantt_table import gantt_table
 from vramcast.collocation.simulator.needs import ESTIMATORS, ORACLE, OURS, Asking
-from vramcast.collocation.simulator.ours import Asked, bounds_bytes
+from vramcast.collocation.simulator.ours import AnswerSettings, bounds_bytes
 from vramcast.collocation.simulator.rules import ClusterRules
 from vramcast.collocation.simulator.workload import Submission, TraceJob, read_jobs, read_trace
-from vramcast.models.simulation import SimulationCache
+from vramcast.models.simulation_store import SimulationStore
 
 TRACES = ("t1", "t2", "heavy60", "mix90")
 DRAWN = "t1", (ORACLE, OURS, "gpumemnet", "none")
@@ -42,7 +42,7 @@ Outcomes = Mapping[str, EstimatorResult]
 class Study:
     """The four traces, and our reservations for their jobs."""
 
-    def __init__(self, data: Path, cache: SimulationCache, asked: Asked, repeats: int) -> None:
+    def __init__(self, data: Path, cache: SimulationStore, asked: AnswerSettings, repeats: int) -> None:
         self.jobs: Mapping[str, TraceJob] = read_jobs(data / "jobs.csv")
         self.traces = {name: read_trace(data / f"philly_{name}.csv", self.jobs) for name in TRACES}
         self.cache, self.asked, self.repeats = cache, asked, repeats
@@ -211,14 +211,14 @@ def main() -> None:
     parser.add_argument("data", type=Path, metavar="DIR")
     parser.add_argument("--cache", default="runs/simulations")
     parser.add_argument("--checkpoint", default="universal")
-    parser.add_argument("--risk", type=float, default=Asked().risk)
-    parser.add_argument("--bucket-mib", type=int, default=Asked().bucket_mib)
+    parser.add_argument("--risk", type=float, default=AnswerSettings().risk)
+    parser.add_argument("--bucket-mib", type=int, default=AnswerSettings().bucket_mib)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--page", type=Path, help="write into the marked parts of this page instead of printing")
     parser.add_argument("--picture", type=Path, help="draw the Gantt chart")
     arguments = parser.parse_args()
-    asked = Asked(arguments.checkpoint, arguments.risk, arguments.bucket_mib)
-    study = Study(arguments.data, SimulationCache(arguments.cache, 2), asked, arguments.repeats)
+    asked = AnswerSettings(arguments.checkpoint, arguments.risk, arguments.bucket_mib)
+    study = Study(arguments.data, SimulationStore(arguments.cache, 2), asked, arguments.repeats)
     if arguments.picture:
         draw(study, arguments.picture)
     for name, text in tqdm(sections(study), total=6, unit="part"):

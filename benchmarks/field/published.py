@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from benchmarks.field.tables import Line
 from vramcast.dataset_builder.store.importers.real_networks import LAYOUT
 from vramcast.models.baselines._formula import Formula, one_hot
+from vramcast.models.buckets import Buckets
 from vramcast.models.example import Example
-from vramcast.models.labels import Buckets
 from vramcast.virtual_gpu.sizes import MIB
 
 COLUMNS = {"GPUMemNet": "gpumemnet_mib", "FakeTensor": "faketensor_mib", "Horus": "horus_mib"}

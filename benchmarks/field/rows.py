@@ -13,7 +13,7 @@ from vramcast.errors import UserError
 from vramcast.models.checkpoint import RELEASED, load_metrics
 from vramcast.models.example import Example
 from vramcast.models.examples import examples_of_rows
-from vramcast.models.simulation import SimulationCache
+from vramcast.models.simulation_store import SimulationStore
 from vramcast.train.configuration import configure
 from vramcast.train.data import measured_rows
 from vramcast.train.experiment import Parts, parts_of, split_of
@@ -70,7 +70,7 @@ class Field:
 def load_field(data: Path, cache: str, workers: int) -> Field:
     """Repeat the split of the released checkpoint, and add the unseen networks to its test rows."""
     words = [*read_release(RELEASES / f"{UNIVERSAL}.yaml").overrides, f"data.path={data}", f"data.cache={cache}"]
-    configuration, simulations = configure(words), SimulationCache(cache, workers)
+    configuration, simulations = configure(words), SimulationStore(cache, workers)
     rows = measured_rows(configuration.data)
     examples = sorted(_examples(rows, simulations), key=lambda example: (example.source, example.id))
     parts = parts_of(examples, split_of(examples, configuration))
@@ -80,7 +80,7 @@ def load_field(data: Path, cache: str, workers: int) -> Field:
     return Field(parts.train, parts.validation, [*tested, *_unseen(data, simulations)])
 
 
-def _examples(rows: Sequence[Row], cache: SimulationCache) -> list[Example]:
+def _examples(rows: Sequence[Row], cache: SimulationStore) -> list[Example]:
     profiles = {name: load_profile(name) for name in {str(row.provenance.device) for row in rows}}
     return examples_of_rows(rows, profiles, cache)
 
@@ -100,7 +100,7 @@ def _check_released(parts: Parts) -> None:
         )
 
 
-def _unseen(data: Path, cache: SimulationCache) -> list[EvaluatedRow]:
+def _unseen(data: Path, cache: SimulationStore) -> list[EvaluatedRow]:
     path = unseen_table(data)
     names, rows = _names(path), list(read_rows(path))
     unseen = []

@@ -8,10 +8,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from vramcast.models._base import Estimator
-from vramcast.models.comparison import answers_of
+from vramcast.models.buckets import Buckets
+from vramcast.models.comparison import predicted_rows
 from vramcast.models.example import Example
-from vramcast.models.labels import Buckets
-from vramcast.models.metrics import Answers, Score, score
+from vramcast.models.metrics import PredictedRows, Score, score
 from vramcast.virtual_gpu.sizes import MIB
 
 WIDTHS_MIB = (1000, 2000, 8000)
@@ -46,7 +46,7 @@ class Line:
 class Predictions:
     """The predictions of an estimator for all examples, by bucket width."""
 
-    by_width: Mapping[int, Answers]
+    by_width: Mapping[int, PredictedRows]
     supported: NDArray[np.bool_]
     """A mask of the examples that the estimator supports."""
 
@@ -63,7 +63,7 @@ def predict(estimator: Estimator, examples: Sequence[Example], supported: NDArra
     chosen = [example for example, included in zip(examples, supported, strict=True) if included]
     capacity_bytes = max(example.capacity_bytes for example in examples)
     buckets = {width: Buckets(width * MIB, capacity_bytes) for width in WIDTHS_MIB}
-    return Predictions({width: answers_of(estimator, chosen, item) for width, item in buckets.items()}, supported)
+    return Predictions({width: predicted_rows(estimator, chosen, item) for width, item in buckets.items()}, supported)
 
 
 def line_of(predictions: Predictions, mask: NDArray[np.bool_], template: Line, narrowest_mib: int = 0) -> Line | None:
@@ -89,8 +89,8 @@ def line_of(predictions: Predictions, mask: NDArray[np.bool_], template: Line, n
     )
 
 
-def _score(answers: Answers, inside: NDArray[np.bool_]) -> Score:
-    return score(replace(answers, family=np.where(inside, "in", "out")).of_family("in"))
+def _score(rows: PredictedRows, inside: NDArray[np.bool_]) -> Score:
+    return score(rows.where(inside))
 
 
 def to_frame(lines: Iterable[Line]) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from vramcast.dataset_builder.jobs.job import TABLE_BATCH, table_of
 from vramcast.dataset_builder.measure.virtual import trace_spec
 from vramcast.dataset_builder.schema import Spec
 from vramcast.dataset_builder.subject import subject_of
-from vramcast.models.labels import Buckets
+from vramcast.models.buckets import Buckets
 from vramcast.virtual_gpu.allocator import AllocatorOptions
 from vramcast.virtual_gpu.simulate import simulate
 from vramcast.virtual_gpu.sizes import MIB

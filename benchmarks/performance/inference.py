@@ -13,9 +13,9 @@ import torch
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.families.gpumemnet import spec_of_filename
 from vramcast.dataset_builder.measure.virtual import trace_spec
+from vramcast.models.buckets import Buckets
 from vramcast.models.checkpoint import load_checkpoint
 from vramcast.models.examples import example_of_table, table_of
-from vramcast.models.labels import Buckets
 from vramcast.virtual_gpu.allocator import AllocatorOptions
 from vramcast.virtual_gpu.simulate import simulate
 from vramcast.virtual_gpu.sizes import MIB

@@ -23,12 +23,12 @@ from benchmarks.study.rows import FAMILIES, WIDTHS_MIB, drawn_specs, folds_of, m
 from benchmarks.study.style import FEATURE_COLOURS, GREY, family_bars, markdown, scatter
 from vramcast.models._base import Estimator
 from vramcast.models.baselines.virtual import Virtual
+from vramcast.models.buckets import Buckets
 from vramcast.models.classifiers import NetworkSettings
 from vramcast.models.comparison import compare
 from vramcast.models.ensemble import Ensemble
 from vramcast.models.example import Example
 from vramcast.models.fitting import PlainFitter
-from vramcast.models.labels import Buckets
 from vramcast.virtual_gpu.sizes import MIB
 
 SPACES = {"mlp": "gpumemnet_mlp_step2", "cnn": "gpumemnet_cnn_step1", "transformer": "gpumemnet_transformer_step2"}

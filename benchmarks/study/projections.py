@@ -19,9 +19,9 @@ from benchmarks.page import publish, study_parser
 from benchmarks.small_pictures import light_picture
 from benchmarks.study.rows import FAMILIES, WIDTHS_MIB, measured_examples
 from benchmarks.study.style import RED, markdown
+from vramcast.models.buckets import Buckets
 from vramcast.models.encoding import Encoder
 from vramcast.models.example import Example
-from vramcast.models.labels import Buckets
 from vramcast.train.figures.projections import projections_table
 from vramcast.virtual_gpu.sizes import MIB
 

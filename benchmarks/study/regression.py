@@ -6,6 +6,7 @@ rows and tests them on real networks that are not among them.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from math import inf
 from pathlib import Path
 from statistics import fmean
 
@@ -30,12 +31,15 @@ from vramcast.models.baselines.extra_trees import TREES, ExtraTrees
 from vramcast.models.baselines.gap import DirectPolynomial, Gap
 from vramcast.models.baselines.shape_inference import ShapeInference
 from vramcast.models.baselines.virtual import Virtual
+from vramcast.models.buckets import Buckets
+from vramcast.models.comparison import rows_of
 from vramcast.models.example import Example
 from vramcast.models.examples import examples_of_rows
 from vramcast.models.features import feature_set
 from vramcast.models.features.full import simulated_need_bytes
-from vramcast.models.metrics import Judged, judge
-from vramcast.models.simulation import SimulationCache
+from vramcast.models.metrics import score
+from vramcast.models.simulation_store import SimulationStore
+from vramcast.virtual_gpu.measurement import Status
 from vramcast.virtual_gpu.sizes import MIB
 
 REAL = "unseen_models_a100.csv"
@@ -113,7 +117,7 @@ def polynomial(kind: type[DirectPolynomial]) -> Callable[[Rows, Rows], Bytes]:
 
 def gap_trees(train: Rows, test: Rows) -> Bytes:
     """Predict the logarithm of measured over simulated memory with ExtraTrees on all features."""
-    whole = [row for row in train if row.measured.fits and row.simulation.fits]
+    whole = [row for row in train if row.measured.fits and row.simulation.status is Status.OK]
     matrix = [list(feature_set("full").numbers(row).values()) for row in whole]
     gaps = [np.log((row.measured.used_bytes - row.overhead_bytes) / simulated_need_bytes(row)) for row in whole]
     trees = ExtraTreesRegressor(TREES, random_state=0).fit(matrix, gaps)
@@ -139,18 +143,16 @@ WITH_VIRTUAL = tuple(REGRESSORS)[-3:]
 
 def figures_of(predicted_bytes: Bytes, test: Rows, bucket_mib: int) -> dict[str, float | None]:
     """Compare point estimates with measurements; errors are over the rows that fit."""
-    rows = [
-        Judged(row.id, row.measured.used_bytes / MIB, not row.measured.fits, _mib_if_fits(used, row))
-        for used, row in zip(predicted_bytes, test, strict=True)
-    ]
-    judged = judge(rows, bucket_mib).to_json()
+    points = np.array([_if_fits(used, row) for used, row in zip(predicted_bytes, test, strict=True)])
+    buckets = Buckets(bucket_mib * MIB, max(row.capacity_bytes for row in test))
+    judged = score(rows_of(buckets.of(points), points, test, buckets)).to_json()
     capped = [min(max(used, 0.0), row.capacity_bytes) for used, row in zip(predicted_bytes, test, strict=True)]
     errors = [abs(a - row.measured.used_bytes) / MIB for a, row in zip(capped, test, strict=True) if row.measured.fits]
     return {**{name: judged[name] for name in FIGURES if name in judged}, "mean_error_mib": fmean(errors)}
 
 
-def _mib_if_fits(used_bytes: float, row: Example) -> float | None:
-    return float(max(used_bytes, 0.0)) / MIB if used_bytes < row.capacity_bytes else None
+def _if_fits(used_bytes: float, row: Example) -> float:
+    return max(float(used_bytes), 0.0) if used_bytes < row.capacity_bytes else inf
 
 
 def study(data: str, families: Sequence[str], folds: int, cache: ResultCache) -> Iterator[dict[str, object]]:
@@ -181,7 +183,7 @@ def study(data: str, families: Sequence[str], folds: int, cache: ResultCache) ->
 def real_examples(data: Path) -> list[Example]:
     """Read the talk's real networks, measured on the same stack as the families."""
     rows = [row for row in read_rows(next(data.rglob(REAL))) if row.provenance.device == PROFILE]
-    return examples_of_rows(rows, {PROFILE: load_profile(PROFILE)}, SimulationCache("runs/simulations", WORKERS))
+    return examples_of_rows(rows, {PROFILE: load_profile(PROFILE)}, SimulationStore(None, WORKERS))
 
 
 def importances(data: str) -> dict[str, float]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vramcast.models.simulation import source_hash
+from vramcast.models.simulation_store import simulation_versions
 from vramcast.virtual_gpu.records import content_hash
 
 
@@ -20,7 +20,7 @@ class ResultCache:
 
     def get(self, settings: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
         """Return the figures for these settings; compute and store them if they are missing."""
-        key = content_hash({**settings, "source": source_hash()})
+        key = content_hash({**settings, "versions": simulation_versions()})
         if key not in self.figures:
             self.figures[key] = compute()
             self.path.parent.mkdir(parents=True, exist_ok=True)

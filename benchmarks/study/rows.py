@@ -14,9 +14,9 @@ from vramcast.dataset_builder.jobs.job import table_of
 from vramcast.dataset_builder.pipeline import Build
 from vramcast.dataset_builder.schema import Spec
 from vramcast.dataset_builder.store.splits import make_folds
-from vramcast.models.example import Example, Target
+from vramcast.models.example import Example, Label
 from vramcast.models.examples import example_of_table
-from vramcast.models.simulation import SimulationCache
+from vramcast.models.simulation_store import SimulationStore
 from vramcast.train.configuration import configure
 from vramcast.train.experiment import examples_for
 from vramcast.virtual_gpu.measurement import Measurement, Status
@@ -58,19 +58,19 @@ def drawn_specs(words: Sequence[str], count: int) -> list[Spec]:
 def simulated_examples(specs: Iterable[Spec], part: str) -> dict[str, Example]:
     """Simulate specs and return examples by id, with the simulated peak as label. Pass many: workers start slowly."""
     by_id, profile = {spec.id: spec for spec in specs}, load_profile(PROFILE)
-    simulations = SimulationCache(SIMULATIONS / part, WORKERS).measure(by_id.values(), profile)
+    simulations = SimulationStore(SIMULATIONS / part, WORKERS).measure(by_id.values(), profile)
     examples = {}
     for key, simulation in simulations.items():
         spec = by_id[key]
         example = example_of_table(table_of(spec), spec.training, profile, simulation, spec.family)
-        examples[key] = replace(example, id=spec.id, group=spec.group, target=_target(simulation))
+        examples[key] = replace(example, id=spec.id, group=spec.group, label=_label(simulation))
     return examples
 
 
-def _target(simulation: Measurement) -> Target:
+def _label(simulation: Measurement) -> Label:
     if simulation.peak_bytes is None:
         raise TypeError(f"expected a simulation with a peak, found {simulation}")
-    return Target(simulation.peak_bytes, fits=simulation.status is Status.OK)
+    return Label(simulation.peak_bytes, fits=simulation.status is Status.OK)
 
 
 def folds_of(examples: Sequence[Example], count: int) -> Iterator[tuple[list[Example], list[Example]]]:

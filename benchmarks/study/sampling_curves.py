@@ -24,13 +24,13 @@ from vramcast.dataset_builder.schema import Spec
 from vramcast.dataset_builder.store.splits import make_split
 from vramcast.models._base import Estimator
 from vramcast.models.baselines.gap import Gap
+from vramcast.models.buckets import Buckets
 from vramcast.models.classifiers import NetworkSettings
 from vramcast.models.comparison import compare
 from vramcast.models.drawing import quiet
 from vramcast.models.ensemble import Ensemble
 from vramcast.models.example import Example
 from vramcast.models.fitting import PlainFitter
-from vramcast.models.labels import Buckets
 from vramcast.virtual_gpu.sizes import MIB
 
 SAMPLERS: Mapping[str, Sequence[str]] = {

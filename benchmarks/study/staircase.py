@@ -23,7 +23,7 @@ from vramcast.dataset_builder.families import make_spec
 from vramcast.dataset_builder.schema import Spec
 from vramcast.dataset_builder.store.importers import read_rows
 from vramcast.models.drawing import quiet
-from vramcast.models.simulation import SimulationCache
+from vramcast.models.simulation_store import SimulationStore
 from vramcast.virtual_gpu.measurement import Status
 from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.training_setup import TrainingSetup
@@ -53,7 +53,7 @@ def sweeps_table(sweeps: Mapping[str, tuple[int, Iterable[int]]]) -> pd.DataFram
     specs = {
         (name, depth, width): uniform_mlp(width, depth) for name, (depth, widths) in sweeps.items() for width in widths
     }
-    simulations = SimulationCache(SIMULATIONS / "staircase", WORKERS).measure(specs.values(), load_profile(PROFILE))
+    simulations = SimulationStore(SIMULATIONS / "staircase", WORKERS).measure(specs.values(), load_profile(PROFILE))
     lines = []
     for key, spec in specs.items():
         peaks = simulations[spec.id]
@@ -84,7 +84,7 @@ def measured_table(data: Path) -> pd.DataFrame:
     path = next(data.rglob(TABLE))
     rows = [row for row in read_rows(path) if row.measurement.status is Status.OK]
     profile = load_profile(PROFILE)
-    simulations = SimulationCache("runs/simulations", WORKERS).measure([row.spec for row in rows], profile)
+    simulations = SimulationStore(None, WORKERS).measure([row.spec for row in rows], profile)
     lines = [
         (row.spec.network["arch"], row.spec.network["depth"], row.spec.network["input_features"],
          (row.measurement.peak_bytes or 0) // MIB, (simulations[row.spec.id].peak_bytes or 0) // MIB)

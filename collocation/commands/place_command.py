@@ -89,7 +89,7 @@ def _classified(
 
     found = answers_on(job, {device or arguments.device for device in devices}, arguments.checkpoint, arguments.risk)
     answers = {device: found[device or arguments.device] for device in devices}
-    return {device: {**answer.to_json(), "need_mib": answer.safe_mib} for device, answer in answers.items()}
+    return {device: {**answer.to_dict(), "need_mib": answer.safe_mib} for device, answer in answers.items()}
 
 
 def _asked(

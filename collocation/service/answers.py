@@ -65,6 +65,10 @@ class AnswerReply(Reply):
     breakdown_mib: dict[str, float]
     max_batch_size: int | None
     notes: list[str]
+    inputs: list[dict[str, Any]]
+    """Shape and dtype of each input."""
+    traced_with: dict[str, str]
+    """Versions of torch and of the network's libraries."""
     fits: bool
     verdict: Literal["fits", "tight", "does not fit"]
     distribution: list[BucketReply] | None = None

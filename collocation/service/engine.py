@@ -37,7 +37,7 @@ from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import UserError
 from vramcast.models.answer import Answer
 from vramcast.models.batch_search import largest_batch
-from vramcast.models.questions import Question, question_of
+from vramcast.models.predictor import Question
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.sizes import MIB
 
@@ -235,8 +235,8 @@ class Engine:
             return await asyncio.to_thread(question_of_features, job, profile)
         spec = self._spec(job)
         target = job.name if isinstance(job, NamedJobBody) else spec.id
-        findings = pickle.loads(await self._traced(spec, traced_on))  # noqa: S301 - from our own worker
-        return question_of(target, findings, profile)
+        simulation = pickle.loads(await self._traced(spec, traced_on))  # noqa: S301 - from our own worker
+        return Question.of_simulation(target, simulation, profile)
 
     def _spec(self, job: SpecJobBody | NamedJobBody) -> Spec:
         if isinstance(job, NamedJobBody):
@@ -256,11 +256,11 @@ class Engine:
         return (await loop.run_in_executor(self._searches, largest_batch, ask, found.answer))[0]
 
     async def _at(self, spec: Spec, job: SpecJobBody, device: str) -> Answer:
-        findings = pickle.loads(await self._traced(spec, (device,)))  # noqa: S301 - from our own worker
-        return (await self._ask(question_of(spec.id, findings, load_profile(device)), job)).answer
+        simulation = pickle.loads(await self._traced(spec, (device,)))  # noqa: S301 - from our own worker
+        return (await self._ask(Question.of_simulation(spec.id, simulation, load_profile(device)), job)).answer
 
     async def _traced(self, spec: Spec, devices: tuple[str, ...]) -> bytes:
-        """Pickled findings: kept ones, those that another request waits for, or fresh ones."""
+        """Pickled simulations: kept ones, those that another request waits for, or fresh ones."""
         key = content_key(spec.id.encode(), *(name.encode() for name in devices))
         kept = self.traces.get(key)
         self.metrics.cached.labels("traces", "miss" if kept is None else "hit").inc()

@@ -12,8 +12,7 @@ from vramcast.collocation.observed_peak import ObservedPeak, reservation_bytes
 from vramcast.errors import UserError
 from vramcast.models.answer import TIGHT, Answer
 from vramcast.models.checkpoint import checkpoint_directory, load_checkpoint, load_metrics
-from vramcast.models.classify import Classifier
-from vramcast.models.questions import Question
+from vramcast.models.predictor import Predictor, Question
 from vramcast.models.storage import ESTIMATOR
 from vramcast.virtual_gpu.sizes import MIB
 
@@ -94,7 +93,7 @@ class Estimated:
     def to_json(self) -> dict[str, Any]:
         """As it goes over the wire: the forecast as it is without observations, and beside it what was seen."""
         return {
-            **self.answer.to_json(),
+            **self.answer.to_dict(),
             "distribution": self.distribution,
             "need_mib": self.need_mib,
             "basis": self.basis,
@@ -124,7 +123,7 @@ class Checkpoint:
     def __init__(self, name: str) -> None:
         self.directory = checkpoint_directory(name)
         self._record = _content(self.directory)
-        self._classifier = Classifier(name)
+        self._predictor = Predictor.load(name)
         self._metrics = load_metrics(self.directory)
         self._loaded_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._seen: tuple[Any, tuple[str, str | None]] = (None, ("same", None))
@@ -140,14 +139,14 @@ class Checkpoint:
         for (risk, bucket_mib), members in groups.items():
             for part in _parts([asked[index] for index in members], members):
                 questions = [asked[index].question for index in part]
-                for index, answer in zip(part, self._classifier.answers(questions, risk, bucket_mib), strict=True):
+                for index, answer in zip(part, self._predictor.answers(questions, risk, bucket_mib), strict=True):
                     found[index] = Estimated(_bounded(answer), self._distribution(asked[index]))
         return [found[index] for index in range(len(asked))]
 
     def _distribution(self, asked: Asked) -> list[dict[str, Any]] | None:
         if not asked.distribution:
             return None
-        buckets, shares = self._classifier.distribution(asked.question, asked.bucket_mib)
+        buckets, shares = self._predictor.distribution(asked.question, asked.bucket_mib)
         edges = [*(buckets.edges_bytes / MIB).tolist(), None]
         return [
             {"index": index, "lower_mib": edges[index], "upper_mib": edges[index + 1], "probability": share}

@@ -1,12 +1,13 @@
 """What may be asked, as types: validated by pydantic, and the request half of the OpenAPI document."""
 
+from dataclasses import MISSING, fields
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model
 
 from vramcast.collocation.placement import POLICIES
 from vramcast.dataset_builder.defaults import BUCKET_MIB
-from vramcast.virtual_gpu.training_setup import DTYPE_BYTES, IMPLEMENTATIONS, LOSSES
+from vramcast.virtual_gpu.training_setup import OPTIONS, TrainingSetup
 
 _LARGEST = 2**40
 """Above any count or size in a network, and low enough that products of a few stay quick to compute."""
@@ -16,7 +17,6 @@ Amount = Annotated[int, Field(ge=0, le=_LARGEST)]
 Bytes = Annotated[int, Field(ge=0, le=2**50)]
 Mib = Annotated[float, Field(ge=0, le=2**30, allow_inf_nan=False)]
 Text = Annotated[str, Field(max_length=100)]
-Batch = Annotated[int, Field(ge=1, le=2**24)]
 Shape = Annotated[list[Amount], Field(max_length=8)]
 Factor = int | float | str | bool | None | list[list[Count]]
 
@@ -27,21 +27,23 @@ class StrictBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class TrainingBody(StrictBody):
-    """How a network is trained; what is left out has its usual value."""
+def _training_fields() -> dict[str, Any]:
+    """Return the fields of a request's training, as `TrainingSetup` defines its options."""
+    kinds: dict[str, Any] = {}
+    for item in fields(TrainingSetup):
+        option = OPTIONS[item.name]
+        kind: Any = {"flag": bool, "text": Text}.get(option.kind)
+        if option.kind == "count":
+            kind = Annotated[int, Field(ge=option.least, le=option.most)]
+        elif option.kind == "choice":
+            kind = Literal[tuple(name for name in option.accepted if name != "own")]
+        default = ... if item.default is MISSING else item.default
+        kinds[item.name] = (kind | None if default is None else kind, Field(default, description=option.help))
+    return kinds
 
-    batch_size: Batch
-    last_batch_size: Batch | None = None
-    loss: Literal[tuple(item for item in LOSSES if item != "own")] = "cross_entropy"  # type: ignore[valid-type]
-    optimizer: Text = Field(default="Adam", examples=["Adam", "SGD(momentum=0.9)"])
-    implementation: Literal[IMPLEMENTATIONS] = "default"  # type: ignore[valid-type]
-    dtype: Literal[tuple(DTYPE_BYTES)] = "fp32"  # type: ignore[valid-type]
-    autocast: Literal["bf16", "fp16"] | None = None
-    accumulate: Annotated[int, Field(ge=1, le=1024)] = 1
-    checkpointing: bool = False
-    dry_run_batch_size: Batch | None = None
-    dry_run_passes: Annotated[int, Field(ge=1, le=64)] = 1
-    prefetched_batches: Annotated[int, Field(ge=0, le=64)] = 0
+
+class TrainingBody(create_model("TrainingOptions", __base__=StrictBody, **_training_fields())):  # type: ignore[misc]
+    """How a network is trained; options that are left out have their default."""
 
 
 class SpecBody(StrictBody):

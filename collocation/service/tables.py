@@ -6,8 +6,8 @@ from vramcast.collocation.service.requests import FeaturesJobBody, TableBody, Ta
 from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS
 from vramcast.dataset_builder.schema import LayerRecord, LayerTable
 from vramcast.errors import UserError
-from vramcast.models.example import Simulated
-from vramcast.models.questions import Question, question_of_table
+from vramcast.models.predictor import Question
+from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.records import content_hash, without_defaults
 from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
@@ -30,16 +30,23 @@ def id_of_table(job: TableJobBody | FeaturesJobBody) -> str:
 
 def question_of_table_body(job: TableJobBody, profile: DeviceProfile) -> Question:
     """A layer table alone."""
-    return question_of_table("layer table", _table(job.table), _known_training(job.training), profile)
+    return Question.of_table("layer table", _table(job.table), _known_training(job.training), profile)
 
 
 def question_of_features(job: FeaturesJobBody, profile: DeviceProfile) -> Question:
     """A layer table with what the virtual GPU said of it on that device."""
     body = job.features
-    found = question_of_table("features", _table(body.table), _known_training(body.training), profile, body.family)
-    simulated = Simulated(**body.simulated.model_dump())
-    notes = ("classified from features that were computed elsewhere", *profile.notes)
-    return replace(found, example=replace(found.example, simulated=simulated), notes=notes)
+    peaks = body.simulated
+    simulated = Measurement(
+        status=Status.OK if peaks.fits else Status.OOM,
+        requested_bytes=peaks.requested_bytes,
+        allocated_bytes=peaks.allocated_bytes,
+        reserved_bytes=peaks.reserved_bytes,
+        breakdown={"workspace": peaks.workspace_bytes},
+    )
+    table, training = _table(body.table), _known_training(body.training)
+    question = Question.of_table("features", table, training, profile, body.family, simulated)
+    return replace(question, notes=("classified from features that were computed elsewhere", *profile.notes))
 
 
 def _known_training(body: TrainingBody) -> TrainingSetup:

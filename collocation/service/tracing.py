@@ -1,18 +1,18 @@
-"""What a worker process does with a spec: its layers within bounds, then the virtual GPU on each of the devices."""
+"""The work of a trace process: check the layers of a spec, then simulate it on the requested devices."""
 
 import pickle
 from dataclasses import dataclass
 
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.jobs.job import SpecJob, table_of
-from vramcast.dataset_builder.schema import Spec
-from vramcast.dataset_builder.simulation.inspector import Inspector
+from vramcast.dataset_builder.schema import LayerTable, Spec
+from vramcast.dataset_builder.simulation.simulator import Simulator
 from vramcast.errors import UserError
 
 
 @dataclass(frozen=True)
 class TraceQuestion:
-    """A network with its training, on some devices."""
+    """A spec to be simulated on some devices."""
 
     spec: Spec
     devices: tuple[str, ...]
@@ -20,14 +20,15 @@ class TraceQuestion:
 
 
 def trace(question: TraceQuestion) -> bytes:
-    """Pickled `Findings`, which the service keeps as they come."""
-    check_layers(question.spec, question.most_layers)
+    """Return the pickled `Simulation`, which the service caches as it is."""
+    table = check_layers(question.spec, question.most_layers)
     profiles = [load_profile(name) for name in question.devices]
-    return pickle.dumps(Inspector(SpecJob(question.spec)).examine(question.spec.training, profiles))
+    return pickle.dumps(Simulator(SpecJob(question.spec, table)).simulate({}, profiles))
 
 
-def check_layers(spec: Spec, most: int) -> None:
-    """Refuse a network that cannot be trained, or has too many layers."""
-    layers = len(table_of(spec).layers)
-    if layers > most:
-        raise UserError(f"expected at most {most} layers, found {layers}: make the network smaller")
+def check_layers(spec: Spec, most: int) -> LayerTable:
+    """Return the layer table; raise if the network cannot be trained or has too many layers."""
+    table = table_of(spec)
+    if len(table.layers) > most:
+        raise UserError(f"expected at most {most} layers, found {len(table.layers)}: make the network smaller")
+    return table

@@ -1,4 +1,4 @@
-"""Our own answer for the jobs of a trace: their networks are built, simulated and classified here. Imports torch."""
+"""Our own reservations for the jobs of a trace: networks are built, simulated and classified. Imports torch."""
 
 import math
 import sys
@@ -16,55 +16,60 @@ from vramcast.dataset_builder.recipes import spec_of_recipe
 from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import UserError, check_count
 from vramcast.models import load
-from vramcast.models.examples import example_of_table
-from vramcast.models.questions import Question
-from vramcast.models.simulation import SimulationCache
+from vramcast.models.predictor import Question
+from vramcast.models.simulation_store import SimulationStore
 from vramcast.virtual_gpu.sizes import MIB
 
 DEFINITIONS = Path(__file__).with_name("definitions.yaml")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Which answer of which estimator is wanted."""
+class AnswerSettings:
+    """The estimator of our answers, their risk, and how they are rounded."""
 
     checkpoint: str = CHECKPOINT
     risk: float = RISK
     bucket_mib: int = 1
-    """Bounds are rounded up to the edge of such a bucket. The service and adapters count in MiB, as schedulers do."""
+    """Reservations are rounded up to a multiple of it."""
 
     def __post_init__(self) -> None:
         check_count("--bucket-mib", self.bucket_mib)
 
 
 def specs_of(jobs: Iterable[TraceJob], definitions: Path = DEFINITIONS) -> dict[str, Spec]:
-    """The jobs that are defined, each with its own batch size."""
+    """Return the specs of the jobs with a definition, each with its own batch size."""
     recipe_of = _recipes(definitions)
     return {job.name: spec_of_recipe(recipe_of[job.name], job.batch_size) for job in jobs if job.name in recipe_of}
 
 
 def bounds_bytes(
-    jobs: Iterable[TraceJob], card: str, asked: Asked, cache: SimulationCache, definitions: Path = DEFINITIONS
+    jobs: Iterable[TraceJob],
+    device: str,
+    settings: AnswerSettings,
+    store: SimulationStore,
+    definitions: Path = DEFINITIONS,
 ) -> dict[str, int]:
-    """What to set aside for each job that can be built, on each of its GPUs."""
-    jobs, profile = list(jobs), load_profile(card)
+    """Return the reservation of each job that can be built, on each of its GPUs."""
+    jobs, profile = list(jobs), load_profile(device)
     specs = specs_of(jobs, definitions)
-    found = cache.measure(specs.values(), profile)
-    tables = cache.tables(specs.values())
+    simulations = store.simulate(specs.values(), profile)
     questions = [
-        Question(name, example_of_table(tables[spec.id], spec.training, profile, found[spec.id], spec.family), profile)
+        Question.of_simulation(name, simulations[spec.id], profile)
         for name, spec in specs.items()
-        if spec.id in found
+        if spec.id in simulations
     ]
     absent = sorted({job.name for job in jobs} - {question.target for question in questions})
     if absent:
-        print(f"note: no network can be built for {', '.join(absent)}: a whole card is set aside", file=sys.stderr)
-    answers = load(asked.checkpoint).answers(questions, asked.risk) if questions else []
-    return {answer.target: math.ceil(answer.safe_mib / asked.bucket_mib) * asked.bucket_mib * MIB for answer in answers}
+        print(f"note: no network is defined for {', '.join(absent)}: a whole device is reserved", file=sys.stderr)
+    answers = load(settings.checkpoint).answers(questions, settings.risk) if questions else []
+    return {
+        answer.target: math.ceil(answer.safe_mib / settings.bucket_mib) * settings.bucket_mib * MIB
+        for answer in answers
+    }
 
 
 def _recipes(path: Path) -> dict[str, str]:
-    """The recipe of each job."""
+    """Return the recipe of each job."""
     try:
         found: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

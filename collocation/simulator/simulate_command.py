@@ -14,7 +14,7 @@ from vramcast.collocation.simulator.gantt_table import gantt_table
 from vramcast.collocation.simulator.needs import ESTIMATORS, FLOOR_MIB, OURS, Asking, estimators_of
 from vramcast.collocation.simulator.rules import LEDGERS, QUEUES, ClusterRules
 from vramcast.collocation.simulator.workload import TraceJob, read_jobs, read_trace
-from vramcast.dataset_builder.defaults import CHECKPOINT, RISK, SIMULATIONS
+from vramcast.dataset_builder.defaults import CHECKPOINT, RISK
 from vramcast.dataset_builder.devices import DEFAULT_DEVICE, load_profile
 from vramcast.dataset_builder.exit_codes import exit_code
 from vramcast.errors import check_amount, check_count
@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--risk", type=float, default=RISK, help="of ours: how often a job may take more than is set aside")
     add("--bucket-mib", type=int, default=1, help="of ours: rounded up to the edge of such a bucket")
     add("--definitions", metavar="FILE", help="of ours: which recipe defines which job")
-    add("--cache", default=SIMULATIONS, metavar="DIR", help="of ours: where simulated networks are kept")
+    add("--cache", metavar="DIR", help="of ours: directory of simulations; default: the user's cache")
     add("--workers", type=int, default=2, help="of ours: processes that simulate networks")
     add("--gantt", metavar="FILE", help="draw who was on which GPU when (PNG or SVG)")
     add("--json", action="store_true")
@@ -83,13 +83,13 @@ def _rules(arguments: argparse.Namespace) -> ClusterRules:
 
 
 def _bounds(arguments: argparse.Namespace, jobs: Sequence[TraceJob]) -> dict[str, int]:
-    from vramcast.collocation.simulator.ours import DEFINITIONS, Asked, bounds_bytes
-    from vramcast.models.simulation import SimulationCache
+    from vramcast.collocation.simulator.ours import DEFINITIONS, AnswerSettings, bounds_bytes
+    from vramcast.models.simulation_store import SimulationStore
 
     check_count("--workers", arguments.workers)
-    asked = Asked(arguments.checkpoint, arguments.risk, arguments.bucket_mib)
+    asked = AnswerSettings(arguments.checkpoint, arguments.risk, arguments.bucket_mib)
     definitions = Path(arguments.definitions) if arguments.definitions else DEFINITIONS
-    cache = SimulationCache(arguments.cache, arguments.workers)
+    cache = SimulationStore(arguments.cache, arguments.workers)
     return bounds_bytes(jobs, arguments.device, asked, cache, definitions)
 
 

@@ -12,7 +12,7 @@ from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
 
 Shape = Sequence[int]
 _SHARED = frozenset({"lr", "weight_decay", "maximize"})
-_STEP_ELEMENTS = 1  # fused implementations keep the step count of each parameter on the device
+_STEP_ELEMENTS = 1  # fused and capturable implementations keep the step count of each parameter on the device
 
 
 @dataclass(frozen=True)
@@ -115,5 +115,6 @@ def state_elements(training: TrainingSetup, shapes: Sequence[Shape]) -> int:
     """Return the elements of optimizer state on the device for parameters of these shapes."""
     name, args = parse_call(training.optimizer)
     rule = OPTIMIZERS[name]
-    steps = _STEP_ELEMENTS * len(shapes) if rule.keeps_step and training.implementation == "fused" else 0
+    on_device = training.implementation == "fused" or bool(args.get("capturable"))
+    steps = _STEP_ELEMENTS * len(shapes) if rule.keeps_step and on_device else 0
     return steps + sum(rule.state(shape, args) for shape in shapes)

@@ -20,7 +20,7 @@ from vramcast import __version__
 from vramcast.dataset_builder.child_process import KILL_SECONDS
 from vramcast.dataset_builder.executors._base import timed_out
 from vramcast.dataset_builder.executors._process import TICK_SECONDS, WorkerProcess, patience_seconds
-from vramcast.dataset_builder.measure._base import Outcome
+from vramcast.dataset_builder.measure._base import BackendResult
 from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import WorkerError
 
@@ -54,7 +54,7 @@ def versions() -> dict[str, str]:
     return {"torch": version("torch"), "vramcast": __version__}
 
 
-def measure(job: Job, spec: Spec) -> Outcome | Died:
+def measure(job: Job, spec: Spec) -> BackendResult | Died:
     """Measure one spec in a worker, the one that the last task left if there is one."""
     _require_versions(job.versions)
     worker = _assigned(job, spec)
@@ -102,7 +102,7 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = host
 
 
-def _answer(worker: WorkerProcess, limit_seconds: float | None) -> Outcome | Died:
+def _answer(worker: WorkerProcess, limit_seconds: float | None) -> BackendResult | Died:
     while True:
         patience = patience_seconds(worker.seconds_on_spec(), limit_seconds)
         wait([worker.connection, worker.process.sentinel], patience)
@@ -114,7 +114,7 @@ def _answer(worker: WorkerProcess, limit_seconds: float | None) -> Outcome | Die
             return _last_answer(worker) or timed_out(limit_seconds)
 
 
-def _last_answer(worker: WorkerProcess) -> Outcome | None:
+def _last_answer(worker: WorkerProcess) -> BackendResult | None:
     """Kill a worker; what it had sent before still counts."""
     if worker.has_ended():
         worker.join(TICK_SECONDS)  # its connection closes a moment before its exit code is known

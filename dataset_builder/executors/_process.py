@@ -16,7 +16,7 @@ from pathlib import Path
 
 from vramcast.dataset_builder.child_process import KILL_SECONDS, last_lines, signal_name
 from vramcast.dataset_builder.executors import _worker
-from vramcast.dataset_builder.measure._base import Outcome
+from vramcast.dataset_builder.measure._base import BackendResult
 from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import UserError, WorkerError
 from vramcast.virtual_gpu.measurement import EVIDENCE_LENGTH
@@ -101,9 +101,9 @@ class WorkerProcess:
             self.lost = True
         return not self.lost
 
-    def receive(self) -> list[tuple[Spec, Outcome]]:
+    def receive(self) -> list[tuple[Spec, BackendResult]]:
         """The outcomes that have arrived, without waiting for more."""
-        arrived: list[tuple[Spec, Outcome]] = []
+        arrived: list[tuple[Spec, BackendResult]] = []
         with contextlib.suppress(EOFError, OSError):
             while self._readable.poll(0):
                 message = pickle.loads(self.connection.recv_bytes())  # noqa: S301 - from our own worker
@@ -112,7 +112,7 @@ class WorkerProcess:
         self.lost = True
         return arrived
 
-    def _take(self, message: _worker.Message) -> Iterator[tuple[Spec, Outcome]]:
+    def _take(self, message: _worker.Message) -> Iterator[tuple[Spec, BackendResult]]:
         self._since = time.monotonic()
         match message:
             case _worker.Ready():

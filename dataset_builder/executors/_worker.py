@@ -18,7 +18,7 @@ from queue import SimpleQueue
 
 from vramcast.dataset_builder.child_process import PR_SET_PDEATHSIG
 from vramcast.dataset_builder.executors._base import attempt, crashed, describe
-from vramcast.dataset_builder.measure._base import Backend, Outcome
+from vramcast.dataset_builder.measure._base import Backend, BackendResult
 from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import UserError
 
@@ -35,7 +35,7 @@ class Ready:
 class Finished:
     """The outcome of the next spec in order, and the time that it took."""
 
-    outcome: Outcome
+    outcome: BackendResult
     seconds: float
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from vramcast.dataset_builder.child_process import KILL_SECONDS
 from vramcast.dataset_builder.executors._base import Executor, crashed, timed_out
 from vramcast.dataset_builder.executors._process import TICK_SECONDS, WorkerProcess, interrupts_held, patience_seconds
-from vramcast.dataset_builder.measure._base import Backend, Outcome
+from vramcast.dataset_builder.measure._base import Backend, BackendResult
 from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import UserError, WorkerError
 
@@ -41,7 +41,7 @@ class LocalExecutor(Executor):
         self.workers = workers
         self.timeout_seconds = timeout_seconds
 
-    def run(self, backend: Backend, specs: Iterable[Spec]) -> Generator[tuple[Spec, Outcome], None, None]:
+    def run(self, backend: Backend, specs: Iterable[Spec]) -> Generator[tuple[Spec, BackendResult], None, None]:
         """Measure specs in parallel; the time limit is that of one spec, without the start of its worker.
 
         A backend that needs devices is pinned: a worker to each of its lanes, and no more workers than lanes.
@@ -90,9 +90,9 @@ class _Crew:
         # multiprocessing waits for its children when the interpreter ends; these would wait for us.
         atexit.register(self.close)
 
-    def outcomes(self) -> Iterator[tuple[Spec, Outcome]]:
+    def outcomes(self) -> Iterator[tuple[Spec, BackendResult]]:
         """All outcomes. Workers get new specs before the caller gets outcomes, so that neither waits."""
-        finished: list[tuple[Spec, Outcome]] = []
+        finished: list[tuple[Spec, BackendResult]] = []
         while self._hand_out():
             yield from finished
             finished = self._collect()
@@ -117,9 +117,9 @@ class _Crew:
         if not worker.assign(specs):
             self._queue.give_back(specs)
 
-    def _collect(self) -> list[tuple[Spec, Outcome]]:
+    def _collect(self) -> list[tuple[Spec, BackendResult]]:
         """Wait for news, and return the outcomes among it."""
-        finished: list[tuple[Spec, Outcome]] = []
+        finished: list[tuple[Spec, BackendResult]] = []
         for worker in self._awake():
             finished += self._receive(worker)
         if not finished or time.monotonic() > self._checked + CHECK_SECONDS:
@@ -137,7 +137,7 @@ class _Crew:
         patience = patience_seconds(longest, self._timeout_seconds)
         return {channels[channel]: None for channel in wait(list(channels), patience)}
 
-    def _receive(self, worker: WorkerProcess) -> list[tuple[Spec, Outcome]]:
+    def _receive(self, worker: WorkerProcess) -> list[tuple[Spec, BackendResult]]:
         starting = not worker.ready
         finished = worker.receive()
         if starting and worker.ready:
@@ -146,7 +146,7 @@ class _Crew:
             self._deaths_on_first_spec = 0
         return finished
 
-    def _check(self, worker: WorkerProcess) -> list[tuple[Spec, Outcome]]:
+    def _check(self, worker: WorkerProcess) -> list[tuple[Spec, BackendResult]]:
         """See to a worker that died, or that works on its spec for too long."""
         if worker.has_ended():
             return self._bury(worker)
@@ -154,7 +154,7 @@ class _Crew:
             return self._stop(worker, timed_out(self._timeout_seconds))
         return []
 
-    def _bury(self, worker: WorkerProcess) -> list[tuple[Spec, Outcome]]:
+    def _bury(self, worker: WorkerProcess) -> list[tuple[Spec, BackendResult]]:
         """Blame a worker's death on the spec that it was working on, and take the others back."""
         worker.join(TICK_SECONDS)  # its connection closes a moment before its exit code is known
         finished = self._end(worker)
@@ -168,7 +168,7 @@ class _Crew:
         self._dismiss(worker)
         return finished
 
-    def _stop(self, worker: WorkerProcess, outcome: Outcome) -> list[tuple[Spec, Outcome]]:
+    def _stop(self, worker: WorkerProcess, outcome: BackendResult) -> list[tuple[Spec, BackendResult]]:
         """End a worker that is out of time, unless it answers at the last moment."""
         answered = worker.answered
         finished = self._end(worker)
@@ -177,7 +177,7 @@ class _Crew:
         self._dismiss(worker)
         return finished
 
-    def _end(self, worker: WorkerProcess) -> list[tuple[Spec, Outcome]]:
+    def _end(self, worker: WorkerProcess) -> list[tuple[Spec, BackendResult]]:
         """Kill a worker; what it had sent before still counts."""
         worker.kill()
         worker.join(KILL_SECONDS)

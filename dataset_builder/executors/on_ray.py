@@ -16,7 +16,7 @@ from typing import Any
 
 from vramcast.dataset_builder.executors._base import Executor, crashed, describe
 from vramcast.dataset_builder.executors._hosted import Died, Job, measure, versions
-from vramcast.dataset_builder.measure._base import Backend, Outcome
+from vramcast.dataset_builder.measure._base import Backend, BackendResult
 from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import UserError, WorkerError, check_count
 from vramcast.virtual_gpu.measurement import EVIDENCE_LENGTH
@@ -82,7 +82,7 @@ class RayExecutor(Executor):
                 f"expected executor.runtime_env to have keys, found {self.runtime_env!r}: see docs/cluster.md"
             )
 
-    def run(self, backend: Backend, specs: Iterable[Spec]) -> Generator[tuple[Spec, Outcome], None, None]:
+    def run(self, backend: Backend, specs: Iterable[Spec]) -> Generator[tuple[Spec, BackendResult], None, None]:
         """Measure specs on the cluster; the time limit is that of one spec, without the start of its worker."""
         job = Job(pickle.dumps(backend), self.timeout_seconds, keep=self.gpus == 0, versions=versions())
         with _connected(self):
@@ -171,12 +171,12 @@ class _Task:
     deaths: int = 0
     lost_nodes: int = 0
 
-    def lose_node(self, words: str) -> Outcome | None:
+    def lose_node(self, words: str) -> BackendResult | None:
         """The outcome of a spec whose node was lost; None if it is to be tried again."""
         self.lost_nodes += 1
         return crashed(_times(self.lost_nodes, words)) if self.lost_nodes >= NODE_DEATHS else None
 
-    def die(self, words: str, retries: int) -> Outcome | None:
+    def die(self, words: str, retries: int) -> BackendResult | None:
         """The outcome of a spec whose process died; None if it is to be tried again."""
         self.deaths += 1
         return crashed(_times(self.deaths, words)) if self.deaths > retries else None
@@ -198,9 +198,9 @@ class _Run:
         options = {"num_cpus": executor.cpus, "num_gpus": executor.gpus, "max_retries": 0, "max_calls": 0}
         self._measure = ray.remote(**options)(measure)
 
-    def outcomes(self) -> Iterator[tuple[Spec, Outcome]]:
+    def outcomes(self) -> Iterator[tuple[Spec, BackendResult]]:
         """All outcomes. The cluster gets new specs before the caller gets outcomes, so that neither waits."""
-        finished: list[tuple[Spec, Outcome]] = []
+        finished: list[tuple[Spec, BackendResult]] = []
         while self._submit():
             yield from finished
             finished = [(task.spec, outcome) for task, outcome in self._collect()]
@@ -217,7 +217,7 @@ class _Run:
             return self._again.popleft()
         return next(map(_Task, self._fresh), None)
 
-    def _collect(self) -> Iterator[tuple[_Task, Outcome]]:
+    def _collect(self) -> Iterator[tuple[_Task, BackendResult]]:
         """Wait for tasks to end; those that came to nothing go back."""
         under_way = list(self._under_way)
         if not ray.wait(under_way, timeout=TICK_SECONDS)[0]:
@@ -230,10 +230,10 @@ class _Run:
             else:
                 self._again.append(task)
 
-    def _outcome(self, task: _Task, reference: Any) -> Outcome | None:
+    def _outcome(self, task: _Task, reference: Any) -> BackendResult | None:
         """What became of a task; None if it is to be tried again."""
         try:
-            answer: Outcome | Died = ray.get(reference)
+            answer: BackendResult | Died = ray.get(reference)
         except failures.RayTaskError as error:
             raise _cause(error) from None
         except failures.RuntimeEnvSetupError as error:
@@ -248,7 +248,7 @@ class _Run:
         self._failed_starts = self._crashes = 0
         return answer
 
-    def _died(self, task: _Task, died: Died) -> Outcome | None:
+    def _died(self, task: _Task, died: Died) -> BackendResult | None:
         if not died.loaded:
             self._failed_starts += 1
             _refuse_to_go_on(self._failed_starts, FAILED_STARTS, "workers in a row that died while they started", died)

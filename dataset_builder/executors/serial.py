@@ -3,7 +3,7 @@
 from collections.abc import Generator, Iterable
 
 from vramcast.dataset_builder.executors._base import Executor, attempt
-from vramcast.dataset_builder.measure._base import Backend, Outcome
+from vramcast.dataset_builder.measure._base import Backend, BackendResult
 from vramcast.dataset_builder.schema import Spec
 
 
@@ -14,7 +14,7 @@ class SerialExecutor(Executor):
     ends the run. `LocalExecutor(workers=1)` has both.
     """
 
-    def run(self, backend: Backend, specs: Iterable[Spec]) -> Generator[tuple[Spec, Outcome], None, None]:
+    def run(self, backend: Backend, specs: Iterable[Spec]) -> Generator[tuple[Spec, BackendResult], None, None]:
         """Measure each spec when the caller asks for the next outcome."""
         for spec in specs:
             yield spec, attempt(backend, spec)

@@ -1,1 +1,1 @@
-"""Networks that somebody hands in: what they are made of, and what training them takes on the virtual GPU."""
+"""Jobs: a subject with its inputs, loss and optimizer, and how a target of the command line becomes one."""

@@ -1,6 +1,6 @@
-"""Sizes of well-known networks of transformers, as their published config.json has them, where the class has others.
+"""Sizes of well-known networks of transformers, from their published config.json where they differ from the defaults.
 
-The first word of a repository's name ("meta-llama/") and its ending ("-hf", "-uncased", "-v0.1") may stand or not.
+The owner in a repository's name ("meta-llama/") and its suffix ("-hf", "-uncased", "-v0.1") are optional.
 """
 
 import re
@@ -98,14 +98,14 @@ ARCHITECTURES: Mapping[str, tuple[str, Sizes]] = {
 _DECORATION = re.compile(r"^.*/|^(google|facebook|openai|meta)-|-(hf|uncased|cased|v\d\.\d|patch\d+.*)$|(?<=llama)-2")
 
 
-def known_architecture(name: str) -> tuple[str, Sizes]:
-    """The class and the sizes of a name."""
+def find_architecture(name: str) -> tuple[str, Sizes]:
+    """Return the class and the sizes of a named network."""
     plain = name.lower()
     while (shorter := _DECORATION.sub("", plain)) != plain and plain not in ARCHITECTURES:
         plain = shorter
     if plain not in ARCHITECTURES:
         raise UserError(
             f"expected one of {sorted(ARCHITECTURES)} or the path of a config.json, found {name!r}: "
-            "download the config.json of that network, and name it as hf:PATH"
+            "download the config.json of that network and name hf:PATH"
         )
     return ARCHITECTURES[plain]

@@ -1,4 +1,4 @@
-"""Batches of any structure, as shapes: what is drawn on the host once is made again without memory, at any size."""
+"""Batches of any structure, kept as shapes: a batch is drawn once and repeated on the meta device at any size."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -12,73 +12,74 @@ from vramcast.errors import UserError
 from vramcast.virtual_gpu.training_step import DTYPES
 
 MakeBatch = Callable[[int], Any]
-"""A tensor, a tuple of what a network takes, or a mapping of its keyword arguments, for a batch size."""
+"""Returns a tensor, a tuple of arguments, or a mapping of keyword arguments for a batch size."""
 
 
 def batches(make: MakeBatch) -> Callable[[int, str], Any]:
-    """Batches like those of `make` on the meta device, floating point in a dtype of the training."""
+    """Return a function of batch size and dtype that repeats the batches of `make` on the meta device."""
 
     @cache
     def shapes(size: int) -> Any:
-        return tree_map_only(Tensor, _placed, _drawn(make, size))
+        return tree_map_only(Tensor, _on_meta, _draw(make, size))
 
-    def fresh(size: int, dtype: str) -> Any:
+    def batch(size: int, dtype: str) -> Any:
         return tree_map_only(Tensor, lambda item: _like(item, DTYPES[dtype]), shapes(size))
 
-    return fresh
+    return batch
 
 
-def _drawn(make: MakeBatch, size: int) -> Any:
-    """On meta, where that works; a function that looks at numbers gets them."""
+def _draw(make: MakeBatch, size: int) -> Any:
+    """Draw a batch on meta, or on the CPU where the function reads values."""
     try:
         with torch.device("meta"):
-            found = make(size)
+            batch = make(size)
     except (NotImplementedError, RuntimeError):
-        found = make(size)
-    leaves = tree_leaves(found)
-    if not any(isinstance(item, Tensor) or hasattr(item, "to") for item in leaves):
-        raise UserError(f"expected tensors as inputs, found {found!r}: return them from the inputs function")
-    return _moved(found)
-
-
-def _moved(batch: Any) -> Any:
-    """Objects that hold tensors, such as a graph of torch_geometric, move themselves."""
+        batch = make(size)
+    if not any(isinstance(item, Tensor) or hasattr(item, "to") for item in tree_leaves(batch)):
+        raise UserError(f"expected tensors as inputs, found {batch!r}: return tensors from the inputs function")
+    # Objects that hold tensors, such as a graph of torch_geometric, move themselves.
     return batch.to("meta") if not isinstance(batch, Tensor) and callable(getattr(batch, "to", None)) else batch
 
 
-def _placed(item: Tensor) -> Tensor:
+def _on_meta(item: Tensor) -> Tensor:
     return torch.empty(item.shape, dtype=item.dtype, device="meta")
 
 
 def _like(item: Tensor, dtype: torch.dtype) -> Tensor:
-    wanted = dtype if item.dtype in DTYPES.values() else item.dtype
-    return torch.empty(item.shape, dtype=wanted, device="meta")
+    return torch.empty(item.shape, dtype=dtype if item.dtype in DTYPES.values() else item.dtype, device="meta")
 
 
 def resized(sample: Any) -> tuple[MakeBatch, int]:
-    """From one batch, given as an example, to batches of any size; and the size of the one that was given.
+    """Return a function that makes batches of any size like the sample, and the sample's batch size.
 
-    The first dimension is the batch's, in all tensors that share the first tensor's.
+    The first dimension is the batch in all tensors whose first dimension equals that of the first tensor.
     """
     tensors = [item for item in tree_leaves(sample) if isinstance(item, Tensor)]
     if not tensors or not tensors[0].dim():
         raise UserError(f"expected inputs with a batch dimension, found {sample!r}: give tensors, batch first")
-    given = tensors[0].shape[0]
+    sample_size = tensors[0].shape[0]
 
     def make(size: int) -> Any:
-        return tree_map_only(Tensor, lambda item: _with_batch(item, given, size), sample)
+        return tree_map_only(Tensor, lambda item: _with_batch(item, sample_size, size), sample)
 
-    return make, given
+    return make, sample_size
 
 
-def _with_batch(item: Tensor, given: int, size: int) -> Tensor:
-    batched = item.dim() > 0 and item.shape[0] == given
+def _with_batch(item: Tensor, sample_size: int, size: int) -> Tensor:
+    batched = item.dim() > 0 and item.shape[0] == sample_size
     shape = (size, *item.shape[1:]) if batched else tuple(item.shape)
     return torch.empty(shape, dtype=item.dtype, device="meta")
 
 
 def call(network: Callable[..., Any], batch: Any) -> Any:
-    """Run a network on a batch: a mapping names its arguments, a tuple lists them."""
+    """Call a network on a batch: a mapping holds keyword arguments, a tuple or list positional ones."""
     if isinstance(batch, Mapping):
         return network(**batch)
     return network(*batch) if isinstance(batch, tuple | list) else network(batch)
+
+
+def input_shapes(batch: Any) -> tuple[dict[str, Any], ...]:
+    """Return shape (without the batch dimension) and dtype of each tensor in a batch."""
+    leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
+    tensors = [item for item in leaves if isinstance(item, Tensor)]
+    return tuple({"shape": list(item.shape[1:]), "dtype": str(item.dtype).removeprefix("torch.")} for item in tensors)

@@ -1,4 +1,4 @@
-"""From what a user names to a job: his file or package is imported, his factory called, on the meta device."""
+"""Build the job of a target: import the user's file or module and call the factory on the meta device."""
 
 import importlib
 import importlib.util
@@ -18,35 +18,35 @@ from torch import Tensor, nn
 from vramcast.dataset_builder.families.external import build_external
 from vramcast.dataset_builder.families.libraries import import_library, tolerate_broken_torchvision
 from vramcast.dataset_builder.families.meta_device import build_on_meta
-from vramcast.dataset_builder.jobs.architectures import known_architecture
+from vramcast.dataset_builder.jobs.architectures import find_architecture
 from vramcast.dataset_builder.jobs.batches import MakeBatch, resized
 from vramcast.dataset_builder.jobs.job import ModuleJob
-from vramcast.dataset_builder.jobs.optimizers import optimizer_of
-from vramcast.dataset_builder.jobs.targets import Target, Wanted, parse_shape
+from vramcast.dataset_builder.jobs.optimizers import single_optimizer
+from vramcast.dataset_builder.jobs.targets import BuildRequest, Target, parse_shape
 from vramcast.dataset_builder.plan import InputTensor
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.training_step import random_inputs
 
 _SEQUENCE = 512
-"""Tokens of a text, where nobody says how many."""
+"""Default sequence length of language models."""
 
 
-def build_job(wanted: Wanted) -> ModuleJob:
-    """The job that somebody wants inspected."""
-    if wanted.target.kind in _LIBRARIES:
-        return _of_library(wanted)
-    tolerate_broken_torchvision()  # which user code may import at any time, if only through another library
-    place = _import(wanted.target)
-    factory = _attribute(place, wanted.target.factory, wanted.target)
-    module = build_on_meta(partial(_made, factory, wanted.arguments))
-    step = None if wanted.step_factory is None else _attribute(place, wanted.step_factory, wanted.target)
+def build_job(request: BuildRequest) -> ModuleJob:
+    """Return the job that a request describes."""
+    if request.target.kind in _LIBRARIES:
+        return _library_job(request)
+    tolerate_broken_torchvision()  # user code may import it at any time, if only through another library
+    place = _import(request.target)
+    factory = _attribute(place, request.target.factory, request.target)
+    module = build_on_meta(partial(_call_factory, factory, request.arguments))
+    step = None if request.step_factory is None else _attribute(place, request.step_factory, request.target)
     if step is None and _is_lightning(module):
-        return ModuleJob(module, _lightning_batch(wanted, place, module), _lightning_step, _configured)
-    return ModuleJob(module, _batches(wanted, place, module), step)
+        return ModuleJob(module, _lightning_batch(request, place, module), _lightning_step, _configured)
+    return ModuleJob(module, _batches(request, place, module), step)
 
 
 def _import(target: Target) -> ModuleType:
-    """A user's file or module; its directory comes first on the path."""
+    """Import a user's file or module, whose directory comes first on the path."""
     if target.kind == "module":
         try:
             return importlib.import_module(target.name)
@@ -54,7 +54,7 @@ def _import(target: Target) -> ModuleType:
             if error.name and target.name.startswith(error.name):
                 raise UserError(
                     f"expected a module {target.name} that can be imported from here, found none: check the name, "
-                    "or run vramcast where it lies"
+                    "or run vramcast in its directory"
                 ) from error
             raise
     path = Path(target.name)
@@ -62,35 +62,46 @@ def _import(target: Target) -> ModuleType:
     if spec is None or spec.loader is None:
         raise UserError(f"expected a Python file, found {path}: name another")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses and pickles look for their module there
+    sys.modules[path.stem] = module  # dataclasses and pickle look modules up there
     spec.loader.exec_module(module)
     return module
 
 
 def _attribute(place: ModuleType, name: str, target: Target) -> Any:
     if not hasattr(place, name):
-        there = sorted(item for item, value in vars(place).items() if callable(value) and not item.startswith("_"))
-        raise UserError(f"expected {name} in {target.name}, found {there}: name one of these")
+        raise UserError(f"expected {name} in {target.name}, found {_factories(place)}: name one of these")
     return getattr(place, name)
 
 
-def _made(factory: Any, arguments: Mapping[str, Any]) -> nn.Module:
+def _factories(place: ModuleType) -> list[str]:
+    """Return the names in a module that can stand for a network: its functions, classes and instances."""
+    public = {name: value for name, value in vars(place).items() if not name.startswith("_")}
+    own = {name for name, value in public.items() if getattr(value, "__module__", None) == place.__name__}
+    return sorted(
+        name
+        for name, value in public.items()
+        if isinstance(value, nn.Module)
+        or (name in own and (inspect.isfunction(value) or (isinstance(value, type) and issubclass(value, nn.Module))))
+    )
+
+
+def _call_factory(factory: Any, arguments: Mapping[str, Any]) -> nn.Module:
     if isinstance(factory, nn.Module):
         if arguments:
-            raise UserError(f"expected no --arg for a network that is made already, found {dict(arguments)}: drop them")
+            raise UserError(f"expected no --arg beside a network instance, found {dict(arguments)}: drop them")
         return factory
     if not callable(factory):
-        raise UserError(f"expected a function or class that makes a network, found {factory!r}: name another")
+        raise UserError(f"expected a function or class that returns a network, found {factory!r}: name another")
     _check_call(factory, arguments)
-    found: nn.Module = factory(**arguments)
-    return found
+    module: nn.Module = factory(**arguments)
+    return module
 
 
 def _check_call(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Arguments that are too many or too few are a slip in the command, no fault of the network's code."""
+    """Raise if the arguments do not match the signature: an error of the command, not of the network."""
     try:
         signature = inspect.signature(factory)
-    except (TypeError, ValueError):  # of a function that is not written in Python
+    except (TypeError, ValueError):  # not written in Python
         return
     try:
         signature.bind(**arguments)
@@ -99,13 +110,13 @@ def _check_call(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> No
         raise UserError(f"expected arguments of {name}{signature}, found: {error}; change --arg") from error
 
 
-def _batches(wanted: Wanted, place: ModuleType | None, module: nn.Module) -> MakeBatch:
-    """Batches by the user's function, by the shapes that he gives, or by what the module says of itself."""
-    if wanted.inputs_factory is not None and place is not None:
-        found: MakeBatch = _attribute(place, wanted.inputs_factory, wanted.target)
-        return found
-    if wanted.inputs:
-        return partial(_random_batch, [InputTensor(*parse_shape(item)) for item in wanted.inputs])
+def _batches(request: BuildRequest, place: ModuleType | None, module: nn.Module) -> MakeBatch:
+    """Return batches from the user's function, from shapes, or from an example that the module carries."""
+    if request.inputs_factory is not None and place is not None:
+        make: MakeBatch = _attribute(place, request.inputs_factory, request.target)
+        return make
+    if request.inputs:
+        return partial(_random_batch, [InputTensor(*parse_shape(item)) for item in request.inputs])
     example = getattr(module, "example_input_array", None)  # Lightning
     if example is not None:
         return resized(example)[0]
@@ -113,18 +124,18 @@ def _batches(wanted: Wanted, place: ModuleType | None, module: nn.Module) -> Mak
     if shape is not None:
         return partial(_random_batch, [InputTensor(tuple(shape))])
     raise UserError(
-        f"expected to know what {type(module).__name__} is fed, found nothing that says so: give --input SHAPE, "
-        "without the batch, or --inputs FUNCTION, which makes a batch of a size"
+        f"expected the input shape of {type(module).__name__}, found none: give --input SHAPE, without the batch, "
+        "or --inputs FUNCTION, which returns a batch for a batch size"
     )
 
 
 def _random_batch(inputs: list[InputTensor], size: int) -> Any:
-    made = random_inputs([(item.shape, item.vocabulary) for item in inputs], size, "fp32", "meta")
-    return made if len(made) > 1 else made[0]
+    tensors = random_inputs([(item.shape, item.vocabulary) for item in inputs], size, "fp32", "meta")
+    return tensors if len(tensors) > 1 else tensors[0]
 
 
 def _is_lightning(module: nn.Module) -> bool:
-    """By what it can do: whoever writes a LightningModule has imported it under one of several names."""
+    """Check by methods, because Lightning is imported under several names."""
     own = getattr(type(module), "training_step", None)
     return callable(own) and callable(getattr(module, "configure_optimizers", None))
 
@@ -133,76 +144,76 @@ def _lightning_step(module: nn.Module, batch: Any) -> Tensor:
     if not getattr(module, "automatic_optimization", True):
         raise UserError("expected a training_step that returns a loss, found manual optimization: give --step FUNCTION")
     step: Any = module.training_step
-    found: Tensor = step(batch, 0)
-    return found
+    loss: Tensor = step(batch, 0)
+    return loss
 
 
-def _lightning_batch(wanted: Wanted, place: ModuleType, module: nn.Module) -> MakeBatch:
-    """What a loader would give; beside an input alone there are labels, one for each sample."""
-    make = _batches(wanted, place, module)
-    if wanted.inputs_factory is not None or len(wanted.inputs) > 1:
+def _lightning_batch(request: BuildRequest, place: ModuleType, module: nn.Module) -> MakeBatch:
+    """Return batches as a data loader gives them: a single input is paired with one label for each sample."""
+    make = _batches(request, place, module)
+    if request.inputs_factory is not None or len(request.inputs) > 1:
         return make
     return lambda size: (make(size), torch.zeros(size, dtype=torch.long, device="meta"))
 
 
 def _configured(module: nn.Module) -> torch.optim.Optimizer:
     configure: Any = module.configure_optimizers
-    return optimizer_of(configure())
+    return single_optimizer(configure())
 
 
-def _of_library(wanted: Wanted) -> ModuleJob:
-    kind = wanted.target.kind
-    if wanted.inputs_factory or wanted.step_factory or len(wanted.inputs) > 1:
+def _library_job(request: BuildRequest) -> ModuleJob:
+    kind = request.target.kind
+    if request.inputs_factory or request.step_factory or len(request.inputs) > 1:
         raise UserError(
-            f"expected at most one --input beside {wanted.target.text}, and neither --inputs nor --step, found others: "
-            "write a function that returns the network, and name it as path/to/file.py:function"
+            f"expected at most one --input beside {request.target.text}, neither --inputs nor --step, found others: "
+            "write a function that returns the network, and name path/to/file.py:function"
         )
-    network = _LIBRARIES[kind](wanted)
+    network = _LIBRARIES[kind](request)
     module, inputs = build_external(kind, network)
     return ModuleJob(module, partial(_random_batch, list(inputs)), family=kind)
 
 
-def _shape_asked(wanted: Wanted) -> tuple[int, ...] | None:
-    return parse_shape(wanted.inputs[0])[0] if wanted.inputs else None
+def _input_shape(request: BuildRequest) -> tuple[int, ...] | None:
+    return parse_shape(request.inputs[0])[0] if request.inputs else None
 
 
-def _timm(wanted: Wanted) -> dict[str, Any]:
-    name, arguments = wanted.target.name, dict(wanted.arguments)
+def _timm(request: BuildRequest) -> dict[str, Any]:
+    name, arguments = request.target.name, dict(request.arguments)
     timm = import_library("timm")
     if not timm.is_model(name):
         raise UserError(f"expected a network of timm, found {name!r}: {_nearest(name, timm.list_models())}")
-    config = timm.get_pretrained_cfg(name)  # what is known of it, without its weights
-    shape = _shape_asked(wanted) or (config.input_size if config else (3, 224, 224))
+    config = timm.get_pretrained_cfg(name)  # metadata only, no weights
+    shape = _input_shape(request) or (config.input_size if config else (3, 224, 224))
     classes = arguments.pop("num_classes", None) or (config.num_classes if config else 0) or 1000
     return {"name": name, "input_shape": list(shape), "num_classes": classes, "arguments": arguments}
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
-    """What to do about a name that a library does not know."""
+    """Suggest names that resemble an unknown one."""
     near = [item for item in known if name in item][:5] or get_close_matches(name, known, n=5)
     return f"choose one such as {near}" if near else f"choose one of its {len(known)}"
 
 
-def _torchvision(wanted: Wanted) -> dict[str, Any]:
-    arguments, name = dict(wanted.arguments), wanted.target.name
+def _torchvision(request: BuildRequest) -> dict[str, Any]:
+    arguments, name = dict(request.arguments), request.target.name
     known = import_library("torchvision").models.list_models()
     if name not in known:
         raise UserError(f"expected a network of torchvision, found {name!r}: {_nearest(name, known)}")
-    shape = _shape_asked(wanted) or ((3, 299, 299) if "inception" in name else (3, 224, 224))
+    shape = _input_shape(request) or ((3, 299, 299) if "inception" in name else (3, 224, 224))
     classes = arguments.pop("num_classes", 1000)
     return {"name": name, "input_shape": list(shape), "num_classes": classes, "arguments": arguments}
 
 
-def _hugging_face(wanted: Wanted) -> dict[str, Any]:
-    """By a config.json, or by the sizes that are known; the arguments change single settings."""
-    name, shape = wanted.target.name, _shape_asked(wanted)
-    architecture, sizes = _read_config(Path(name)) if name.endswith(".json") else known_architecture(name)
-    network: dict[str, Any] = {"architecture": architecture, "config": {**sizes, **wanted.arguments}}
+def _hugging_face(request: BuildRequest) -> dict[str, Any]:
+    """Return the architecture with sizes from a config.json or the built-in table; arguments override settings."""
+    name, shape = request.target.name, _input_shape(request)
+    architecture, sizes = _read_config(Path(name)) if name.endswith(".json") else find_architecture(name)
+    network: dict[str, Any] = {"architecture": architecture, "config": {**sizes, **request.arguments}}
     if shape is not None and len(shape) == 3:
         network["image_size"] = list(shape[1:])
     sequence = (shape or (None,))[-1] if shape is None or len(shape) == 1 else None
-    speaks = architecture.startswith("Whisper")
-    return {**network, "sequence": sequence if speaks else sequence or _SEQUENCE}
+    is_speech = architecture.startswith("Whisper")
+    return {**network, "sequence": sequence if is_speech else sequence or _SEQUENCE}
 
 
 def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
@@ -216,7 +227,7 @@ def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
     return named[0], {key: value for key, value in config.items() if key not in ("architectures", "model_type")}
 
 
-_LIBRARIES: Mapping[str, Callable[[Wanted], dict[str, Any]]] = {
+_LIBRARIES: Mapping[str, Callable[[BuildRequest], dict[str, Any]]] = {
     "timm": _timm,
     "torchvision": _torchvision,
     "hf": _hugging_face,

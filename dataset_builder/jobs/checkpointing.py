@@ -1,4 +1,4 @@
-"""Activation checkpointing for any network: by its own switch, else around the blocks that repeat."""
+"""Activation checkpointing for any network: by its own switch, else around its repeated blocks."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -11,7 +11,7 @@ from vramcast.errors import UserError
 
 
 def enable_checkpointing(module: nn.Module) -> None:
-    """Recompute blocks in the backward pass from now on."""
+    """Make a network recompute its blocks in the backward pass."""
     for part in module.modules():
         switch: Any = getattr(part, "gradient_checkpointing_enable", None)  # transformers
         if callable(switch):
@@ -24,15 +24,15 @@ def enable_checkpointing(module: nn.Module) -> None:
     blocks = list(repeated_blocks(module))
     if not blocks:
         raise UserError(
-            f"expected blocks that repeat in a ModuleList or Sequential of {type(module).__name__}, found none: "
-            "checkpointing has nothing to recompute"
+            f"expected repeated blocks in a ModuleList or Sequential of {type(module).__name__}, found none: "
+            "leave out checkpointing, which has nothing to recompute"
         )
     for block in blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The children of the outermost lists that have two or more of a kind, each with layers inside it."""
+    """Yield the children of the outermost lists that hold two or more composite modules of one class."""
     blocks = [item for item in module.children() if next(item.children(), None) is not None]
     if isinstance(module, nn.ModuleList | nn.Sequential) and len(blocks) > len({type(item) for item in blocks}):
         yield from blocks

@@ -1,4 +1,4 @@
-"""Layer tables that others wrote: JSON, or what torchinfo and torchsummary print. For those who have no code to run."""
+"""Read layer tables from JSON or from the output of torchinfo and torchsummary, for networks without code to run."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from vramcast.errors import UserError, check_count
 
 _FLOAT_BYTES = 4
 _MEGABYTE = {"torchsummary": 2**20, "torchinfo": 10**6}
-"""What each means by MB (torchsummary.py: / (1024 ** 2.); torchinfo/model_statistics.py: / 1e6)."""
+"""Bytes of a MB in each (torchsummary.py: / (1024 ** 2.); torchinfo/model_statistics.py: / 1e6)."""
 _SHAPE = re.compile(r"\[([-\d, ]*)\]")
 _SUMMARY_ROW = re.compile(r"^\s*([\w.]+)-(\d+)\s+(\[.*\])\s+([\d,]+)\s*$")
 _INFO_ROW = re.compile(r"^[│├└─\s]*([\w.]+)(?: \(.*?\))?: (\d+)-(\d+)\s{2,}(.*)$")
@@ -20,16 +20,16 @@ _INPUT = re.compile(r"^Input size \(MB\):\s*([\d.]+)", re.MULTILINE)
 _PASSES = re.compile(r"^Forward/backward pass size \(MB\):\s*([\d.]+)", re.MULTILINE)
 _ROUNDING_MB = 0.005
 _MOST_HIDDEN = 0.1
-"""Of the activations counted: as much may lie below the depth that torchinfo was told to print."""
+"""Share of the activations that may lie below the depth that torchinfo printed."""
 
 
 def read_table(value: Any) -> LayerTable:
-    """The table in what a file held."""
-    return _of_text(value) if isinstance(value, str) else _of_json(value)
+    """Return the layer table in the contents of a file."""
+    return _parse_text(value) if isinstance(value, str) else _parse_json(value)
 
 
-def _of_json(value: Any) -> LayerTable:
-    """Layers, each with its kind, its output's shape without the batch, and its parameters."""
+def _parse_json(value: Any) -> LayerTable:
+    """Read layers with kind, output shape without the batch, and parameters."""
     values = {"layers": value} if isinstance(value, list) else value
     if not isinstance(values, Mapping) or not isinstance(values.get("layers"), list) or not values["layers"]:
         raise UserError("expected a layer table with 'layers', or a spec, found neither: see docs/classify.md")
@@ -64,7 +64,7 @@ def _layer(item: Any, index: int) -> LayerRecord:
     )
 
 
-def _of_text(text: str) -> LayerTable:
+def _parse_text(text: str) -> LayerTable:
     source = "torchinfo" if "depth-idx" in text else "torchsummary"
     batch = _batch_of(text) if source == "torchinfo" else 1
     layers = tuple(_info_layers(text, batch) if source == "torchinfo" else _summary_layers(text))
@@ -79,33 +79,33 @@ def _of_text(text: str) -> LayerTable:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    found = _SHAPE.search(text)
-    return tuple(int(item) for item in found[1].split(",") if item.strip()) if found else ()
+    match = _SHAPE.search(text)
+    return tuple(int(item) for item in match[1].split(",") if item.strip()) if match else ()
 
 
 def _number(text: str) -> int:
-    """A count of parameters, in brackets for frozen ones; '--' and '(recursive)' are none of the layer's own."""
-    found = re.match(r"\(?([\d,]+)", text.strip())
-    return int(found[1].replace(",", "")) if found else 0
+    """Parse a parameter count, in brackets if frozen; '--' and '(recursive)' count as none."""
+    match = re.match(r"\(?([\d,]+)", text.strip())
+    return int(match[1].replace(",", "")) if match else 0
 
 
 def _summary_layers(text: str) -> Iterator[LayerRecord]:
-    """torchsummary lists modules as they end, containers among them: those repeat their last child's output."""
-    rows = [found for line in text.splitlines() if (found := _SUMMARY_ROW.match(line))]
-    for kind, index, shape, parameters in (found.groups() for found in rows):
+    """Yield the leaves: torchsummary also lists containers, which repeat the output of their last child."""
+    rows = [row for line in text.splitlines() if (row := _SUMMARY_ROW.match(line))]
+    for kind, index, shape, parameters in (row.groups() for row in rows):
         sizes, own = _sizes(shape)[1:], _number(parameters)
-        leaf = own > 0 or kind in _KNOWN_LAYERS or kind.endswith(_LAYER_ENDINGS)
+        leaf = own > 0 or kind in _LEAF_LAYERS or kind.endswith(_LAYER_ENDINGS)
         if leaf:
             yield LayerRecord(f"{kind}-{index}", kind, sizes, prod(sizes), own)
 
 
-_KNOWN_LAYERS = frozenset({"ReLU", "ReLU6", "GELU", "SiLU", "Mish", "ELU", "SELU", "Tanh", "Sigmoid", "Softmax",
+_LEAF_LAYERS = frozenset({"ReLU", "ReLU6", "GELU", "SiLU", "Mish", "ELU", "SELU", "Tanh", "Sigmoid", "Softmax",
                            "LeakyReLU", "Hardswish", "Hardsigmoid", "Softplus", "Upsample", "Identity"})  # fmt: skip
 _LAYER_ENDINGS = ("Dropout", "Dropout2d", "Pool1d", "Pool2d", "Pool3d", "Norm", "Norm1d", "Norm2d", "Flatten")
 
 
 def _info_layers(text: str, batch: int) -> Iterator[LayerRecord]:
-    """torchinfo draws a tree: what has nothing below it is a layer."""
+    """Yield the leaves of the tree that torchinfo prints."""
     columns, rows = _info_rows(text)
     shape, parameters = columns.index("Output Shape"), columns.index("Param #")
     depths = [int(row[2]) for row, _ in rows]
@@ -121,7 +121,7 @@ def _info_layers(text: str, batch: int) -> Iterator[LayerRecord]:
 
 
 def _info_rows(text: str) -> tuple[list[str], list[tuple[re.Match[str], list[str]]]]:
-    """The columns, of which users choose some, and the rows of the tree with a cell for each."""
+    """Return the columns, which users choose, and the rows of the tree with a cell for each."""
     header = next(line for line in text.splitlines() if "depth-idx" in line)
     columns = _GAP.split(header.strip())[1:]
     if not {"Output Shape", "Param #"} <= set(columns):
@@ -134,9 +134,10 @@ def _info_rows(text: str) -> tuple[list[str], list[tuple[re.Match[str], list[str
 
 
 def _hidden_layers(text: str, batch: int, shown: int) -> Iterator[LayerRecord]:
-    """What torchinfo counts but does not print, since it lies too deep.
+    """Yield a record for the activations below the printed depth.
 
-    Its sum has the outputs of all layers with parameters, twice (torchinfo/model_statistics.py, total_output_bytes).
+    torchinfo's sum counts the outputs of all layers with parameters twice (torchinfo/model_statistics.py,
+    total_output_bytes).
     """
     size = _PASSES.search(text)
     least = max(float(size[1]) - _ROUNDING_MB, 0.0) if size else 0.0
@@ -152,6 +153,6 @@ def _hidden_layers(text: str, batch: int, shown: int) -> Iterator[LayerRecord]:
 
 
 def _batch_of(text: str) -> int:
-    """The first size of the first shape."""
-    found = _sizes(text)
-    return found[0] if found and found[0] > 0 else 1
+    """Return the batch size, which is the first size of the first shape."""
+    sizes = _sizes(text)
+    return sizes[0] if sizes and sizes[0] > 0 else 1

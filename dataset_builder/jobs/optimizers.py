@@ -1,7 +1,8 @@
-"""Optimizers by the names that people type, and those that torch.optim does not have."""
+"""Optimizers by name or as objects of torch.optim, and the 8-bit ones that torch.optim does not have."""
 
+import ast
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,17 +12,18 @@ from torch import Tensor, nn
 from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS, REFUSED
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.session import MakeOptimizer
-from vramcast.virtual_gpu.training_setup import parse_call
+from vramcast.virtual_gpu.training_setup import call_text, parse_call
 
 OWN = "Own"
-"""The optimizer that a network brings along (Lightning's configure_optimizers)."""
+"""Stands for an optimizer that comes with the network, such as Lightning's configure_optimizers."""
 DEFAULT = "AdamW"
+OptimizerOf = Callable[[nn.Module], torch.optim.Optimizer]
 _BLOCK = 256  # elements that share a scale (bitsandbytes/optim/optimizer.py, block-wise quantisation)
-_LEAST = 4096  # smaller tensors keep 32 bits (bitsandbytes/optim/optimizer.py, min_8bit_size)
+_SMALLEST_8BIT = 4096  # smaller tensors keep 32 bits (bitsandbytes/optim/optimizer.py, min_8bit_size)
 
 
 class Adam8bit(torch.optim.Optimizer):
-    """Adam with two moments of a byte each, as bitsandbytes keeps them: for their memory, not for training."""
+    """Adam with two one-byte moments, as in bitsandbytes. It reproduces the memory; it does not train."""
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float = 1e-3, betas: Any = None, eps: float = 1e-8,
                  weight_decay: float = 0.0) -> None:  # fmt: skip
@@ -29,7 +31,7 @@ class Adam8bit(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Make the state at the first step; one kernel then updates in place, without temporaries."""
+        """Create the state at the first step; the real kernel then updates in place, without temporaries."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None and not self.state[parameter]:
@@ -37,7 +39,7 @@ class Adam8bit(torch.optim.Optimizer):
 
 
 def _moments(parameter: Tensor) -> Iterable[tuple[str, Tensor]]:
-    small = parameter.numel() < _LEAST
+    small = parameter.numel() < _SMALLEST_8BIT
     for index in (1, 2):
         yield f"state{index}", torch.zeros_like(parameter, dtype=torch.float32 if small else torch.uint8)
         if not small:
@@ -47,58 +49,153 @@ def _moments(parameter: Tensor) -> Iterable[tuple[str, Tensor]]:
 _OTHERS: Mapping[str, type[torch.optim.Optimizer]] = {"Adam8bit": Adam8bit, "AdamW8bit": Adam8bit}
 
 
-def optimizer_named(text: str) -> str:
-    """An optimizer in whatever case, with its arguments: 'sgd(momentum=0.9)' is 'SGD(momentum=0.9)'."""
+def parse_optimizer(text: str) -> str:
+    """Return an optimizer call in canonical case: 'sgd(momentum=0.9)' becomes 'SGD(momentum=0.9)'."""
     name, bracket, rest = text.strip().partition("(")
-    known = {item.lower(): item for item in (*OPTIMIZERS, *_OTHERS, *REFUSED, OWN)}
-    found = known.get(name.lower())
-    if found is None:
+    names = {item.lower(): item for item in (*OPTIMIZERS, *_OTHERS, *REFUSED, OWN)}
+    canonical = names.get(name.lower())
+    if canonical is None:
         choices = sorted([*OPTIMIZERS, *_OTHERS])
         raise UserError(f"expected an optimizer of {choices}, found {text!r}: name one of them")
-    if found in REFUSED:
-        raise UserError(f"expected an optimizer that a step can be simulated with, found {found}: {REFUSED[found]}")
-    call = found + bracket + rest
-    _check_arguments(found, parse_call(call)[1])
+    if canonical in REFUSED:
+        raise UserError(
+            f"expected an optimizer whose step can be simulated, found {canonical}: {REFUSED[canonical]}; name another"
+        )
+    call = canonical + bracket + rest
+    if canonical != OWN:
+        _check_arguments(canonical, parse_call(call)[1])
     return call
 
 
 def _check_arguments(name: str, arguments: Mapping[str, Any]) -> None:
-    cls: Any = _OTHERS.get(name) or getattr(torch.optim, name, None)
-    known = inspect.signature(cls).parameters if cls else {}
-    unknown = sorted(arguments.keys() - known)
+    """Raise unless the class takes these arguments and accepts their values."""
+    cls: Any = _OTHERS.get(name) or getattr(torch.optim, name)
+    parameters = inspect.signature(cls).parameters
+    unknown = sorted(arguments.keys() - parameters)
     if unknown:
-        raise UserError(f"expected arguments of {name} among {sorted(known)}, found {unknown}: remove them")
+        raise UserError(f"expected arguments of {name} among {sorted(parameters)}, found {unknown}: remove them")
+    if arguments.get("differentiable"):
+        raise UserError(
+            f"expected {name} without differentiable=True, found it: torch cannot step leaf parameters with it; drop it"
+        )
+    values = {key: value for key, value in arguments.items() if key != "fused"}  # fused refuses the CPU
+    try:
+        cls([nn.Parameter(torch.empty(1))], **values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"expected arguments that {name} accepts, found: {error}; change them") from error
 
 
-def made_by(text: str) -> MakeOptimizer | None:
-    """How an optimizer is made that the builder's own step does not know; None for those that it does."""
+def factory_of(text: str) -> MakeOptimizer | None:
+    """Return what makes an optimizer that torch.optim does not have, or None for a class of torch.optim."""
     name, arguments = parse_call(text)
     return partial(_OTHERS[name], **arguments) if name in _OTHERS else None
 
 
+def describe_optimizer(optimizer: Any, module: nn.Module) -> tuple[str, OptimizerOf | None]:
+    """Return the text of an optimizer, and a function that makes it for a copy of the module if text cannot.
+
+    Accepts a text, an optimizer object of the module's parameters, a class, a partial of a class, or a function of
+    parameters. Objects keep their class, their arguments and their parameter groups.
+    """
+    if isinstance(optimizer, str):
+        return optimizer, None
+    if isinstance(optimizer, torch.optim.Optimizer):
+        cls, arguments = type(optimizer), _constructor_arguments(optimizer)
+        groups = _named_groups(optimizer, module)
+        if len(groups) == 1 and len(groups[0]["params"]) == sum(item.requires_grad for item in module.parameters()):
+            text = _text_of(cls, arguments)
+            return (text, None) if text else (OWN, partial(_remade, cls, arguments, groups))
+        return OWN, partial(_remade, cls, _as_on_cuda(cls, arguments), groups)
+    if isinstance(optimizer, partial) and isinstance(optimizer.func, type) and not optimizer.args:
+        text = _text_of(optimizer.func, optimizer.keywords)
+    else:
+        text = _text_of(optimizer, {}) if isinstance(optimizer, type) else None
+    if text:
+        return text, None
+    if not callable(optimizer):
+        raise UserError(f"expected an optimizer's name, object or class, found {optimizer!r}: give one of these")
+    return OWN, lambda copy: optimizer([item for item in copy.parameters() if item.requires_grad])
+
+
+def _constructor_arguments(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    names = inspect.signature(type(optimizer)).parameters
+    return {key: value for key, value in optimizer.defaults.items() if key in names}
+
+
+def _text_of(cls: type, arguments: Mapping[str, Any]) -> str | None:
+    """Return a call of torch.optim with the arguments that differ from their defaults; None for other classes."""
+    if getattr(torch.optim, cls.__name__, None) is not cls or cls.__name__ not in OPTIMIZERS:
+        return None
+    defaults = {name: item.default for name, item in inspect.signature(cls).parameters.items()}
+    changed = {name: value for name, value in arguments.items() if not _is_same(value, defaults.get(name))}
+    literals = {name: value for name, value in changed.items() if _is_literal(value)}
+    return call_text(cls.__name__, literals)
+
+
+def _is_same(value: Any, default: Any) -> bool:
+    return not isinstance(value, Tensor) and value == default
+
+
+def _is_literal(value: Any) -> bool:
+    """Return whether a value can be written in a call; a learning rate may be a tensor, which decides no memory."""
+    try:
+        return bool(ast.literal_eval(repr(value)) == value)
+    except (ValueError, SyntaxError):
+        return False
+
+
+def _named_groups(optimizer: torch.optim.Optimizer, module: nn.Module) -> list[dict[str, Any]]:
+    """Return the parameter groups with names in the place of parameters."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    groups = []
+    for group in optimizer.param_groups:
+        missing = [item for item in group["params"] if id(item) not in names]
+        if missing:
+            raise UserError(
+                f"expected an optimizer of the module's own parameters, found {len(missing)} that are not in the "
+                "module: make it from module.parameters()"
+            )
+        groups.append({**group, "params": [names[id(item)] for item in group["params"]]})
+    return groups
+
+
+def _remade(
+    cls: type[torch.optim.Optimizer], arguments: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], copy: nn.Module
+) -> torch.optim.Optimizer:
+    parameters = dict(copy.named_parameters())
+    named = [{**group, **arguments, "params": [parameters[name] for name in group["params"]]} for group in groups]
+    return cls(named, **arguments)
+
+
+def _as_on_cuda(cls: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Choose the foreach form, as torch does on CUDA (torch/optim/optimizer.py, _default_to_fused_or_foreach)."""
+    undecided = "foreach" in arguments and arguments["foreach"] is None and not arguments.get("fused")
+    return {**arguments, "foreach": True} if undecided and cls.__name__ != "Adafactor" else dict(arguments)
+
+
 def stand_in(state_bytes: int, trainable_bytes: int) -> str:
-    """The optimizer of torch.optim that keeps about as much: what an estimator takes an unknown one for."""
+    """Return the optimizer of torch.optim with about as much state, for estimators that do not know the real one."""
     copies = round(state_bytes / max(trainable_bytes, 1))
     return ("SGD", "SGD(momentum=0.9)", "Adam", "Adam(amsgrad=True)")[min(copies, 3)]
 
 
-def optimizer_of(configured: Any) -> torch.optim.Optimizer:
-    """The one optimizer in what Lightning's configure_optimizers may return."""
-    found = configured
-    while not isinstance(found, torch.optim.Optimizer):
-        if isinstance(found, Mapping) and "optimizer" in found:
-            found = found["optimizer"]
-        elif isinstance(found, Sequence) and found and not isinstance(found, str):
-            if isinstance(found[0], torch.optim.Optimizer) and len(found) > 1 and not _are_schedulers(found[1:]):
+def single_optimizer(configured: Any) -> torch.optim.Optimizer:
+    """Return the one optimizer in a return value of Lightning's configure_optimizers."""
+    value = configured
+    while not isinstance(value, torch.optim.Optimizer):
+        if isinstance(value, Mapping) and "optimizer" in value:
+            value = value["optimizer"]
+        elif isinstance(value, Sequence) and value and not isinstance(value, str):
+            if isinstance(value[0], torch.optim.Optimizer) and len(value) > 1 and not _are_schedulers(value[1:]):
                 raise UserError(
                     "expected one optimizer from configure_optimizers, found several: give the step of one with --step"
                 )
-            found = found[0]
+            value = value[0]
         else:
             raise UserError(
-                f"expected an optimizer from configure_optimizers, found {type(found).__name__}: give --optimizer NAME"
+                f"expected an optimizer from configure_optimizers, found {type(value).__name__}: give --optimizer NAME"
             )
-    return found
+    return value
 
 
 def _are_schedulers(rest: Sequence[Any]) -> bool:

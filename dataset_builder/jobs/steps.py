@@ -1,4 +1,4 @@
-"""From a network's output to a loss, where nobody wrote a training step."""
+"""From a network's output to a loss, where the user gives no training step."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,53 +13,53 @@ from vramcast.dataset_builder.jobs.batches import call
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.training_step import loss_of
 
-Step = Callable[[nn.Module, Any], Tensor]
-"""One forward pass of a network on a batch, up to the loss."""
+TrainingStep = Callable[[nn.Module, Any], Tensor]
+"""Runs a network on a batch and returns the loss."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss, and what lives as long as it in the usual loop."""
+    """A loss, and the output that lives as long as it in the usual training loop."""
 
     loss: Tensor
     output: Any = None
 
 
-class Called(nn.Module):
-    """A network that is fed whole batches."""
+class BatchCall(nn.Module):
+    """A network that takes a whole batch as one argument."""
 
     def __init__(self, subject: nn.Module) -> None:
         super().__init__()
         self.subject = subject
 
     def forward(self, batch: Any) -> Any:
-        """Hand a batch over as the network takes it."""
+        """Pass the batch on as the network takes it."""
         return call(self.subject, batch)
 
 
-class Stepped(nn.Module):
-    """A network that is fed whole batches and answers with its loss: by a step of its user's, or the one suggested."""
+class LossCall(nn.Module):
+    """A network that takes a whole batch and returns its loss, by the user's step or by `suggested_loss`."""
 
-    def __init__(self, subject: nn.Module, step: Step | None) -> None:
+    def __init__(self, subject: nn.Module, step: TrainingStep | None) -> None:
         super().__init__()
         self.subject = subject
         self.step = step
 
     def forward(self, batch: Any) -> Loss:
-        """A step up to the loss."""
+        """Run the step up to the loss."""
         if self.step is None:
             output = call(self.subject, batch)
             return Loss(suggested_loss(output, batch), output)
-        found: Any = self.step(self.subject, batch)
-        if isinstance(found, Mapping):  # Lightning lets a step answer with more than its loss
-            found = found.get("loss")
-        if not isinstance(found, Tensor) or found.dim():
-            raise UserError(f"expected a training step that returns a scalar loss, found {_described(found)}: mend it")
-        return Loss(found)
+        loss: Any = self.step(self.subject, batch)
+        if isinstance(loss, Mapping):  # Lightning accepts a mapping with the key "loss"
+            loss = loss.get("loss")
+        if not isinstance(loss, Tensor) or loss.dim():
+            raise UserError(f"expected a training step that returns a scalar loss, found {_described(loss)}: fix it")
+        return Loss(loss)
 
 
-def plain_loss(output: Any, batch: Any) -> str | None:
-    """The name of the loss in the builder's own step, where that step will do."""
+def builtin_loss(output: Any, batch: Any) -> str | None:
+    """Return the name of the loss in the built-in step that suits an output, or None."""
     if not isinstance(output, Tensor) or isinstance(batch, Mapping) or not output.is_floating_point():
         return None
     if not all(isinstance(item, Tensor) for item in (batch if isinstance(batch, tuple | list) else [batch])):
@@ -70,14 +70,14 @@ def plain_loss(output: Any, batch: Any) -> str | None:
 
 
 def suggested_loss(output: Any, batch: Any) -> Tensor:
-    """Its own loss where it has one; else what is usual for logits, maps and reconstructions; else a mean of all."""
-    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if isinstance(found, Tensor):
-        return found
+    """Return the network's own loss, else the usual one for logits, maps and reconstructions, else a mean."""
+    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(own, Tensor):
+        return own
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     output = logits if isinstance(logits, Tensor) else output
     if isinstance(output, Tensor) and output.is_floating_point():
-        return _of_tensor(output, batch)
+        return _tensor_loss(output, batch)
     floating = [item for item in _tensors(output) if item.is_floating_point() and item.requires_grad]
     if not floating:
         raise UserError(
@@ -86,20 +86,20 @@ def suggested_loss(output: Any, batch: Any) -> Tensor:
     return torch.stack([item.float().mean() for item in floating]).sum()
 
 
-def _of_tensor(output: Tensor, batch: Any) -> Tensor:
+def _tensor_loss(output: Tensor, batch: Any) -> Tensor:
     if not output.dim():
         return output
     if output.dim() == 1 or any(output.shape == item.shape for item in _tensors(batch)):
         return loss_of("mse", output)
     if output.dim() < 4:
         return loss_of("cross_entropy", output)
-    # a map of classes: channels first, as F.cross_entropy takes it
+    # a map of classes, channels first as F.cross_entropy takes it
     targets = torch.randint(output.shape[1], (output.shape[0], *output.shape[2:]), device=output.device)
     return F.cross_entropy(output, targets)
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    plain = dict(value) if isinstance(value, Mapping) else value  # outputs of transformers are mappings of their own
+    plain = dict(value) if isinstance(value, Mapping) else value  # outputs of transformers are mappings
     return [item for item in tree_leaves(plain) if isinstance(item, Tensor)]
 
 

@@ -1,8 +1,8 @@
-"""What a user may name as a network: text in, a target out. Nothing is imported or run here."""
+"""Targets: the texts by which a user names a network. Nothing is imported or run here."""
 
 import ast
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -12,7 +12,7 @@ from vramcast.virtual_gpu.records import from_mapping
 
 LIBRARIES = ("timm", "hf", "torchvision")
 GPUMEMNET = "gpumemnet:"
-"""What stands before a file name of the public sets, from which a spec is read."""
+"""Prefix of a file name of the public data sets, which encodes a spec."""
 FORMS = (
     "path/to/file.py:factory, package.module:factory, timm:NAME, hf:NAME, hf:path/to/config.json, torchvision:NAME, "
     f"{GPUMEMNET}FILENAME, a spec (.json, .yaml), or a layer table (.json, or the text of torchinfo or torchsummary)"
@@ -21,49 +21,51 @@ FORMS = (
 
 @dataclass(frozen=True)
 class Target:
-    """A network that is built in the child: by a library, or by a user's code."""
+    """A network that is built in the child process, by a library or by the user's code."""
 
     text: str
     kind: str
     """'file', 'module', or a library."""
     name: str
-    """A path, the name of a module, or a network's name in its library."""
+    """A path, a module, or the network's name in its library."""
     factory: str = ""
-    """Of a file or module."""
+    """A function or class of the file or module."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """A target and how its network is made, fed and stepped: what a child is sent to build."""
+class BuildRequest:
+    """A target, and how its network is built, fed and stepped in the child process."""
 
     target: Target
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Of the factory, or of the library's function."""
+    """Arguments of the factory, or of the library's function."""
     inputs: tuple[str, ...] = ()
-    """Shapes without the batch, 'SHAPE' or 'SHAPE:VOCABULARY' each."""
+    """Shapes without the batch, each 'SHAPE' or 'SHAPE:VOCABULARY'."""
     inputs_factory: str | None = None
-    """A function of the target's file or module, from a batch size to a batch."""
+    """A function of the target's file or module that returns a batch for a batch size."""
     step_factory: str | None = None
     """A function of (network, batch) that returns the loss."""
     directory: str = "."
-    """Where it is looked for: the user's."""
+    """The user's working directory."""
 
     def to_json(self) -> dict[str, Any]:
-        """A mapping that `from_json` reads back."""
+        """Return a mapping that `from_json` reads."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read what `to_json` wrote."""
-        wanted = {**values, "target": Target(**values["target"]), "inputs": tuple(values["inputs"])}
-        return from_mapping(cls, wanted, "what is to be built")
+        """Read a mapping that `to_json` wrote."""
+        parsed = {**values, "target": Target(**values["target"]), "inputs": tuple(values["inputs"])}
+        return from_mapping(cls, parsed, "a build request")
 
 
 def parse_target(text: str) -> Target:
-    """The network that a text names, where it must be built; specs and tables are read by `read_document`."""
+    """Return the target that a text names. Specs and layer tables are read by `read_document` instead."""
     scheme, colon, rest = text.partition(":")
     if colon and scheme in LIBRARIES and rest:
         return Target(text, scheme, rest)
+    if text.endswith(".py") and Path(text).is_file():
+        raise UserError(f"expected a name after {text}, found none: {_suggestion(text)}")
     name, colon, factory = text.rpartition(":")
     if not colon or not factory.isidentifier() or not name:
         raise UserError(f"expected {FORMS}, found {text!r}: name the network in one of these ways")
@@ -76,16 +78,43 @@ def parse_target(text: str) -> Target:
     return Target(text, "module", name, factory)
 
 
+def _suggestion(path: str) -> str:
+    """List the networks that a Python file defines, from its syntax alone: running it may start a training."""
+    try:
+        nodes = ast.parse(Path(path).read_text(encoding="utf-8")).body
+    except (OSError, ValueError, SyntaxError) as error:
+        return f"fix the file first ({error})"
+    modules: list[str] = []
+    for node in nodes:
+        if isinstance(node, ast.ClassDef) and any(_is_module(base, modules) for base in node.bases):
+            modules.append(node.name)
+    functions = [
+        node.name
+        for node in nodes
+        if isinstance(node, ast.FunctionDef)
+        and any(isinstance(item, ast.Return) and item.value for item in ast.walk(node))
+    ]
+    names = [name for name in (*modules, *functions) if not name.startswith("_")]
+    if not names:
+        return "add a function that returns the network, and name it"
+    return f"name one of {', '.join(f'{path}:{name}' for name in names)}"
+
+
+def _is_module(base: ast.expr, modules: Sequence[str]) -> bool:
+    name = ast.unparse(base)
+    return name.endswith("Module") or name in modules
+
+
 def is_document(text: str) -> bool:
-    """Whether a text names a file that describes a network."""
+    """Return whether a text names a file that describes a network."""
     return text.endswith((".json", ".yaml", ".yml", ".txt")) and not text.startswith(tuple(f"{x}:" for x in LIBRARIES))
 
 
 def read_document(path: str) -> Any:
-    """What a file holds: values of JSON or YAML, or plain text."""
+    """Read a file: the value of JSON or YAML, or plain text."""
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # no text, or no path at all
+    except (OSError, ValueError) as error:  # not UTF-8, or not a valid path
         raise UserError(
             f"expected a file that describes a network at {path}, found: {error}; check the path"
         ) from error
@@ -94,33 +123,35 @@ def read_document(path: str) -> Any:
     try:
         if path.endswith(".json"):
             return json.loads(text)
-        import yaml  # noqa: PLC0415 - few specs are written in it
+        import yaml  # noqa: PLC0415 - few specs use it
 
         return yaml.safe_load(text)
     except ValueError as error:
-        raise UserError(f"expected JSON in {path}, found: {error}; mend it") from error
+        raise UserError(f"expected JSON in {path}, found: {error}; fix it") from error
     except yaml.YAMLError as error:
-        raise UserError(f"expected YAML in {path}, found: {' '.join(str(error).split())}; mend it") from error
+        raise UserError(f"expected YAML in {path}, found: {' '.join(str(error).split())}; fix it") from error
 
 
 def parse_shape(text: str) -> tuple[tuple[int, ...], int | None]:
-    """'3,224,224' is a shape of numbers without the batch, '512:30522' one of tokens with their vocabulary."""
+    """Parse '3,224,224' (numbers) or '512:30522' (tokens and their vocabulary), both without the batch."""
     shape, _, vocabulary = text.partition(":")
     try:
         sizes = tuple(int(item) for item in shape.split(",") if item.strip())
         words = int(vocabulary) if vocabulary else None
     except ValueError as error:
-        raise UserError(f"expected an input such as 3,224,224 or 512:30522, found {text!r}: write it so") from error
+        raise UserError(
+            f"expected an input such as 3,224,224 or 512:30522, found {text!r}: write it like that"
+        ) from error
     for size in (*sizes, *([words] if words is not None else [])):
         check_count("a size of --input", size)
     return sizes, words
 
 
 def parse_argument(text: str) -> tuple[str, Any]:
-    """'depth=18' as a name and a Python literal; what is none is a string."""
+    """Parse 'depth=18' into a name and a Python literal, or a string if it is not a literal."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise UserError(f"expected an argument such as depth=18, found {text!r}: write it so")
+        raise UserError(f"expected an argument such as depth=18, found {text!r}: write it like that")
     try:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):

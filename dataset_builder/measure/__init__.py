@@ -1,5 +1,5 @@
 """Backends: what measures a spec."""
 
-from vramcast.dataset_builder.measure._base import Backend, Outcome
+from vramcast.dataset_builder.measure._base import Backend, BackendResult
 
-__all__ = ["Backend", "Outcome"]
+__all__ = ["Backend", "BackendResult"]

@@ -1,43 +1,44 @@
-"""What every measuring backend owes the pipeline."""
+"""The contract of measuring backends."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
-from vramcast.dataset_builder.schema import Spec, StaticEstimate
+from vramcast.dataset_builder.schema import LayerTable, Spec
 from vramcast.virtual_gpu.measurement import Measurement
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a backend says of one spec."""
+class BackendResult:
+    """The measurement of one spec, and what a backend learns about its origin while it measures."""
 
-    static: StaticEstimate | None
     measurement: Measurement
     device: str | None = None
-    """The card that it was measured on, where a backend finds it only then; and its UUID and software."""
+    """The GPU's name, where the backend finds it only while it measures; and its UUID and software."""
     gpu_uuid: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+    table: LayerTable | None = None
+    """The layers of a library's network, where they were requested."""
 
 
 class Backend(ABC):
     """Measures one spec at a time. Instances are pickled to worker processes, so they hold plain settings only.
 
-    Running out of GPU memory is an outcome with that status, never an exception.
+    Running out of GPU memory is a status of the measurement, never an exception.
     """
 
     name: ClassVar[str]
     origin: ClassVar[str]
-    """'static', 'simulated' or 'measured': what kind of figure the rows carry."""
+    """'static', 'simulated' or 'measured': the kind of figure in the rows."""
     device: str | None = None
     longest_seconds: float | None = None
-    """After which a backend with a time limit of its own gives a spec up; an executor's limit must be longer."""
+    """The backend's own time limit for a spec, if it has one; an executor's limit must be longer."""
 
     @abstractmethod
-    def measure(self, spec: Spec) -> Outcome:
+    def measure(self, spec: Spec) -> BackendResult:
         """Measure a spec that the filter accepted."""
 
     def lanes(self) -> Sequence[Self] | None:
-        """This backend once for each device that it can use at the same time; None if it needs none."""
+        """Return this backend once for each device that it can use at the same time; None if it needs none."""
         return None

@@ -1,47 +1,39 @@
-"""The virtual GPU as a backend: trace the training step, lower it onto a device, replay it through the allocator."""
+"""The virtual GPU as a backend."""
 
 import time
 from dataclasses import replace
 
-from vramcast.dataset_builder.measure._base import Backend, Outcome
-from vramcast.dataset_builder.measure.static import static_of
+from vramcast.dataset_builder.families import FAMILIES
+from vramcast.dataset_builder.jobs.job import SpecJob
+from vramcast.dataset_builder.measure._base import Backend, BackendResult
 from vramcast.dataset_builder.schema import Spec
-from vramcast.dataset_builder.subject import subject_of
+from vramcast.dataset_builder.simulation.simulator import Simulator
 from vramcast.virtual_gpu.allocator import AllocatorOptions
 from vramcast.virtual_gpu.profile import DeviceProfile
-from vramcast.virtual_gpu.session import trace_training
-from vramcast.virtual_gpu.simulate import simulate
 from vramcast.virtual_gpu.trace import Trace
-from vramcast.virtual_gpu.training_step import random_inputs
 
 
 class VirtualBackend(Backend):
-    """Simulates: no figure of this backend was read off a card."""
+    """Simulates specs on a device profile. With `tables`, results carry the layers of libraries' networks."""
 
     name = "virtual"
     origin = "simulated"
 
-    def __init__(self, profile: DeviceProfile, options: AllocatorOptions | None = None) -> None:
+    def __init__(self, profile: DeviceProfile, options: AllocatorOptions | None = None, tables: bool = False) -> None:
         self.profile = profile
         self.options = options or AllocatorOptions()
+        self.tables = tables
         self.device = profile.name
 
-    def measure(self, spec: Spec) -> Outcome:
-        """Trace and replay a spec."""
+    def measure(self, spec: Spec) -> BackendResult:
+        """Trace the training of a spec and replay it on the device."""
         start = time.perf_counter()
-        static = static_of(spec)
-        measurement = simulate(trace_spec(spec, self.profile.compute_capability), self.profile, self.options)
-        seconds = round(time.perf_counter() - start, 4)
-        return Outcome(static, replace(measurement, seconds=seconds))
+        job = SpecJob(spec)
+        measurement = Simulator(job, self.options).measure({}, self.profile)
+        table = job.table() if self.tables and spec.family not in FAMILIES else None
+        return BackendResult(replace(measurement, seconds=round(time.perf_counter() - start, 4)), table=table)
 
 
 def trace_spec(spec: Spec, compute_capability: float = 8.0) -> Trace:
-    """The trace of a spec's training on cards of that capability."""
-    subject, inputs = subject_of(spec)
-    shapes = [(item.shape, item.vocabulary) for item in inputs]
-    return trace_training(
-        subject,
-        lambda size: random_inputs(shapes, size, spec.training.dtype, "meta"),
-        spec.training,
-        compute_capability=compute_capability,
-    )
+    """Return the trace of a spec's training on devices of a compute capability."""
+    return Simulator(SpecJob(spec)).trace({}, compute_capability)

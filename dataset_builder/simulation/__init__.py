@@ -1,1 +1,1 @@
-"""Simulations of jobs: what the virtual GPU found, in this process or in a child that runs a user's code."""
+"""Simulation of jobs on the virtual GPU, in this process or in a child process that runs a user's code."""

@@ -12,8 +12,8 @@ from vramcast.models.example import Example
 def measured_bytes(examples: Sequence[Example]) -> NDArray[np.float64]:
     """What each example used; infinity for those that did not fit, since where they died is no need."""
     _check_some(examples)
-    targets = [example.measured for example in examples]
-    return np.array([target.used_bytes if target.fits else np.inf for target in targets], dtype=np.float64)
+    labels = [example.measured for example in examples]
+    return np.array([label.used_bytes if label.fits else np.inf for label in labels], dtype=np.float64)
 
 
 def completed(examples: Sequence[Example]) -> list[Example]:

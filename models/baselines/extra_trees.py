@@ -11,9 +11,9 @@ from vramcast.errors import UserError
 from vramcast.models.baselines._formula import beyond_the_card_is_infinity
 from vramcast.models.baselines._kept import Baseline
 from vramcast.models.baselines._learned import capacity_bytes, measured_bytes
+from vramcast.models.buckets import Buckets
 from vramcast.models.example import Example
 from vramcast.models.features import feature_set
-from vramcast.models.labels import Buckets
 from vramcast.models.storage import State
 
 TREES = 40

@@ -8,6 +8,7 @@ from vramcast.dataset_builder.store.importers import read_rows
 from vramcast.errors import UserError
 from vramcast.models.baselines._formula import Formula
 from vramcast.models.example import Example
+from vramcast.virtual_gpu.measurement import Status
 from vramcast.virtual_gpu.sizes import MIB
 
 _COLUMN = "faketensor_peak_mib"
@@ -39,8 +40,8 @@ def fake_tensor_bytes(example: Example) -> int:
     """What a FakeTensor pass would count, from the simulated peak."""
     simulated, static = example.simulation, example.static
     # a run that the card was too small for mostly ends in its first step, before there is any state
-    state_bytes = static.optimizer_bytes if simulated.fits else 0
-    seen_bytes = simulated.requested_bytes - static.parameter_bytes - state_bytes
+    state_bytes = static.optimizer_bytes if simulated.status is Status.OK else 0
+    seen_bytes = (simulated.requested_bytes or 0) - static.parameter_bytes - state_bytes
     return max(seen_bytes, static.gradient_bytes)  # at the end of a backward pass all gradients are there
 
 

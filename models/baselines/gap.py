@@ -18,8 +18,8 @@ from vramcast.models.baselines._formula import beyond_the_card_is_infinity
 from vramcast.models.baselines._kept import Baseline
 from vramcast.models.baselines._learned import capacity_bytes, completed, measured_bytes
 from vramcast.models.baselines.polynomial import Polynomial
+from vramcast.models.buckets import Buckets
 from vramcast.models.example import Example
-from vramcast.models.labels import Buckets
 from vramcast.models.storage import State
 
 DEGREES = (1, 2, 3, 4)

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from vramcast.models.baselines._kept import Baseline
 from vramcast.models.baselines._learned import measured_bytes
+from vramcast.models.buckets import Buckets
 from vramcast.models.example import Example
-from vramcast.models.labels import Buckets
 from vramcast.models.storage import State
 
 

@@ -4,6 +4,7 @@ from math import inf
 
 from vramcast.models.baselines._formula import Formula
 from vramcast.models.example import Example
+from vramcast.virtual_gpu.measurement import Status
 
 
 class Virtual(Formula):
@@ -14,4 +15,4 @@ class Virtual(Formula):
     def used_bytes(self, example: Example) -> float:
         """Overhead and reserved bytes; infinity where the simulation ran out of memory."""
         simulated = example.simulation
-        return example.overhead_bytes + simulated.reserved_bytes if simulated.fits else inf
+        return example.overhead_bytes + (simulated.reserved_bytes or 0) if simulated.status is Status.OK else inf

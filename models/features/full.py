@@ -4,8 +4,9 @@ import math
 from collections import Counter
 
 from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS
-from vramcast.models.example import Example, Simulated
+from vramcast.models.example import Example
 from vramcast.models.features.layers import ACTIVATIONS, NO_CONVOLUTION, convolutions_of, log_amount, main_activation
+from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.training_setup import DTYPE_BYTES, parse_call
 
 _COUNTED = (
@@ -42,8 +43,8 @@ def simulated_need_bytes(example: Example) -> int:
     would be a reference that fits, and every such job would have to be learned as an exception.
     """
     simulated = example.simulation
-    if simulated.fits:
-        return simulated.reserved_bytes
+    if simulated.status is Status.OK:
+        return simulated.reserved_bytes or 0
     return round(_BEYOND * _room_bytes(example))
 
 
@@ -129,19 +130,22 @@ def _static_numbers(example: Example) -> Numbers:
     }
 
 
-def _simulated_numbers(example: Example, simulated: Simulated) -> Numbers:
-    reserved = max(simulated.reserved_bytes, 1)
+def _simulated_numbers(example: Example, simulated: Measurement) -> Numbers:
+    requested, allocated = simulated.requested_bytes or 0, simulated.allocated_bytes or 0
+    workspace = simulated.breakdown["workspace"]
+    reserved_bytes = simulated.reserved_bytes or 0
+    reserved = max(reserved_bytes, 1)
     convolution = max((item.total for item in convolutions_of(example)), default=0)
     return {
-        "simulated_fits": float(simulated.fits),
-        "simulated_requested": log_amount(simulated.requested_bytes),
-        "simulated_allocated": log_amount(simulated.allocated_bytes),
-        "simulated_reserved": log_amount(simulated.reserved_bytes),
-        "simulated_workspace": log_amount(simulated.workspace_bytes),
-        "requested_share": simulated.requested_bytes / reserved,
-        "allocated_share": simulated.allocated_bytes / reserved,
-        "workspace_share": simulated.workspace_bytes / reserved,
+        "simulated_fits": float(simulated.status is Status.OK),
+        "simulated_requested": log_amount(requested),
+        "simulated_allocated": log_amount(allocated),
+        "simulated_reserved": log_amount(reserved_bytes),
+        "simulated_workspace": log_amount(workspace),
+        "requested_share": requested / reserved,
+        "allocated_share": allocated / reserved,
+        "workspace_share": workspace / reserved,
         "convolution_share": convolution * DTYPE_BYTES[example.training.dtype] / reserved,
         "static_share": math.log(max(example.static.total_bytes, 1) / reserved),
-        "position_in_card": simulated.reserved_bytes / _room_bytes(example),
+        "position_in_card": reserved_bytes / _room_bytes(example),
     }

@@ -10,7 +10,7 @@ from synthetic_examples import mlp_examples, without_targets
 
 from vramcast.errors import UserError
 from vramcast.models import Estimator
-from vramcast.models.labels import Buckets
+from vramcast.models.buckets import Buckets
 from vramcast.virtual_gpu.sizes import MIB
 
 WIDE = Buckets(width_bytes=250 * MIB, capacity_bytes=1000 * MIB)

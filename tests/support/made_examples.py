@@ -4,7 +4,8 @@ from itertools import pairwise
 
 from vramcast.dataset_builder.analysis.static import static_estimate
 from vramcast.dataset_builder.schema import LayerRecord, LayerTable
-from vramcast.models.example import Example, Simulated, Target
+from vramcast.models.example import Example, Label
+from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 MIB = 2**20
@@ -29,7 +30,7 @@ def example_of(
     used_bytes: int | None = None,
     fits: bool = True,
     family: str = "mlp",
-    simulated: Simulated | None = None,
+    simulated: Measurement | None = None,
     name: str = "made",
     **training: object,
 ) -> Example:
@@ -48,14 +49,15 @@ def example_of(
         overhead_bytes=OVERHEAD_BYTES,
         capacity_bytes=CARD_BYTES,
         source="made",
-        target=None if used_bytes is None else Target(used_bytes, fits),
+        label=None if used_bytes is None else Label(used_bytes, fits),
     )
 
 
-def simulated(reserved_bytes: int, fits: bool = True, workspace_bytes: int = 0, **parts: int) -> Simulated:
+def simulated(reserved_bytes: int, fits: bool = True, workspace_bytes: int = 0, **parts: int) -> Measurement:
     """A simulation whose parts are the reserved bytes where nothing else is said."""
     found = {"requested_bytes": reserved_bytes, "allocated_bytes": reserved_bytes, **parts}
-    return Simulated(fits=fits, reserved_bytes=reserved_bytes, workspace_bytes=workspace_bytes, **found)
+    status, breakdown = Status.OK if fits else Status.OOM, {"workspace": workspace_bytes}
+    return Measurement(status=status, reserved_bytes=reserved_bytes, breakdown=breakdown, **found)
 
 
 def measured_mlps(count: int, start: int = 0) -> list[Example]:

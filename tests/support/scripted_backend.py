@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vramcast.dataset_builder.measure._base import Backend, Outcome
-from vramcast.dataset_builder.schema import Spec, StaticEstimate
+from vramcast.dataset_builder.measure._base import Backend, BackendResult
+from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.training_setup import TrainingSetup
@@ -25,8 +25,7 @@ class Scripted(Backend):
 
     def measure(self, spec):
         detail = getattr(self, spec.network["do"])(*spec.network["with"]) or {}
-        static = StaticEstimate(spec.network["index"], 2, 3, 4)
-        return Outcome(static, Measurement(status=Status.OK, allocated_bytes=7, breakdown=detail))
+        return BackendResult(Measurement(status=Status.OK, allocated_bytes=7, breakdown=detail))
 
     def nothing(self):
         pass

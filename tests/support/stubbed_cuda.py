@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nvml_stub import Driver
 
-from vramcast.dataset_builder.measure import Backend, Outcome
+from vramcast.dataset_builder.measure import Backend, BackendResult
 from vramcast.dataset_builder.measure.cuda.backend import CudaBackend, CudaSettings
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.measurement import Measurement, Status
@@ -29,8 +29,8 @@ class Estimates(Backend):
     name = "fixed"
     origin = "static"
 
-    def measure(self, spec) -> Outcome:
-        return Outcome(None, Measurement(status=Status.OK, reserved_bytes=self.reserved_bytes))
+    def measure(self, spec) -> BackendResult:
+        return BackendResult(Measurement(status=Status.OK, reserved_bytes=self.reserved_bytes))
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Stubbed(Backend):
     name = CudaBackend.name
     origin = CudaBackend.origin
 
-    def measure(self, spec) -> Outcome:
+    def measure(self, spec) -> BackendResult:
         return self.call("measure", spec)
 
     def call(self, method, *args, **environment):

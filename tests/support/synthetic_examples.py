@@ -8,7 +8,7 @@ import numpy as np
 from vramcast.dataset_builder.families import make_spec
 from vramcast.dataset_builder.jobs.job import table_of
 from vramcast.dataset_builder.schema import LayerTable, Spec
-from vramcast.models.example import Example, Target
+from vramcast.models.example import Example, Label
 from vramcast.models.examples import example_of_table
 from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.profile import DeviceProfile
@@ -58,8 +58,8 @@ def example_of(spec: Spec, noise: float = 0.0, profile: DeviceProfile = PROFILE)
     example = example_of_table(table, spec.training, profile, found, spec.family)
     gap = noise + (0.3 if spec.training.batch_size < 64 else 0.0)
     used_bytes = example.overhead_bytes + round(need * math.exp(gap))
-    target = Target(min(used_bytes, example.capacity_bytes), fits=used_bytes < example.capacity_bytes)
-    return Example(**{**vars(example), "id": spec.id, "group": spec.group, "target": target})
+    label = Label(min(used_bytes, example.capacity_bytes), fits=used_bytes < example.capacity_bytes)
+    return Example(**{**vars(example), "id": spec.id, "group": spec.group, "label": label})
 
 
 def mlp_examples(count: int, seed: int = 0) -> list[Example]:

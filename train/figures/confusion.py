@@ -7,8 +7,8 @@ import pandas as pd
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
+from vramcast.models.buckets import Buckets
 from vramcast.models.drawing import picture
-from vramcast.models.labels import Buckets
 from vramcast.train.figures.drawing import bucket_names, unit_of
 
 _MOST_WITH_NUMBERS = 24

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from vramcast.models.labels import Buckets
+from vramcast.models.buckets import Buckets
 from vramcast.virtual_gpu.sizes import MIB
 
 GIB = 2**30

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 
+from vramcast.models.buckets import Buckets
 from vramcast.models.drawing import picture
-from vramcast.models.labels import Buckets
 from vramcast.train.figures.drawing import DOES_NOT_FIT, bucket_names, unit_of
 
 MOST_POINTS = 600

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from vramcast.dataset_builder.store.splits import Split
 from vramcast.models.checkpoint import save_checkpoint
-from vramcast.models.comparison import Report, text_table
+from vramcast.models.comparison import EstimatorReport, text_table
 from vramcast.models.example import Example
 from vramcast.train.card import card_of, figures_of
 from vramcast.train.data import buckets_of
@@ -32,7 +32,7 @@ def stored_split(run: Run, examples: Sequence[Example]) -> Split:
     return Split.load(path)
 
 
-def fit_on(run: Run, examples: Sequence[Example], split: Split, title: str | None = None) -> dict[str, Report]:
+def fit_on(run: Run, examples: Sequence[Example], split: Split, title: str | None = None) -> dict[str, EstimatorReport]:
     """Train, evaluate on the test part, and write checkpoint, pictures and figures."""
     configuration = run.configuration
     parts = parts_of(examples, split)
@@ -48,7 +48,7 @@ def fit_on(run: Run, examples: Sequence[Example], split: Split, title: str | Non
     return reports
 
 
-def write_reports(run: Run, reports: Mapping[str, Report], parts: Parts) -> None:
+def write_reports(run: Run, reports: Mapping[str, EstimatorReport], parts: Parts) -> None:
     """Write the figures of all estimators as text and as JSON."""
     (run.directory / "metrics.txt").write_text(text_table(reports, families_of=reports) + "\n")
     rows = {name: len(examples) for name, examples in vars(parts).items()}

@@ -13,7 +13,7 @@ from yaml import YAMLError
 
 from vramcast.dataset_builder.devices import CONF
 from vramcast.errors import UserError, check_choice
-from vramcast.models.comparison import Report, text_table
+from vramcast.models.comparison import EstimatorReport, text_table
 from vramcast.train.configuration import Configuration, configure
 from vramcast.train.experiment import ESTIMATOR, examples_for
 from vramcast.train.run import start_run
@@ -37,7 +37,7 @@ def release(configuration: Configuration, overrides: Sequence[str]) -> None:
     chosen = _chosen(configuration.task["only"])
     configured = {item.name: configure([*item.overrides, *shared, f"run.name={item.name}"]) for item in chosen}
     out = Path(configuration.task["out"])
-    reports: dict[str, Report] = {}
+    reports: dict[str, EstimatorReport] = {}
     for item in chosen:  # all were validated above, so a bad override cannot end a release half-way
         reports[item.name] = _build(item, configured[item.name], out)
     print(text_table(reports))
@@ -65,7 +65,7 @@ def _chosen(only: Any) -> list[Release]:
     return [read_release(paths[name]) for name in names]
 
 
-def _build(item: Release, configuration: Configuration, out: Path) -> Report:
+def _build(item: Release, configuration: Configuration, out: Path) -> EstimatorReport:
     examples = examples_for(configuration)
     run = start_run(configuration)
     print(f"{item.name}: {item.title}; run directory {run.directory}", file=sys.stderr)

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from vramcast import start
-from vramcast.dataset_builder.measure._base import Backend, Outcome
+from vramcast.dataset_builder.measure._base import Backend, BackendResult
 from vramcast.dataset_builder.measure.cuda.choice import AUTO, Others, candidates, claimed, free_gpus, visible_gpus
 from vramcast.dataset_builder.measure.cuda.protocol import REFUSED, Request, Result, is_out_of_memory
 from vramcast.dataset_builder.measure.cuda.sampling import Sampler, Share
 from vramcast.dataset_builder.measure.cuda.supervision import Ending, supervise
 from vramcast.dataset_builder.measure.nvml import Gpu, Nvml, open_nvml
-from vramcast.dataset_builder.measure.static import static_of
 from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import UserError, check_choice, check_count
 from vramcast.virtual_gpu.allocator_options import AllocatorOptions
@@ -109,9 +108,9 @@ class CudaBackend(Backend):
     def _record(self) -> bool:
         return self.settings.on_busy == "record"
 
-    def measure(self, spec: Spec) -> Outcome:
+    def measure(self, spec: Spec) -> BackendResult:
         """Train a spec in a child, and once more under the estimate if that is to be tried."""
-        start, static = time.perf_counter(), static_of(spec)
+        start = time.perf_counter()
         with open_nvml() as nvml:
             gpus = candidates(visible_gpus(nvml, os.environ), self.settings.gpu)
             with claimed(nvml, gpus, self._record, self.settings.timeout_seconds) as (gpu, others):
@@ -120,7 +119,7 @@ class CudaBackend(Backend):
                 if measurement.status is Status.OK:
                     measurement = self._under_estimate(nvml, gpu, others, spec, measurement)
             versions = {**nvml.versions(), **run.versions}
-        return Outcome(static, measurement, gpu.name, gpu.uuid, versions)
+        return BackendResult(measurement, gpu.name, gpu.uuid, versions)
 
     def _under_estimate(
         self, nvml: Nvml, gpu: Gpu, others: Others, spec: Spec, measurement: Measurement

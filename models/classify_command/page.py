@@ -1,12 +1,12 @@
-"""An answer as one screen that a person can read: plain text, in colours only where the terminal has them."""
+"""The page of `vramcast classify`: plain text, with colours if the terminal has them."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vramcast.dataset_builder.simulation.findings import LayerCost
-from vramcast.models.answer import FITS, TIGHT, TOO_LARGE, Answer
-from vramcast.models.answering.advice import Suggestion
+from vramcast.dataset_builder.simulation.simulation import LayerCost
+from vramcast.models.answer import FITS, TIGHT, TOO_LARGE, Answer, shown_inputs, shown_size, shown_versions
+from vramcast.models.classify_command.suggestions import Suggestion
 from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.training_setup import TrainingSetup
 
@@ -16,12 +16,12 @@ _PARTS: Mapping[str, tuple[str, str, str]] = {
     "optimizer_state": ("optimizer", "O", "35"),
     "activations": ("activations", "=", "32"),
     "temporaries": ("temporaries", "~", "33"),
-    "workspace": ("workspaces of libraries", "w", "31"),
+    "workspace": ("library workspaces", "w", "31"),
     "inputs": ("inputs", "i", "37"),
-    "allocator_cache": ("cache of the allocator", ".", "90"),
+    "allocator_cache": ("allocator cache", ".", "90"),
     "context": ("CUDA context and libraries", "c", "94"),
 }
-"""Of the breakdown: name, mark where there are no colours, and colour (ECMA-48, SGR)."""
+"""Parts of the breakdown: name, mark without colours, and colour (ECMA-48, SGR)."""
 _VERDICTS = {FITS: "32", TIGHT: "33", TOO_LARGE: "31"}
 _LAYERS = 10
 _NARROW, _WIDE = 60, 120
@@ -29,26 +29,27 @@ _NARROW, _WIDE = 60, 120
 
 @dataclass(frozen=True)
 class Page:
-    """All that is shown of one job."""
+    """The contents of the page for one job."""
 
     answer: Answer
     title: str
-    """The card's."""
+    """Of the device."""
     training: TrainingSetup | None = None
     costs: Sequence[LayerCost] = ()
-    cards: Sequence[Answer] = ()
+    devices: Sequence[Answer] = ()
+    """The answer for each known device."""
     suggestions: Sequence[Suggestion] = field(default=())
 
 
-def rendered(page: Page, width: int = 100, colours: bool = False) -> str:
-    """The screen."""
+def render_page(page: Page, width: int = 100, colours: bool = False) -> str:
+    """Return the page as text."""
     paint = _Paint(colours)
     width = min(max(width, _NARROW), _WIDE)
     parts = [
         _head(page, paint),
         _bar(page.answer, width, paint),
         _layers(page, width),
-        _cards(page, paint),
+        _devices(page, paint),
         _batch(page.answer),
         _advice(page, width, paint),
         _notes(page.answer, width),
@@ -64,31 +65,28 @@ class _Paint:
         return f"\x1b[{colour}m{text}\x1b[0m" if self.colours else text
 
 
-def size(mib: float) -> str:
-    """A figure in the unit that people think in."""
-    return f"{mib / 1024:,.1f} GiB" if mib >= 1024 else f"{mib:,.0f} MiB"
-
-
 def _head(page: Page, paint: _Paint) -> Iterator[str]:
     answer = page.answer
     yield f"{answer.target}, {_setup(page)}, on {page.title}"
+    if answer.inputs:
+        yield f"input {shown_inputs(answer.inputs)}, traced with {shown_versions(answer.traced_with)}"
     yield ""
     verdict = paint(answer.verdict.upper(), f"1;{_VERDICTS[answer.verdict]}")
-    yield f"  {verdict}: about {size(answer.estimate_mib)} of the {size(answer.capacity_mib)} that the card has"
+    yield f"  {verdict}: about {shown_size(answer.estimate_mib)} of the device's {shown_size(answer.capacity_mib)}"
     bucket = answer.bucket
     bounds = (
         f"{bucket.lower_mib / 1024:.3g} to {bucket.upper_mib / 1024:.3g} GiB"
         if bucket.upper_mib is not None
-        else f"more than {size(bucket.lower_mib)}"
+        else f"more than {shown_size(bucket.lower_mib)}"
     )
-    yield f"  likeliest bucket  {bounds}, with {bucket.probability:.0%}"
-    yield f"  safe to reserve   {size(answer.safe_mib)}, too little in {100 * answer.risk:.2g} % of cases at most"
+    yield f"  likeliest bucket  {bounds}, probability {bucket.probability:.0%}"
+    yield f"  safe to reserve   {shown_size(answer.safe_mib)}, enough in {100 * (1 - answer.risk):.4g} % of cases"
     yield f"  out of memory     {_chance(answer.oom_probability)}"
     if answer.allocated_mib is not None and answer.reserved_mib is not None:
-        allocated, reserved = size(answer.allocated_mib), size(answer.reserved_mib)
+        allocated, reserved = shown_size(answer.allocated_mib), shown_size(answer.reserved_mib)
         yield f"  simulated peaks   {allocated} allocated, {reserved} reserved by torch"
     if answer.out_of_distribution:
-        yield "  unlike what the estimator was trained on: the figures are the simulation's, with a wide margin"
+        yield "  unlike the training examples: the figures are those of the simulation, with a wide margin"
 
 
 def _setup(page: Page) -> str:
@@ -110,11 +108,11 @@ def _chance(probability: float) -> str:
 
 
 def _bar(answer: Answer, width: int, paint: _Paint) -> Iterator[str]:
-    """What the memory holds at the peak; the longest remainders get the places that rounding leaves."""
+    """Draw the memory at the peak by use; the largest remainders get the places that rounding leaves."""
     total = sum(answer.breakdown_mib.values())
     if not total:
         return
-    yield f"At the peak ({size(total)}, simulated)"
+    yield f"At the peak ({shown_size(total)}, simulated)"
     shares = {name: (width - 4) * value / total for name, value in answer.breakdown_mib.items()}
     places = {name: int(share) for name, share in shares.items()}
     for name in sorted(shares, key=lambda key: places[key] - shares[key])[: width - 4 - sum(places.values())]:
@@ -125,7 +123,7 @@ def _bar(answer: Answer, width: int, paint: _Paint) -> Iterator[str]:
         if value / total >= 0.001:
             label, mark, colour = _PARTS.get(name, (name, "?", "0"))
             shown = paint("█" if paint.colours else mark, colour)
-            yield f"  {shown} {label:27} {size(value):>11}  {value / total:6.1%}"
+            yield f"  {shown} {label:27} {shown_size(value):>11}  {value / total:6.1%}"
 
 
 def _layers(page: Page, width: int) -> Iterator[str]:
@@ -136,41 +134,43 @@ def _layers(page: Page, width: int) -> Iterator[str]:
     room = max(width - 44, 20)
     for cost in costs:
         name = cost.name if len(cost.name) <= room else "…" + cost.name[1 - room :]
-        yield f"  {name:{room}} {cost.kind[:24]:24} {size(cost.total_bytes / MIB):>12}"
+        yield f"  {name:{room}} {cost.kind[:24]:24} {shown_size(cost.total_bytes / MIB):>12}"
 
 
-def _cards(page: Page, paint: _Paint) -> Iterator[str]:
-    if not page.cards:
+def _devices(page: Page, paint: _Paint) -> Iterator[str]:
+    if not page.devices:
         return
-    yield f"{'Card':16} {'has':>10} {'estimate':>11} {'safe':>11}"
-    for card in page.cards:
-        figures = f"{size(card.capacity_mib):>10} {size(card.estimate_mib):>11} {size(card.safe_mib):>11}"
-        yield f"  {card.device:14} {figures}  {paint(card.verdict, _VERDICTS[card.verdict])}"
+    yield f"{'Device':16} {'has':>10} {'estimate':>11} {'safe':>11}"
+    for item in page.devices:
+        figures = (
+            f"{shown_size(item.capacity_mib):>10} {shown_size(item.estimate_mib):>11} {shown_size(item.safe_mib):>11}"
+        )
+        yield f"  {item.device:14} {figures}  {paint(item.verdict, _VERDICTS[item.verdict])}"
 
 
 def _batch(answer: Answer) -> Iterator[str]:
     if answer.max_batch_size is None:
         return
     if answer.max_batch_size:
-        yield f"The largest batch that fits this card safely: {answer.max_batch_size}"
+        yield f"The largest batch that fits this device safely: {answer.max_batch_size}"
     else:
-        yield "No batch fits this card safely, not even one sample."
+        yield "No batch fits this device safely, not even one sample."
 
 
 def _advice(page: Page, width: int, paint: _Paint) -> Iterator[str]:
     if not page.suggestions:
         return
-    yield "What would help, each simulated and estimated"
+    yield "Changes that reduce the memory, each simulated and estimated"
     room = min(max(len(item.change) for item in page.suggestions), max(width - 46, 30))
     for item in page.suggestions:
-        found = item.answer
-        figures = f"{size(found.estimate_mib):>11}, safe {size(found.safe_mib):>11}"
+        answer = item.answer
+        figures = f"{shown_size(answer.estimate_mib):>11}, safe {shown_size(answer.safe_mib):>11}"
         *above, last = textwrap.wrap(item.change, room)
         yield from (f"  {line}" for line in above)
-        yield f"  {last:{room}} {figures}  {paint(found.verdict, _VERDICTS[found.verdict])}"
+        yield f"  {last:{room}} {figures}  {paint(answer.verdict, _VERDICTS[answer.verdict])}"
 
 
 def _notes(answer: Answer, width: int) -> Iterator[str]:
-    source = f"By {answer.checkpoint}, for {answer.profile}; {answer.seconds:.1f} s. Nothing was measured on a card."
+    source = f"Estimated by {answer.checkpoint} for {answer.profile}; {answer.seconds:.1f} s. Nothing was measured."
     for text in (source, *(f"note: {note}" for note in answer.notes)):
         yield from textwrap.wrap(text, width, subsequent_indent="  ")

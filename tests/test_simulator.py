@@ -12,12 +12,12 @@ from vramcast.dataset_builder.families.libraries import tolerate_broken_torchvis
 from vramcast.dataset_builder.families.meta_device import build_on_meta, copy_to_meta
 from vramcast.dataset_builder.jobs.building import build_job
 from vramcast.dataset_builder.jobs.job import ModuleJob, SpecJob
-from vramcast.dataset_builder.jobs.optimizers import optimizer_named
-from vramcast.dataset_builder.jobs.targets import Wanted, parse_target
+from vramcast.dataset_builder.jobs.optimizers import parse_optimizer
+from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
 from vramcast.dataset_builder.measure.virtual import VirtualBackend
 from vramcast.dataset_builder.schema import Spec
-from vramcast.dataset_builder.simulation.findings import Findings
-from vramcast.dataset_builder.simulation.inspector import Inspector, LocalInspection
+from vramcast.dataset_builder.simulation.simulation import Simulation
+from vramcast.dataset_builder.simulation.simulator import Simulator
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.measurement import Status
 from vramcast.virtual_gpu.training_setup import TrainingSetup
@@ -26,20 +26,20 @@ FILE = Path(__file__).parent / "support" / "written_networks.py"
 A100 = load_profile("a100_40gb")
 
 
-def wanted(factory, **more):
-    return Wanted(target=parse_target(f"{FILE}:{factory}"), **more)
+def request(factory, **more):
+    return BuildRequest(target=parse_target(f"{FILE}:{factory}"), **more)
 
 
 def job(factory, *inputs, **more):
-    return build_job(wanted(factory, inputs=inputs, **more))
+    return build_job(request(factory, inputs=inputs, **more))
 
 
-def examined(found, **wishes):
-    return LocalInspection(found).examine({"batch_size": 4, **wishes}, [A100])
+def simulated(job, **options):
+    return Simulator(job).simulate({"batch_size": 4, **options}, [A100])
 
 
-def held(findings, use):
-    return findings.measurements["a100_40gb"].breakdown[use]
+def held(simulation, use):
+    return simulation.peaks["a100_40gb"].bounded.breakdown[use]
 
 
 @pytest.mark.parametrize(
@@ -55,39 +55,39 @@ def held(findings, use):
     ],
 )
 def test_networks_are_traced_with_the_loss_that_their_output_suggests(factory, inputs, layer, loss):
-    findings = examined(job(factory, *inputs))
-    assert findings.training.loss == loss
-    assert layer in {record.name for record in findings.table.layers}
-    assert findings.measurements["a100_40gb"].status is Status.OK
-    assert held(findings, "parameters") >= 4 * findings.table.parameters
+    simulation = simulated(job(factory, *inputs))
+    assert simulation.training.loss == loss
+    assert layer in {record.name for record in simulation.table.layers}
+    assert simulation.peaks["a100_40gb"].bounded.status is Status.OK
+    assert held(simulation, "parameters") >= 4 * simulation.table.parameters
 
 
 def test_a_graph_network_is_fed_by_a_function():
-    findings = examined(job("GraphNet", inputs_factory="graph"))
-    assert findings.table.input_elements > 50 * 12
-    assert [record.kind for record in findings.table.layers if not record.functional] == ["Linear", "Linear"]
+    simulation = simulated(job("GraphNet", inputs_factory="graph"))
+    assert simulation.table.input_elements > 50 * 12
+    assert [record.kind for record in simulation.table.layers if not record.functional] == ["Linear", "Linear"]
 
 
 def test_a_step_of_the_users_own_takes_the_place_of_ours():
-    findings = examined(job("blocks", inputs_factory="views", step_factory="contrast"), batch_size=4096)
-    assert findings.training.loss == "own"
-    plain = examined(job("blocks", "64"), batch_size=4096)
-    assert held(findings, "activations") > 1.5 * held(plain, "activations")  # two views
+    simulation = simulated(job("blocks", inputs_factory="views", step_factory="contrast"), batch_size=4096)
+    assert simulation.training.loss == "own"
+    plain = simulated(job("blocks", "64"), batch_size=4096)
+    assert held(simulation, "activations") > 1.5 * held(plain, "activations")  # two views
 
 
 def test_what_is_frozen_has_neither_gradients_nor_state():
-    findings = examined(job("lora", "256"), batch_size=64)
-    assert findings.table.parameters == 2 * (256 * 256 + 256 + 2 * 2 * 256)
-    trainable = sum(torch.Size(shape).numel() for shape in findings.table.trainable_shapes)
+    simulation = simulated(job("lora", "256"), batch_size=64)
+    assert simulation.table.parameters == 2 * (256 * 256 + 256 + 2 * 2 * 256)
+    trainable = sum(torch.Size(shape).numel() for shape in simulation.table.trainable_shapes)
     assert trainable == 2 * 2 * 2 * 256
-    owners = {cost.name: cost for cost in findings.costs}
+    owners = {cost.name: cost for cost in simulation.costs}
     assert set(owners["0.frozen"].held_bytes).isdisjoint({"gradients", "optimizer_state"})
 
 
 def test_tied_weights_are_counted_once():
     made = job("Tied", "9:500")
     assert made.module.head.weight is made.module.words.weight
-    assert examined(made).table.parameters == 500 * 32
+    assert simulated(made).table.parameters == 500 * 32
     untied = nn.Sequential(nn.Embedding(500, 32), nn.Linear(32, 500, bias=False))
     untied[1].weight = untied[0].weight
     copied = copy_to_meta(untied)
@@ -96,37 +96,37 @@ def test_tied_weights_are_counted_once():
 
 def test_data_in_the_control_flow_gets_a_sentence():
     with pytest.raises(UserError, match="a number read from a tensor"):
-        examined(job("Undecided", "10"))
+        simulated(job("Undecided", "10"))
 
 
 def test_a_yes_or_no_that_is_read_from_a_tensor_is_told_with_its_line():
     line = FILE.read_text().splitlines().index("        if y.isnan().any():") + 1
-    findings = examined(job("Checking", "10", arguments={"in_features": 10, "out_features": 2}))
-    (note,) = [item for item in findings.measurements["a100_40gb"].notes if "taken as False" in item]
+    simulation = simulated(job("Checking", "10", arguments={"in_features": 10, "out_features": 2}))
+    (note,) = [item for item in simulation.peaks["a100_40gb"].bounded.notes if "taken as False" in item]
     assert note.endswith(f"(at {FILE}:{line})")
 
 
 def test_a_network_that_looks_like_lightnings_brings_step_and_optimizer():
     found = job("Lit", "10")
-    findings = examined(found)
-    assert findings.training.optimizer == "SGD(momentum=0.9)"
-    assert findings.training.loss == "own"
-    assert examined(found, optimizer="adam").training.optimizer == "Adam"
+    simulation = simulated(found)
+    assert simulation.training.optimizer == "SGD(momentum=0.9)"
+    assert simulation.training.loss == "own"
+    assert simulated(found, optimizer="adam").training.optimizer == "Adam"
 
 
 def test_a_lightning_module_brings_step_optimizer_and_an_example_of_its_input():
     tolerate_broken_torchvision()  # Lightning imports it where it is installed, also where it does not load
     found = build_job(
-        Wanted(target=parse_target(f"{FILE.parent / 'lit_network.py'}:Classifier"), arguments={"width": 64})
+        BuildRequest(target=parse_target(f"{FILE.parent / 'lit_network.py'}:Classifier"), arguments={"width": 64})
     )
     assert found.module.device.type == "meta"
-    findings = examined(found)
-    assert findings.training.optimizer == "Adam(amsgrad=True)"
-    assert findings.table.parameters == 10 * 64 + 64 + 64 * 3 + 3
+    simulation = simulated(found)
+    assert simulation.training.optimizer == "Adam(amsgrad=True)"
+    assert simulation.table.parameters == 10 * 64 + 64 + 64 * 3 + 3
 
 
 def test_inputs_that_nothing_tells_are_asked_for():
-    with pytest.raises(UserError, match="expected to know what Linear is fed"):
+    with pytest.raises(UserError, match="expected the input shape of Linear"):
         job("on_a_card")
 
 
@@ -161,14 +161,14 @@ def test_a_function_that_is_not_there_is_told_with_those_that_are():
 )
 def test_words_that_a_network_has_no_use_for_are_refused(target, more, why):
     with pytest.raises(UserError, match=why):
-        build_job(Wanted(target=parse_target(target), **more))
+        build_job(BuildRequest(target=parse_target(target), **more))
 
 
 def test_what_a_library_says_to_a_spec_is_told_in_a_sentence():
     network = {"name": "resnet18", "input_shape": [3, 32, 32], "num_classes": 2, "arguments": {"colour": 1}}
     spec = Spec("timm", network, TrainingSetup(batch_size=2))
     with pytest.raises(UserError, match=r"expected a spec that timm can build and train, found TypeError: .*'colour'"):
-        examined(SpecJob(spec))
+        simulated(SpecJob(spec))
 
 
 def test_weights_are_never_made():
@@ -185,7 +185,7 @@ def test_a_module_in_memory_is_copied_without_its_numbers():
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     made = ModuleJob(copy_to_meta(module), lambda size: torch.empty(size, 4))
-    Inspector(made).examine(made.setup({"batch_size": 8}), [A100])
+    Simulator(made).simulate({"batch_size": 8}, [A100])
     assert not module.training
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
     assert all(item.grad is None for item in module.parameters())
@@ -194,56 +194,56 @@ def test_a_module_in_memory_is_copied_without_its_numbers():
 def test_dtypes_accumulation_autocast_and_checkpointing_change_what_they_should():
     made = job("blocks", "64", arguments={"depth": 8, "size": 256})
     made.batch = ModuleJob(made.module, lambda size: torch.empty(size, 256)).batch
-    plain = examined(made, batch_size=512)
-    assert held(examined(made, batch_size=512, dtype="bf16"), "parameters") < 0.6 * held(plain, "parameters")
-    assert held(examined(made, batch_size=512, checkpointing=True), "activations") < 0.5 * held(plain, "activations")
-    assert held(examined(made, batch_size=512, autocast="bf16"), "activations") < held(plain, "activations")
-    parts = examined(made, batch_size=128, accumulate=4)
-    assert parts.measurements["a100_40gb"].allocated_bytes < plain.measurements["a100_40gb"].allocated_bytes
+    plain = simulated(made, batch_size=512)
+    assert held(simulated(made, batch_size=512, dtype="bf16"), "parameters") < 0.6 * held(plain, "parameters")
+    assert held(simulated(made, batch_size=512, checkpointing=True), "activations") < 0.5 * held(plain, "activations")
+    assert held(simulated(made, batch_size=512, autocast="bf16"), "activations") < held(plain, "activations")
+    parts = simulated(made, batch_size=128, accumulate=4)
+    assert parts.peaks["a100_40gb"].bounded.allocated_bytes < plain.peaks["a100_40gb"].bounded.allocated_bytes
 
 
 def test_state_in_eight_bits_is_a_quarter():
     made = job("blocks", "64", arguments={"size": 256})
     made.batch = ModuleJob(made.module, lambda size: torch.empty(size, 256)).batch
-    costs = {name: examined(made, optimizer=name).costs for name in ("adamw", "adamw8bit")}
+    costs = {name: simulated(made, optimizer=name).costs for name in ("adamw", "adamw8bit")}
     state = {name: sum(item.held_bytes.get("optimizer_state", 0) for item in found) for name, found in costs.items()}
     assert 0.25 < state["adamw8bit"] / state["adamw"] < 0.28  # and a scale for each 256 elements
 
 
 @pytest.mark.parametrize(("text", "name"), [("ADAMW", "AdamW"), ("sgd(momentum=0.9)", "SGD(momentum=0.9)")])
 def test_optimizers_are_named_in_any_case(text, name):
-    assert optimizer_named(text) == name
+    assert parse_optimizer(text) == name
 
 
 @pytest.mark.parametrize("text", ["lion", "lbfgs", "adam(momentum=1)"])
 def test_optimizers_that_are_none_are_refused(text):
     with pytest.raises(UserError, match="expected"):
-        optimizer_named(text)
+        parse_optimizer(text)
 
 
 def test_cards_on_which_a_network_runs_alike_share_a_trace():
     made = ModuleJob(copy_to_meta(nn.Linear(8, 8)), lambda size: torch.empty(size, 8))
-    inspector = Inspector(made)
-    findings = inspector.examine(made.setup({"batch_size": 2}), gpu_profiles())
-    assert list(inspector._traces) == [None]
-    assert len(findings.measurements) == len(gpu_profiles())
+    simulator = Simulator(made)
+    simulation = simulator.simulate({"batch_size": 2}, gpu_profiles())
+    assert list(simulator._traces) == [(True, None)]
+    assert len(simulation.peaks) == len(gpu_profiles())
 
 
 def test_a_card_that_is_too_small_is_told_what_would_be_needed():
     made = ModuleJob(copy_to_meta(nn.Linear(4096, 4096)), lambda size: torch.empty(size, 4096))
-    findings = Inspector(made).examine(made.setup({"batch_size": 2**20}), [load_profile("rtx_4060")])
-    assert findings.measurements["rtx_4060"].status is Status.OOM
-    endless = findings.endless["rtx_4060"]
-    assert endless.status is Status.OK
-    assert endless.reserved_bytes > 2 * 2**20 * 4096 * 4
-    assert Findings.from_json(findings.to_json()) == findings
+    simulation = Simulator(made).simulate({"batch_size": 2**20}, [load_profile("rtx_4060")])
+    assert simulation.peaks["rtx_4060"].bounded.status is Status.OOM
+    unbounded = simulation.peaks["rtx_4060"].unbounded
+    assert unbounded.status is Status.OK
+    assert unbounded.reserved_bytes > 2 * 2**20 * 4096 * 4
+    assert Simulation.from_json(simulation.to_json()) == simulation
 
 
 def test_a_spec_is_inspected_as_its_backend_measures_it():
     network = {"arch": "uniform", "input_features": 100, "output_features": 3, "depth": 2}
     spec = make_spec("mlp", network, TrainingSetup(batch_size=32, last_batch_size=5))
     found = SpecJob(spec)
-    findings = Inspector(found).examine(found.setup({}), [A100])
+    simulation = Simulator(found).simulate({}, [A100])
     measured = VirtualBackend(A100).measure(spec).measurement
-    assert findings.measurements["a100_40gb"].device_used_bytes == measured.device_used_bytes
+    assert simulation.peaks["a100_40gb"].bounded.device_used_bytes == measured.device_used_bytes
     assert found.setup({"batch_size": 64}).last_batch_size is None

@@ -1,4 +1,4 @@
-"""Virtual estimates are computed once, kept by what decides them, and become examples with the rows' targets."""
+"""Simulations are computed once, stored by what decides them, and become examples with the labels of rows."""
 
 from dataclasses import replace
 
@@ -13,10 +13,9 @@ from vramcast.dataset_builder.measure.virtual import VirtualBackend
 from vramcast.dataset_builder.plan import InputTensor
 from vramcast.dataset_builder.schema import Provenance, Row, Spec
 from vramcast.errors import UserError
-from vramcast.models import simulation
-from vramcast.models.example import simulated_of
+from vramcast.models import simulation_store
 from vramcast.models.examples import example_of_row, examples_of_rows
-from vramcast.models.simulation import SimulationCache, source_hash
+from vramcast.models.simulation_store import SimulationStore
 from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.training_setup import TrainingSetup
 
@@ -44,27 +43,30 @@ def computed(monkeypatch):
 
 
 def test_nothing_is_computed_twice(computed, tmp_path):
-    first = SimulationCache(tmp_path, workers=1).measure(SPECS[:2], PROFILE)
+    first = SimulationStore(tmp_path, workers=1).measure(SPECS[:2], PROFILE)
     assert len(computed) == 2
-    second = SimulationCache(tmp_path, workers=1).measure(SPECS, PROFILE)
+    second = SimulationStore(tmp_path, workers=1).measure(SPECS, PROFILE)
     assert computed == [spec.id for spec in SPECS]
     assert {key: second[key] for key in first} == first
     assert second[SPECS[0].id].reserved_bytes == VirtualBackend(PROFILE).measure(SPECS[0]).measurement.reserved_bytes
 
 
 def test_another_profile_or_another_virtual_gpu_is_computed_anew(computed, tmp_path, monkeypatch):
-    cache = SimulationCache(tmp_path, workers=1)
+    cache = SimulationStore(tmp_path, workers=1)
     cache.measure(SPECS[:1], PROFILE)
     cache.measure(SPECS[:1], replace(PROFILE, context_mib=201))
     assert len(computed) == 2
-    monkeypatch.setattr(simulation, "source_hash", lambda: "other sources")
+    monkeypatch.setattr(simulation_store, "simulation_versions", lambda: {"virtual_gpu": 0})
     cache.measure(SPECS[:1], PROFILE)
     assert len(computed) == 3
 
 
-def test_the_hash_is_of_the_sources_and_stays():
-    assert source_hash() == source_hash.__wrapped__()
-    assert len(source_hash()) == 32
+def test_the_cache_of_the_user_is_the_default(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("VRAMCAST_CACHE", raising=False)
+    assert SimulationStore().directory == tmp_path / "vramcast" / "simulations"
+    monkeypatch.setenv("VRAMCAST_CACHE", str(tmp_path / "own"))
+    assert SimulationStore().directory == tmp_path / "own" / "simulations"
 
 
 def test_an_interrupted_computation_keeps_what_it_had(tmp_path, monkeypatch):
@@ -75,9 +77,9 @@ def test_an_interrupted_computation_keeps_what_it_had(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(LocalExecutor, "run", run)
         with pytest.raises(KeyboardInterrupt):
-            SimulationCache(tmp_path, workers=1).measure(SPECS, PROFILE)
-    found = SimulationCache(tmp_path, workers=1)
-    known = dict(simulation._read(found._journal(PROFILE), {spec.id: spec for spec in SPECS}))
+            SimulationStore(tmp_path, workers=1).measure(SPECS, PROFILE)
+    found = SimulationStore(tmp_path, workers=1)
+    known = dict(simulation_store._read(found._journal(PROFILE), {spec.id: spec for spec in SPECS}))
     assert list(known) == [SPECS[0].id]
 
 
@@ -87,23 +89,24 @@ def test_what_cannot_be_simulated_is_told_and_left_out(tmp_path, monkeypatch, ca
             yield spec, replace(backend.measure(spec), measurement=Measurement(status=Status.CRASHED, evidence="odd"))
 
     monkeypatch.setattr(LocalExecutor, "run", run)
-    assert SimulationCache(tmp_path, workers=1).measure(SPECS[:1], PROFILE) == {}
+    assert SimulationStore(tmp_path, workers=1).measure(SPECS[:1], PROFILE) == {}
     assert "was not simulated: odd" in capsys.readouterr().err
 
 
 def test_rows_become_examples(computed, tmp_path):
     rows = [row(SPECS[0]), row(SPECS[1], 900, Status.OOM), row(SPECS[2], status=Status.CRASHED)]
-    first, second = examples_of_rows(rows, {"plain": PROFILE}, SimulationCache(tmp_path, workers=1))
+    first, second = examples_of_rows(rows, {"plain": PROFILE}, SimulationStore(tmp_path, workers=1))
     assert (first.id, first.group, first.family) == (SPECS[0].id, SPECS[0].group, "mlp")
-    assert (first.target.used_bytes, first.target.fits) == (500 * MIB, True)
-    assert not second.target.fits
+    assert (first.label.used_bytes, first.label.fits) == (500 * MIB, True)
+    assert not second.label.fits
     assert first.overhead_bytes == 200 * MIB
     assert first.capacity_bytes == 1000 * MIB
-    assert first.simulated == simulated_of(VirtualBackend(PROFILE).measure(SPECS[0]).measurement)
+    measured = VirtualBackend(PROFILE).measure(SPECS[0]).measurement
+    assert replace(first.simulated, seconds=None) == replace(measured, seconds=None)
 
 
 def test_convolutions_bring_their_library(computed, tmp_path):
-    found = examples_of_rows([row(SPECS[2])], {"plain": PROFILE}, SimulationCache(tmp_path, workers=1))
+    found = examples_of_rows([row(SPECS[2])], {"plain": PROFILE}, SimulationStore(tmp_path, workers=1))
     assert found[0].overhead_bytes == 250 * MIB
     assert example_of_row(row(SPECS[2]), PROFILE, None).overhead_bytes == 250 * MIB
 
@@ -132,11 +135,24 @@ def test_networks_of_other_libraries_are_looked_at(monkeypatch):
 RESNET = Spec("timm", {"name": "resnet10t", "input_shape": [3, 32, 32], "num_classes": 10}, TrainingSetup(batch_size=4))
 
 
-def test_tables_of_libraries_networks_are_kept_and_those_of_plans_are_not(tmp_path, monkeypatch):
+def test_tables_of_libraries_are_stored_and_those_of_generated_networks_are_not(computed, tmp_path, monkeypatch):
     pytest.importorskip("timm")
     larger = replace(RESNET, training=TrainingSetup(batch_size=8))
-    found = SimulationCache(tmp_path, workers=1).tables([RESNET, larger, SPECS[0]])
-    assert found == {spec.id: table_of(spec) for spec in (RESNET, larger, SPECS[0])}
+    found = SimulationStore(tmp_path).simulate([RESNET, larger, SPECS[0]], PROFILE)
+    assert {key: item.table for key, item in found.items()} == {
+        spec.id: table_of(spec) for spec in (RESNET, larger, SPECS[0])
+    }
     assert len(list((tmp_path / "tables").iterdir())) == 1
-    monkeypatch.setattr("vramcast.models.tables.table_of", None)
-    assert SimulationCache(tmp_path, workers=1).tables([larger]) == {larger.id: found[larger.id]}
+    monkeypatch.setattr("vramcast.models.simulation_store.table_of", None)
+    assert SimulationStore(tmp_path).simulate([larger], PROFILE)[larger.id].table == found[larger.id].table
+    assert len(computed) == 3
+
+
+def test_a_lost_table_is_made_again(computed, tmp_path):
+    pytest.importorskip("timm")
+    SimulationStore(tmp_path).simulate([RESNET], PROFILE)
+    (path,) = (tmp_path / "tables").iterdir()
+    path.unlink()
+    simulation_store._read_table.cache_clear()
+    assert SimulationStore(tmp_path).simulate([RESNET], PROFILE)[RESNET.id].table == table_of(RESNET)
+    assert len(computed) == 2

@@ -1,0 +1,106 @@
+"""A simulation: what the virtual GPU found for a job, in a form that passes through a pipe as JSON."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from vramcast.dataset_builder.schema import LayerTable
+from vramcast.virtual_gpu.measurement import Measurement, Status
+from vramcast.virtual_gpu.training_setup import TrainingSetup
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """The memory that one layer holds at the peak."""
+
+    name: str
+    kind: str
+    held_bytes: Mapping[str, int]
+    """By use."""
+
+    @property
+    def total_bytes(self) -> int:
+        """The sum over all uses."""
+        return sum(self.held_bytes.values())
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The peaks of a job on one device."""
+
+    bounded: Measurement
+    unbounded: Measurement | None = None
+    """On the device without a memory limit: the need of a job that does not fit. None if it was not replayed."""
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A job under one training setup, on some devices."""
+
+    table: LayerTable
+    training: TrainingSetup
+    """As traced, with the loss and the optimizer that the network brings."""
+    peaks: Mapping[str, Peaks]
+    """By device."""
+    costs: tuple[LayerCost, ...] = ()
+    """At the unbounded peak on the first device, the largest first."""
+    family: str | None = None
+    notes: tuple[str, ...] = ()
+    inputs: tuple[Mapping[str, Any], ...] = ()
+    """Shape (without the batch) and dtype of each input."""
+    traced_with: Mapping[str, str] = field(default_factory=dict)
+    """Versions of torch and of the libraries that the network comes from."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a mapping that `from_json` reads."""
+        return {
+            "table": self.table.to_json(),
+            "training": dict(vars(self.training)),
+            "peaks": {
+                device: {
+                    "bounded": dict(vars(item.bounded)),
+                    "unbounded": None if item.unbounded is None else dict(vars(item.unbounded)),
+                }
+                for device, item in self.peaks.items()
+            },
+            "costs": [[item.name, item.kind, dict(item.held_bytes)] for item in self.costs],
+            "family": self.family,
+            "notes": list(self.notes),
+            "inputs": [dict(item) for item in self.inputs],
+            "traced_with": dict(self.traced_with),
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read a mapping that `to_json` wrote."""
+        return cls(
+            table=LayerTable.from_json(values["table"]),
+            training=TrainingSetup(**values["training"]),
+            peaks={
+                device: Peaks(
+                    _measurement(item["bounded"]), _measurement(item["unbounded"]) if item["unbounded"] else None
+                )
+                for device, item in values["peaks"].items()
+            },
+            costs=tuple(LayerCost(*item) for item in values["costs"]),
+            family=values["family"],
+            notes=tuple(values["notes"]),
+            inputs=tuple(values["inputs"]),
+            traced_with=values["traced_with"],
+        )
+
+
+def _measurement(values: Mapping[str, Any]) -> Measurement:
+    return Measurement(**{**values, "status": Status(values["status"]), "notes": tuple(values["notes"])})
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Memory over the course of a training run, reduced to a few hundred points."""
+
+    requested_bytes: Mapping[str, list[int]] = field(default_factory=dict)
+    """By use."""
+    reserved_bytes: list[int] = field(default_factory=list)
+    context_bytes: int = 0
+    capacity_bytes: int = 0
+    """Of the device, without what its driver keeps."""

@@ -1,0 +1,240 @@
+"""The simulator: traces a job as rarely as the devices allow and replays the trace on each of them."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
+from typing import Any, Protocol
+
+from torch import nn
+
+from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS
+from vramcast.dataset_builder.families import FAMILIES
+from vramcast.dataset_builder.jobs.batches import input_shapes
+from vramcast.dataset_builder.jobs.job import Job, PreparedJob, SpecJob, own_name
+from vramcast.dataset_builder.jobs.optimizers import stand_in
+from vramcast.dataset_builder.schema import LayerTable
+from vramcast.dataset_builder.simulation.simulation import Curve, LayerCost, Peaks, Simulation
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.virtual_gpu.measurement import Measurement
+from vramcast.virtual_gpu.profile import DeviceProfile
+from vramcast.virtual_gpu.replay import FREE, Replay
+from vramcast.virtual_gpu.session import trace_training
+from vramcast.virtual_gpu.simulate import Lowered, measurement_of, replay_on, simulate
+from vramcast.virtual_gpu.timeline import timeline_of
+from vramcast.virtual_gpu.trace import Trace, Use
+from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
+
+_UNBOUNDED_MIB = 2**30
+_CURVE_POINTS = 600
+_MOST_COSTS = 50
+LIBRARIES = ("timm", "transformers", "torchvision", "lightning", "pytorch_lightning", "peft", "torch_geometric")
+"""Libraries whose version is part of an answer if the network has modules of theirs."""
+
+
+class JobSimulator(Protocol):
+    """Simulates one job under any training options, in this process or in a child process."""
+
+    def simulate(self, options: Mapping[str, Any], profiles: Sequence[DeviceProfile]) -> Simulation:
+        """Simulate the job on some devices."""
+
+    def curve(self, options: Mapping[str, Any], profile: DeviceProfile) -> Curve:
+        """Return the memory over time on a device."""
+
+
+def _recorded(name: str) -> Any:
+    def compare(self: "_Capability", other: float) -> Any:
+        self.compared = True
+        return getattr(float, name)(self, other)
+
+    return compare
+
+
+class _Capability(float):
+    """A compute capability that records whether it was compared: a trace that never did holds for all devices."""
+
+    compared = False
+    __lt__, __le__, __gt__, __ge__, __eq__ = map(_recorded, ("__lt__", "__le__", "__gt__", "__ge__", "__eq__"))
+    __hash__ = float.__hash__
+
+
+@dataclass(frozen=True)
+class _UnboundedReplay:
+    """A trace replayed on a device without a memory limit."""
+
+    trace: Trace
+    lowered: Lowered
+    replay: Replay
+
+
+class Simulator:
+    """Simulates a job on the virtual GPU in this process."""
+
+    def __init__(self, job: Job, allocator: AllocatorOptions | None = None) -> None:
+        self.job = job
+        self.allocator = allocator or AllocatorOptions()
+        self._table: LayerTable | None = None
+        self._setup: TrainingSetup | None = None
+        self._resolved: TrainingSetup | None = None
+        self._inputs: tuple[Mapping[str, Any], ...] = ()
+        self._traced_with: Mapping[str, str] = {}
+        self._traces: dict[tuple[bool, float | None], Trace] = {}
+        self._replays: dict[Any, _UnboundedReplay] = {}
+
+    def simulate(self, options: Mapping[str, Any], profiles: Sequence[DeviceProfile]) -> Simulation:
+        """Simulate the job on some devices; the costs of layers are those on the first device."""
+        with self._spec_errors():
+            training = self._use(options)
+            if self._table is None:
+                self._table = self.job.table()
+            replays = {profile.name: self._unbounded(profile) for profile in profiles}
+        return Simulation(
+            table=self._table,
+            training=self._resolved or training,
+            peaks={item.name: self._peaks(item, replays[item.name]) for item in profiles},
+            costs=_costs(replays[profiles[0].name], self._table)[:_MOST_COSTS],
+            family=self.job.family,
+            inputs=self._inputs,
+            traced_with=self._traced_with,
+        )
+
+    def measure(self, options: Mapping[str, Any], profile: DeviceProfile) -> Measurement:
+        """Simulate the job on one device, without its layers: one trace and one replay."""
+        return simulate(self.trace(options, profile.compute_capability), profile, self.allocator)
+
+    def trace(self, options: Mapping[str, Any], compute_capability: float) -> Trace:
+        """Trace the job for devices of a compute capability, without the owners of blocks."""
+        self._use(options)
+        return self._trace(compute_capability, owners=False)
+
+    def curve(self, options: Mapping[str, Any], profile: DeviceProfile) -> Curve:
+        """Return the memory over time on a device, unbounded where the job does not fit."""
+        self._use(options)
+        timeline = timeline_of(self._unbounded(profile).trace, _without_limit(profile))
+        points = _thinned([sum(values) for values in zip(*timeline.requested_bytes.values(), strict=True)])
+        return Curve(
+            {use: [values[point] for point in points] for use, values in timeline.requested_bytes.items()},
+            [timeline.reserved_bytes[point] for point in points],
+            timeline.context_bytes,
+            profile.available_bytes,
+        )
+
+    @contextmanager
+    def _spec_errors(self) -> Iterator[None]:
+        """Turn an exception of a library into an error of the spec whose settings it rejects."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, UserError) or not isinstance(self.job, SpecJob) or self.job.family in FAMILIES:
+                raise
+            message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise UserError(
+                f"expected a spec that {self.job.family} can build and train, found {message}; fix it"
+            ) from error
+
+    def _use(self, options: Mapping[str, Any]) -> TrainingSetup:
+        training = self.job.setup(options)
+        if training != self._setup:
+            self._setup, self._traces, self._replays = training, {}, {}
+        return training
+
+    def _trace(self, compute_capability: float, owners: bool = True) -> Trace:
+        trace = self._traces.get((owners, None)) or self._traces.get((owners, compute_capability))
+        if trace is None:
+            if self._setup is None:
+                raise RuntimeError("there is no setup to trace")
+            capability = _Capability(compute_capability)
+            prepared = self.job.prepare(self._setup)
+            trace = trace_training(
+                prepared.subject,
+                prepared.make_inputs,
+                prepared.training,
+                compute_capability=capability,
+                make_optimizer=prepared.make_optimizer,
+                owners=owners,
+            )
+            places = self.job.places
+            trace.approximations = {
+                f"{phrase} (at {places[phrase]})" if phrase in places else phrase for phrase in trace.approximations
+            }
+            self._resolved = _with_known_optimizer(prepared, trace)
+            self._inputs = input_shapes(prepared.make_inputs(self._setup.batch_size))
+            self._traced_with = library_versions(prepared.subject)
+            self._traces[owners, compute_capability if capability.compared else None] = trace
+        return trace
+
+    def _unbounded(self, profile: DeviceProfile) -> _UnboundedReplay:
+        """Replay without a memory limit; devices that differ only in size and context share the replay."""
+        trace = self._trace(profile.compute_capability)
+        key = (id(trace), tuple(profile.workspace_bytes(call) for call in trace.calls))
+        if key not in self._replays:
+            lowered, replay = replay_on(trace, _without_limit(profile), self.allocator)
+            self._replays[key] = _UnboundedReplay(trace, lowered, replay)
+        return self._replays[key]
+
+    def _peaks(self, profile: DeviceProfile, unbounded: _UnboundedReplay) -> Peaks:
+        """The unbounded replay is reused when the job fits, because both give the same peak."""
+        trace = unbounded.trace
+        without_limit = measurement_of(trace, profile, unbounded.lowered, unbounded.replay)
+        room_bytes = profile.capacity_bytes(trace.has_convolutions, trace.has_batch_norm)
+        if unbounded.replay.peak_reserved_bytes <= room_bytes:
+            return Peaks(without_limit, without_limit)
+        return Peaks(measurement_of(trace, profile, *replay_on(trace, profile, self.allocator)), without_limit)
+
+
+def library_versions(subject: nn.Module) -> dict[str, str]:
+    """Return the version of torch, and of each library that the subject has modules of."""
+    roots = {type(part).__module__.partition(".")[0] for part in subject.modules()}
+    versions = {"torch": version("torch")}
+    for library in LIBRARIES:
+        if library in roots:
+            try:
+                versions[library] = version(library)
+            except PackageNotFoundError:
+                continue
+    return versions
+
+
+def _with_known_optimizer(prepared: PreparedJob, trace: Trace) -> TrainingSetup:
+    """Replace an optimizer that estimators do not know by the one of torch.optim with about as much state."""
+    if parse_call(prepared.training.optimizer)[0] in OPTIMIZERS:
+        return prepared.training
+    dead = {block for block, size in trace.events if size == FREE}
+    state_bytes = sum(
+        size for block, size in trace.events
+        if size != FREE and trace.uses[block] == Use.OPTIMIZER_STATE and trace.owners[block] and block not in dead
+    )  # fmt: skip
+    trainable = sum(item.numel() * item.element_size() for item in prepared.subject.parameters() if item.requires_grad)
+    return replace(prepared.training, optimizer=stand_in(state_bytes, trainable))
+
+
+def _without_limit(profile: DeviceProfile) -> DeviceProfile:
+    return replace(profile, total_mib=_UNBOUNDED_MIB)
+
+
+def _costs(unbounded: _UnboundedReplay, table: LayerTable) -> tuple[LayerCost, ...]:
+    """Sum the blocks that are alive at the peak by the layer that they were made for."""
+    kinds = {layer.name: layer.kind for layer in reversed(table.layers) if not layer.functional}
+    live = set(unbounded.replay.live_at_peak)
+    held: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for block, size in unbounded.lowered.events:
+        if size != FREE and block in live:
+            use = Use(unbounded.trace.uses[block])
+            owner = "" if use in (Use.WORKSPACE, Use.INPUTS) else own_name(unbounded.trace.owners[block])
+            if owner:
+                held[owner][use.name.lower()] += size
+    costs = [LayerCost(name, kinds.get(name, "block"), dict(uses)) for name, uses in held.items()]
+    return tuple(sorted(costs, key=lambda item: -item.total_bytes))
+
+
+def _thinned(requested: Sequence[int]) -> list[int]:
+    """Return at most `_CURVE_POINTS` points: the highest of each of as many equal stretches, so that peaks remain."""
+    count = len(requested)
+    if count <= _CURVE_POINTS:
+        return list(range(count))
+    size, longer = divmod(count, _CURVE_POINTS)
+    starts = [index * size + min(index, longer) for index in range(_CURVE_POINTS + 1)]
+    return [max(range(start, end), key=requested.__getitem__) for start, end in pairwise(starts)]

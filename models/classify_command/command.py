@@ -1,0 +1,216 @@
+"""`vramcast classify`: how much GPU memory a network's training takes, whether it fits, and what to do if not."""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vramcast.dataset_builder.defaults import BUCKET_MIB, CHECKPOINT, RISK
+from vramcast.dataset_builder.devices import DEFAULT_DEVICE
+from vramcast.dataset_builder.exit_codes import FAILED, CommandParser, exit_code
+from vramcast.dataset_builder.jobs.targets import FORMS, parse_argument
+from vramcast.dataset_builder.schema import LayerTable
+from vramcast.dataset_builder.simulation.client import MEMORY_MIB, TIMEOUT_SECONDS, InternalError, NetworkError
+from vramcast.errors import UserError, check_count
+from vramcast.models.answer import FITS, Answer
+from vramcast.models.classify_command.request import KEYS, TRAINING_OPTIONS, ClassifyRequest
+from vramcast.models.classify_command.simulators import Simulators
+
+if TYPE_CHECKING:  # the child starts before this process imports torch
+    from vramcast.dataset_builder.simulation.simulator import JobSimulator
+    from vramcast.models.predictor import Predictor
+
+_NETWORK_FAILED = 3
+_QUIET_SECONDS = 2.0
+_REPORT = "this is an error of vramcast, not of the network: please report it with the traceback above"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `vramcast classify` and return the exit code."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the estimator is small: threads would wait for each other
+    return exit_code("vramcast classify", lambda: _classify(_parser().parse_args(argv)))
+
+
+def _classify(arguments: argparse.Namespace) -> int:
+    check_count("--memory-limit-mib", arguments.memory_limit_mib)
+    try:
+        with Simulators(arguments.timeout, arguments.memory_limit_mib) as simulators:
+            fits = (_many if arguments.jobs else _one)(arguments, simulators)
+    except InternalError as error:
+        print(error.traceback, file=sys.stderr)
+        print(f"vramcast classify: {error}: {_REPORT}", file=sys.stderr)
+        return FAILED
+    except NetworkError as error:
+        print(error.traceback, file=sys.stderr)
+        print(f"vramcast classify: the network's own code failed: {error}", file=sys.stderr)
+        return _NETWORK_FAILED
+    return FAILED if arguments.check and not fits else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = CommandParser(prog="vramcast classify", description=__doc__, epilog=f"TARGET is {FORMS}.")
+    add = parser.add_argument
+    add("target", nargs="?", metavar="TARGET", help="the network, see below")
+    add("--input", action="append", metavar="SHAPE", help="of a sample: 3,224,224, or 512:30522 (tokens)")
+    add("--inputs", metavar="FUNCTION", help="a function of the target's file that returns a batch for a batch size")
+    add("--step", metavar="FUNCTION", help="a function of the target's file: (network, batch) to the loss")
+    add("--arg", action="append", default=[], metavar="NAME=VALUE", help="an argument of the target's function")
+    for name, option in TRAINING_OPTIONS.items():
+        flag = f"--{name.replace('_', '-')}"
+        if option.kind == "flag":
+            add(flag, action="store_true", default=None, help=option.help)
+        elif option.kind == "count":
+            add(flag, type=int, metavar="N", help=option.help)
+        else:
+            text = f"{option.help}: {', '.join(option.choices)}" if option.choices else option.help
+            bare: dict[str, Any] = {"nargs": "?", "const": option.bare} if option.bare else {}
+            add(flag, metavar="NAME", help=text, **bare)
+    add("--device", metavar="NAME", help=f"a device profile, see vramcast device list; default {DEFAULT_DEVICE}")
+    add("--risk", type=float, help=f"probability that the safe figure is too low; default {RISK}")
+    add("--bucket-mib", type=int, metavar="N", help=f"the width of a bucket; default {BUCKET_MIB}")
+    add("--checkpoint", default=CHECKPOINT, metavar="NAME", help="the estimator: a name or directory")
+    add("--max-batch", action="store_true", default=None, help="search the largest batch with --json too")
+    add("--check", action="store_true", help="exit with 1 if the job does not fit safely")
+    add("--json", action="store_true", help="print one JSON object")
+    add("--jobs", metavar="FILE", help="classify many jobs, one JSON object a line; with --json")
+    add("--plot", type=Path, metavar="FILE", help="draw the memory over the steps (.png or .svg)")
+    add("--timeout", type=float, default=TIMEOUT_SECONDS, metavar="SECONDS", help="limit for the network's code")
+    add("--memory-limit-mib", type=int, default=MEMORY_MIB, metavar="N", help="limit for the network's code")
+    return parser
+
+
+def _values(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the job of the command line by the keys of a jobs file."""
+    values = {name: getattr(arguments, name) for name in KEYS if name != "args"}
+    return {**values, "args": dict(map(parse_argument, arguments.arg)) or None}
+
+
+def _one(arguments: argparse.Namespace, simulators: Simulators) -> bool:
+    """Classify one job; return whether it fits safely."""
+    start = time.perf_counter()
+    if arguments.target is None:
+        raise UserError(f"expected {FORMS}, found no target: name the network")
+    request = ClassifyRequest.of(_values(arguments))
+    if arguments.plot:
+        from vramcast.models.timeline import check_picture
+
+        check_picture(arguments.plot)
+    with _progress(request.target):
+        subject = simulators.start(request)
+        text, answer = _rendered(arguments, request, subject, start)
+    print(text, end="")
+    if arguments.plot:
+        _plot(arguments.plot, request, subject)
+    return answer.verdict == FITS
+
+
+def _rendered(
+    arguments: argparse.Namespace, request: ClassifyRequest, subject: "LayerTable | JobSimulator", start: float
+) -> tuple[str, Answer]:
+    # imported here, because the child builds the network while this process imports torch
+    from vramcast.models.classify_command.job_answers import answer_request, page_of_request
+    from vramcast.models.classify_command.page import render_page
+
+    predictor = _predictor(arguments.checkpoint)
+    if arguments.json:
+        answer = answer_request(request, subject, predictor, start)
+        return json.dumps(answer.to_dict(), allow_nan=False) + "\n", answer
+    page = page_of_request(request, subject, predictor, start)
+    return render_page(page, shutil.get_terminal_size((100, 40)).columns, sys.stdout.isatty()), page.answer
+
+
+def _predictor(checkpoint: str) -> "Predictor":
+    from vramcast.models.predictor import Predictor
+
+    return Predictor.load(checkpoint)
+
+
+@contextmanager
+def _progress(target: str) -> Iterator[None]:
+    """Print a line to stderr if the work takes longer than two seconds."""
+    start = time.perf_counter()
+    timer = threading.Timer(_QUIET_SECONDS, lambda: print(f"simulating {target} ...", file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+    if time.perf_counter() - start > _QUIET_SECONDS and sys.stderr.isatty():
+        print(f"simulated {target} in {time.perf_counter() - start:.1f} s", file=sys.stderr)
+
+
+def _plot(path: Path, request: ClassifyRequest, subject: Any) -> None:
+    from vramcast.dataset_builder.devices import load_profile
+    from vramcast.models.timeline import draw_timeline, timeline_table
+
+    if isinstance(subject, LayerTable):
+        raise UserError(f"expected a network to draw {path} of, found a layer table: name the network itself")
+    profile = load_profile(request.device)
+    curve = subject.curve(request.options, profile)
+    draw_timeline(timeline_table(curve), f"{request.target} on {profile.title}, simulated", path)
+    print(f"{path} written", file=sys.stderr)
+
+
+def _many(arguments: argparse.Namespace, simulators: Simulators) -> bool:
+    """Classify the jobs of a file; return whether all of them fit safely."""
+    if not arguments.json or arguments.target is not None or arguments.plot:
+        raise UserError("expected --jobs FILE with --json, and neither a target nor --plot, found others: change them")
+    lines = list(_lines(arguments.jobs))
+    from vramcast.models.classify_command.job_answers import answer_request
+
+    predictor, defaults, fits = _predictor(arguments.checkpoint), _values(arguments), True
+    for line in lines:
+        start = time.perf_counter()
+        result: Mapping[str, Any]
+        try:
+            request = ClassifyRequest.of({**defaults, **_job(line)})
+            result = answer_request(request, simulators.start(request), predictor, start).to_dict()
+        except InternalError as error:
+            print(error.traceback, file=sys.stderr)
+            result = _failed(line, f"{error}: {_REPORT}")
+        except (UserError, NetworkError) as error:
+            result = _failed(line, str(error))
+        except Exception as error:  # an error of vramcast must not stop the other lines either
+            traceback.print_exc()
+            result = _failed(line, f"{type(error).__name__}: {error}: {_REPORT}")
+        fits = fits and result.get("verdict") == FITS
+        print(json.dumps(result, allow_nan=False), flush=True)
+    return fits
+
+
+def _failed(line: str, why: str) -> dict[str, Any]:
+    return {"target": _target(line), "status": "error", "error": " ".join(why.split())}
+
+
+def _lines(path: str) -> Iterator[str]:
+    try:
+        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"expected a file of jobs at {path}, found: {error}; check the path") from error
+    return (line for line in text.splitlines() if line.strip())
+
+
+def _job(line: str) -> dict[str, Any]:
+    try:
+        job = json.loads(line)
+    except ValueError as error:
+        raise UserError(f"expected a JSON object in a line of the jobs file, found: {error}; fix it") from error
+    if not isinstance(job, dict):
+        raise UserError(f"expected a JSON object in a line of the jobs file, found {job!r}: fix it")
+    return job
+
+
+def _target(line: str) -> Any:
+    try:
+        return _job(line).get("target")
+    except UserError:
+        return None

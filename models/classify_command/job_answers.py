@@ -1,0 +1,98 @@
+"""Answers for one job under varied training options: for a screen, for a line of JSON, and for the batch search."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vramcast.dataset_builder.devices import gpu_profiles, load_profile
+from vramcast.dataset_builder.jobs.optimizers import DEFAULT, parse_optimizer
+from vramcast.dataset_builder.schema import LayerTable
+from vramcast.dataset_builder.simulation.simulation import Simulation
+from vramcast.dataset_builder.simulation.simulator import JobSimulator
+from vramcast.models.answer import FITS, Answer
+from vramcast.models.batch_search import largest_batch
+from vramcast.models.classify_command.page import Page
+from vramcast.models.classify_command.request import ClassifyRequest
+from vramcast.models.classify_command.suggestions import suggestions
+from vramcast.models.predictor import Predictor, Question
+from vramcast.virtual_gpu.training_setup import TrainingSetup
+
+
+class JobAnswers:
+    """Answers for the job of a request; training options can be changed from answer to answer."""
+
+    def __init__(self, request: ClassifyRequest, simulator: JobSimulator, predictor: Predictor) -> None:
+        self.request = request
+        self.simulator = simulator
+        self.predictor = predictor
+
+    def simulate(self, devices: Sequence[str], **changes: Any) -> Simulation:
+        """Simulate the job on some devices."""
+        options = {**self.request.options, **changes}
+        return self.simulator.simulate(options, [load_profile(name) for name in devices])
+
+    def answers(self, simulation: Simulation, devices: Sequence[str]) -> list[Answer]:
+        """Return the answers for some of the simulated devices."""
+        questions = [
+            Question.of_simulation(self.request.target, simulation, load_profile(device)) for device in devices
+        ]
+        return self.predictor.answers(questions, self.request.risk, self.request.bucket_mib)
+
+    def answer(self, device: str, **changes: Any) -> Answer:
+        """Return the answer for one device, with some training options changed."""
+        start = time.perf_counter()
+        answer = self.answers(self.simulate([device], **changes), [device])[0]
+        return replace(answer, seconds=time.perf_counter() - start)
+
+    def largest_batch(self, start: Answer) -> tuple[int, Answer | None]:
+        """Return the largest batch whose safe figure fits the device of an answer, and the answer for it."""
+        return largest_batch(lambda size: self.answer(start.device, batch_size=size, last_batch_size=None), start)
+
+
+def answer_request(
+    request: ClassifyRequest, subject: LayerTable | JobSimulator, predictor: Predictor, start: float
+) -> Answer:
+    """Return the answer to a request, with the largest batch if it was requested."""
+    if isinstance(subject, LayerTable):
+        return _table_answer(request, subject, predictor, request.device, start)
+    job = JobAnswers(request, subject, predictor)
+    answer = job.answer(request.device)
+    if request.max_batch:
+        answer = replace(answer, max_batch_size=job.largest_batch(answer)[0])
+    return replace(answer, seconds=time.perf_counter() - start)
+
+
+def page_of_request(
+    request: ClassifyRequest, subject: LayerTable | JobSimulator, predictor: Predictor, start: float
+) -> Page:
+    """Return a page with all devices, the largest batch, and suggestions if the job does not fit safely."""
+    title = load_profile(request.device).title
+    names = [profile.name for profile in gpu_profiles()]
+    if isinstance(subject, LayerTable):
+        answer = _table_answer(request, subject, predictor, request.device, start)
+        others = [_table_answer(request, subject, predictor, name, start) for name in names]
+        return Page(answer, title, _table_training(request.options), devices=others)
+    job = JobAnswers(request, subject, predictor)
+    devices = list(dict.fromkeys([request.device, *names]))
+    simulation = job.simulate(devices)
+    by_device = dict(zip(devices, job.answers(simulation, devices), strict=True))
+    answer, others = by_device[request.device], [by_device[name] for name in names]
+    batch, largest = job.largest_batch(answer)
+    helpful = [] if answer.verdict == FITS else suggestions(job, answer, simulation.training, largest, others)
+    answer = replace(answer, max_batch_size=batch, seconds=time.perf_counter() - start)
+    return Page(answer, title, simulation.training, simulation.costs, others, helpful)
+
+
+def _table_answer(
+    request: ClassifyRequest, table: LayerTable, predictor: Predictor, device: str, start: float
+) -> Answer:
+    training = _table_training(request.options)
+    question = Question.of_table(request.target, table, training, load_profile(device))
+    answer = predictor.answers([question], request.risk, request.bucket_mib)[0]
+    return replace(answer, seconds=time.perf_counter() - start)
+
+
+def _table_training(options: Mapping[str, Any]) -> TrainingSetup:
+    chosen = {name: value for name, value in options.items() if value is not None}
+    return TrainingSetup(**{**chosen, "optimizer": parse_optimizer(chosen.get("optimizer", DEFAULT))})

@@ -1,0 +1,99 @@
+"""One job of the command line or of a jobs file, checked. Imports nothing heavy, so that the child starts first."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vramcast.dataset_builder.defaults import RISK
+from vramcast.dataset_builder.devices import DEFAULT_DEVICE, device_file
+from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
+from vramcast.errors import UserError, check_choice, check_count, check_flag
+from vramcast.virtual_gpu.training_setup import OPTIONS
+
+TRAINING_OPTIONS = {name: option for name, option in OPTIONS.items() if not option.from_network}
+_LARGEST = 2**31
+"""Of a count: torch cannot index larger tensors."""
+KEYS = (
+    *TRAINING_OPTIONS, "target", "device", "risk", "bucket_mib", "max_batch", "input", "inputs", "step", "args",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifyRequest:
+    """One job to be classified."""
+
+    target: str
+    options: Mapping[str, Any]
+    """Training options; None leaves an option to the network."""
+    device: str = DEFAULT_DEVICE
+    risk: float = RISK
+    bucket_mib: int | None = None
+    max_batch: bool = False
+    input: tuple[str, ...] = ()
+    inputs: str | None = None
+    step: str | None = None
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "ClassifyRequest":
+        """Check the values of a jobs file or of the command line, where None stands for no value."""
+        given = {name: value for name, value in values.items() if value is not None}
+        unknown = sorted(given.keys() - set(KEYS))
+        if unknown:
+            raise UserError(f"expected a job with some of {sorted(KEYS)}, found {unknown}: remove or rename them")
+        if "target" not in given:
+            raise UserError(f"expected a job with a target, found {sorted(given)}: add it")
+        _check(given)
+        options = {name: given.pop(name, None) for name in TRAINING_OPTIONS}
+        inputs = given.pop("input", ())
+        return cls(options=options, input=(inputs,) if isinstance(inputs, str) else tuple(inputs), **given)
+
+    def check_batch(self) -> None:
+        """Raise if there is no batch size; only a spec has its own."""
+        if self.options["batch_size"] is None:
+            raise UserError("expected the batch size that the network is trained with, found none: give --batch-size N")
+
+    def build_request(self) -> BuildRequest:
+        """Return what the child process builds."""
+        self.check_batch()
+        return BuildRequest(
+            target=parse_target(self.target),
+            arguments=dict(self.args),
+            inputs=self.input,
+            inputs_factory=self.inputs,
+            step_factory=self.step,
+            directory=os.getcwd(),  # noqa: PTH109 - with symlinks unresolved, as the user sees it
+        )
+
+
+def _check(given: Mapping[str, Any]) -> None:
+    for name, option in TRAINING_OPTIONS.items():
+        if name in given:
+            if option.kind == "count":
+                _check_bounded(name, given[name], option.least)
+            elif option.kind == "flag":
+                check_flag(name, given[name])
+            elif option.kind == "choice":
+                check_choice(name, given[name], option.accepted)
+    for name in ("target", "optimizer", "device", "inputs", "step"):
+        if name in given and not isinstance(given[name], str):
+            raise UserError(f"expected {name} to be a text, found {given[name]!r}: change it")
+    if "bucket_mib" in given:
+        _check_bounded("bucket_mib", given["bucket_mib"])
+    check_flag("max_batch", given.get("max_batch", False))
+    device_file(given.get("device", DEFAULT_DEVICE))  # an unknown device fails before the network is built
+    risk = given.get("risk", RISK)
+    if not isinstance(risk, int | float) or not 0 < risk < 1:
+        raise UserError(f"expected risk to be a number between 0 and 1, found {risk!r}: change it")
+    if not isinstance(given.get("args", {}), Mapping):
+        raise UserError(f"expected args to be a mapping, found {given['args']!r}: change it")
+    texts = given.get("input", [])
+    if not isinstance(texts, str) and not (isinstance(texts, list) and all(isinstance(item, str) for item in texts)):
+        raise UserError(f"expected input to be texts such as '3,224,224', found {texts!r}: change it")
+
+
+def _check_bounded(name: str, value: Any, least: int = 1) -> None:
+    check_count(name, value, least)
+    if value > _LARGEST:
+        raise UserError(f"expected {name} to be at most {_LARGEST}, found {value}: change it")

@@ -1,0 +1,87 @@
+"""Where a request is simulated: in a child process if it runs code, in this process if it is a spec."""
+
+from typing import TYPE_CHECKING, Self
+
+from vramcast.dataset_builder.jobs.targets import GPUMEMNET, LIBRARIES, BuildRequest, is_document, read_document
+from vramcast.dataset_builder.schema import LayerTable, Spec
+from vramcast.dataset_builder.simulation.client import ChildSimulator
+from vramcast.errors import UserError
+from vramcast.models.classify_command.request import ClassifyRequest
+
+if TYPE_CHECKING:  # the child starts before this process imports torch
+    from vramcast.dataset_builder.simulation.simulator import JobSimulator
+
+_MOST_NETWORKS = 40
+"""Networks of libraries that one child builds, because libraries keep some memory of each."""
+
+
+def described(target: str) -> Spec | LayerTable | None:
+    """Return the spec or the layer table that a target names, or None if it must be built by running code."""
+    if target.startswith(GPUMEMNET):
+        from vramcast.dataset_builder.families.gpumemnet import spec_of_filename  # noqa: PLC0415
+
+        return spec_of_filename(target.removeprefix(GPUMEMNET))
+    if not is_document(target):
+        return None
+    value = read_document(target)
+    if isinstance(value, dict) and {"family", "network", "training"} <= value.keys():
+        return Spec.from_json(value)
+    from vramcast.dataset_builder.jobs.layer_tables import read_table  # noqa: PLC0415
+
+    return read_table(value)
+
+
+class Simulators:
+    """Starts simulators one after the other, and reuses a child process while that is safe."""
+
+    def __init__(self, timeout_seconds: float, memory_mib: int) -> None:
+        self._limits = (timeout_seconds, memory_mib)
+        self._child: ChildSimulator | None = None
+        self._request: BuildRequest | None = None
+        self._built = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the child process, if there is one."""
+        if self._child is not None:
+            self._child.close()
+        self._child, self._request, self._built = None, None, 0
+
+    def start(self, request: ClassifyRequest) -> "LayerTable | JobSimulator":
+        """Return a simulator of the request's job, which may still be building it, or its layer table."""
+        description = described(request.target)
+        if description is None:
+            return self._building(request.build_request())
+        for name in ("input", "inputs", "step", "args"):
+            if value := getattr(request, name):
+                raise UserError(f"expected no {name} beside {request.target}, found {value!r}: leave it out")
+        if not isinstance(description, LayerTable):
+            return _local(description)
+        request.check_batch()
+        return description
+
+    def _building(self, request: BuildRequest) -> ChildSimulator:
+        if self._child is not None and request == self._request:
+            return self._child
+        from_libraries = request.target.kind in LIBRARIES and (
+            self._request is not None and self._request.target.kind in LIBRARIES
+        )
+        if self._child is not None and from_libraries and self._built < _MOST_NETWORKS and self._child.alive:
+            self._child.build(request)
+        else:
+            self.close()
+            self._child = ChildSimulator(request, *self._limits)
+        self._request, self._built = request, self._built + 1
+        return self._child
+
+
+def _local(spec: Spec) -> "JobSimulator":
+    from vramcast.dataset_builder.jobs.job import SpecJob  # noqa: PLC0415
+    from vramcast.dataset_builder.simulation.simulator import Simulator  # noqa: PLC0415
+
+    return Simulator(SpecJob(spec))

@@ -1,0 +1,297 @@
+"""The predictor: turns simulations and layer tables into answers, with any estimator."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from vramcast.dataset_builder.defaults import BUCKET_MIB, RISK
+from vramcast.dataset_builder.devices import DEFAULT_DEVICE, load_profile
+from vramcast.dataset_builder.families.meta_device import copy_to_meta
+from vramcast.dataset_builder.jobs.batches import resized
+from vramcast.dataset_builder.jobs.job import Job, ModuleJob, SpecJob
+from vramcast.dataset_builder.jobs.optimizers import DEFAULT, describe_optimizer
+from vramcast.dataset_builder.jobs.steps import TrainingStep
+from vramcast.dataset_builder.schema import LayerTable, Spec
+from vramcast.dataset_builder.simulation.simulation import Simulation
+from vramcast.dataset_builder.simulation.simulator import Simulator
+from vramcast.errors import UserError, check_probability
+from vramcast.models._base import Estimator
+from vramcast.models.answer import Answer, Bucket
+from vramcast.models.buckets import Buckets, choose_bucket
+from vramcast.models.checkpoint import checkpoint_directory, load_checkpoint
+from vramcast.models.example import Example
+from vramcast.models.examples import UNBOUNDED_BYTES, example_of_simulation, example_of_table
+from vramcast.virtual_gpu.measurement import Measurement
+from vramcast.virtual_gpu.profile import DeviceProfile
+from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.training_setup import TrainingSetup
+
+TABLES_ALONE = "universal_layers"
+"""The released estimator for layer tables alone, which needs no simulation."""
+_TABLE_NOTE = "classified from a layer table alone: nothing was simulated, and the safe figure is wider"
+
+
+@dataclass(frozen=True)
+class Question:
+    """One job on one device, for which an answer is wanted."""
+
+    target: str
+    example: Example
+    profile: DeviceProfile
+    unbounded: Example | None = None
+    """The job on the same device without a memory limit: the need of a job that does not fit."""
+    peak: Measurement | None = None
+    """The unbounded simulation, whose breakdown the answer shows."""
+    simulation: Simulation | None = None
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of_simulation(cls, target: str, simulation: Simulation, profile: DeviceProfile) -> Self:
+        """Return the question about a simulated job on one of its devices."""
+        peaks = simulation.peaks[profile.name]
+        return cls(
+            target,
+            example_of_simulation(simulation, profile),
+            profile,
+            example_of_simulation(simulation, profile, unbounded=True) if peaks.unbounded else None,
+            peaks.unbounded,
+            simulation,
+            (*simulation.notes, *peaks.bounded.notes),
+        )
+
+    @classmethod
+    def of_table(
+        cls,
+        target: str,
+        table: LayerTable,
+        training: TrainingSetup,
+        profile: DeviceProfile,
+        family: str | None = None,
+        simulated: Measurement | None = None,
+    ) -> Self:
+        """Return the question about a layer table, with a measurement if it was simulated elsewhere."""
+        notes = () if simulated else (_TABLE_NOTE,)
+        example = replace(example_of_table(table, training, profile, family=family), simulated=simulated)
+        return cls(target, example, profile, notes=(*notes, *profile.notes))
+
+
+class Predictor:
+    """Answers how much of a device a training job will use, and whether it fits."""
+
+    def __init__(self, estimator: Estimator, name: str | None = None, tables: str = TABLES_ALONE) -> None:
+        self.estimator = estimator
+        self.name = name or estimator.name
+        self._tables = tables
+
+    @classmethod
+    def load(cls, name: str, tables: str = TABLES_ALONE) -> Self:
+        """Read a checkpoint by its released name or its directory."""
+        return cls(load_checkpoint(checkpoint_directory(name)), Path(name).name, tables)
+
+    def classify(
+        self,
+        module: nn.Module,
+        inputs: Any,
+        *,
+        optimizer: Any = DEFAULT,
+        device: str = DEFAULT_DEVICE,
+        batch_size: int | None = None,
+        step: TrainingStep | None = None,
+        risk: float = RISK,
+        **options: Any,
+    ) -> Answer:
+        """Return the answer for a module of this process, which is neither changed nor run on data.
+
+        Args:
+            module: The network to train.
+            inputs: One batch (a tensor, a tuple of arguments, or a mapping of keyword arguments), or a function from
+                a batch size to one. The batch may have any size and lie on any device.
+            optimizer: A name such as "adamw" or "SGD(momentum=0.9)", or an optimizer of torch.optim: an object of the
+                module's parameters, a class, or a partial of one.
+            device: The name of a device profile, see `vramcast.devices()`.
+            batch_size: The batch size in training, if it is not that of `inputs`.
+            step: A function of module and batch that returns the loss, if the usual loss does not suit the output.
+            risk: The probability that the safe figure is too low.
+            options: Other fields of `TrainingSetup`, such as dtype, autocast, checkpointing or accumulate.
+        """
+        start = time.perf_counter()
+        if not isinstance(module, nn.Module):
+            raise UserError(f"expected a torch.nn.Module, found {type(module).__name__}: pass the network itself")
+        is_function = callable(inputs) and not isinstance(inputs, nn.Module)
+        make, sample_size = (inputs, None) if is_function else resized(inputs)
+        size = sample_size if batch_size is None else batch_size
+        if size is None:
+            raise UserError("expected a batch size beside a function that makes inputs, found none: give batch_size=N")
+        text, factory = describe_optimizer(optimizer, module)
+        job = ModuleJob(copy_to_meta(module), make, step, factory)
+        options = {"batch_size": size, "optimizer": text, **options}
+        return self._simulated(type(module).__name__, job, options, device, risk, start)
+
+    def classify_spec(
+        self, spec: Spec, *, device: str = DEFAULT_DEVICE, risk: float = RISK, target: str | None = None
+    ) -> Answer:
+        """Return the answer for a spec."""
+        return self._simulated(target or spec.id, SpecJob(spec), {}, device, risk, time.perf_counter())
+
+    def classify_table(
+        self,
+        table: LayerTable,
+        training: TrainingSetup,
+        *,
+        device: str = DEFAULT_DEVICE,
+        risk: float = RISK,
+        target: str = "layer table",
+        family: str | None = None,
+    ) -> Answer:
+        """Return the answer for a layer table, without a simulation."""
+        return self.answers([Question.of_table(target, table, training, load_profile(device), family)], risk)[0]
+
+    def _simulated(
+        self, target: str, job: Job, options: dict[str, Any], device: str, risk: float, start: float
+    ) -> Answer:
+        profile = load_profile(device)
+        simulation = Simulator(job).simulate(options, [profile])
+        answer = self.answers([Question.of_simulation(target, simulation, profile)], risk)[0]
+        return replace(answer, seconds=time.perf_counter() - start)
+
+    def answers(self, questions: Sequence[Question], risk: float = RISK, bucket_mib: int | None = None) -> list[Answer]:
+        """Return an answer to each question, in order; questions for one estimator share a pass.
+
+        `seconds` is the time of the estimate for one question; callers add the time of the simulation.
+        """
+        check_probability("risk", risk)
+        answers: dict[int, Answer] = {}
+        for name, estimator, members in self._by_estimator(questions):
+            start = time.perf_counter()
+            chosen = [questions[index] for index in members]
+            predicted = _answers(name, estimator, chosen, risk, bucket_mib or BUCKET_MIB)
+            seconds = (time.perf_counter() - start) / len(chosen)
+            answers.update(zip(members, (replace(item, seconds=seconds) for item in predicted), strict=True))
+        return [answers[index] for index in range(len(questions))]
+
+    def distribution(self, question: Question, bucket_mib: int = BUCKET_MIB) -> tuple[Buckets, NDArray[np.float64]]:
+        """Return the buckets of a device, and the probability of each for a question: [classes]."""
+        buckets = Buckets(bucket_mib * MIB, question.example.capacity_bytes)
+        _, estimator = self._estimator_for(question.example)
+        return buckets, estimator.predict_proba([question.example], buckets)[0]
+
+    def _by_estimator(self, questions: Sequence[Question]) -> list[tuple[str, Estimator, list[int]]]:
+        groups: dict[str, tuple[Estimator, list[int]]] = {}
+        for index, question in enumerate(questions):
+            name, estimator = self._estimator_for(question.example)
+            groups.setdefault(name, (estimator, []))[1].append(index)
+        return [(name, estimator, members) for name, (estimator, members) in groups.items()]
+
+    def _estimator_for(self, example: Example) -> tuple[str, Estimator]:
+        """Return the estimator, or the one for tables if it needs a simulation that the example lacks."""
+        if example.simulated is not None or not self.estimator.needs_simulation:
+            return self.name, self.estimator
+        return Path(self._tables).name, self._for_tables
+
+    @cached_property
+    def _for_tables(self) -> Estimator:
+        return load_checkpoint(checkpoint_directory(self._tables))
+
+
+def _answers(
+    name: str, estimator: Estimator, questions: Sequence[Question], risk: float, bucket_mib: int
+) -> list[Answer]:
+    examples = [item.example for item in questions]
+    unbounded = [item.unbounded or replace(item.example, capacity_bytes=UNBOUNDED_BYTES) for item in questions]
+    risk = max(risk, estimator.least_risk)
+    prediction = estimator.predict_all([*examples, *unbounded], risk)
+    count = len(examples)
+    points = _finite(prediction.point_bytes[:count], prediction.point_bytes[count:], examples)
+    calibrated = prediction.safe_bytes
+    safe = None if calibrated is None else _finite(calibrated[:count], calibrated[count:], examples)
+    answers = []
+    for index, question in enumerate(questions):
+        buckets = Buckets(bucket_mib * MIB, question.example.capacity_bytes)
+        proba = prediction.proba(index, buckets)
+        own_bytes = _quantile_bytes(buckets, proba, risk) if safe is None else safe[index]
+        note = () if safe is not None else (f"{name} has no calibrated bound: the safe figure is its own quantile",)
+        answers.append(
+            _answer(
+                replace(question, notes=(*question.notes, *note)),
+                buckets,
+                proba,
+                estimate_bytes=points[index],
+                safe_bytes=max(own_bytes, points[index]),
+                risk=risk,
+                unfamiliar=bool(prediction.unfamiliar[index]),
+                checkpoint=name,
+            )
+        )
+    return answers
+
+
+def _finite(
+    figures: NDArray[np.float64], unbounded: NDArray[np.float64], examples: Sequence[Example]
+) -> NDArray[np.float64]:
+    """Replace infinity by the unbounded figure, which is more than the device has and a number that JSON can hold."""
+    above = np.array([example.capacity_bytes + MIB for example in examples], dtype=np.float64)
+    return np.where(np.isfinite(figures), figures, np.clip(unbounded, above, UNBOUNDED_BYTES))
+
+
+def _quantile_bytes(buckets: Buckets, proba: NDArray[np.float64], risk: float) -> float:
+    """Return the upper edge of the bucket at which the probability reaches 1 - risk."""
+    index = int(np.argmax(np.cumsum(proba) >= 1 - risk - 1e-9))
+    return float(buckets.edges_bytes[index + 1]) if index < buckets.fitting else buckets.capacity_bytes + MIB
+
+
+def _bucket(buckets: Buckets, proba: NDArray[np.float64]) -> Bucket:
+    index = int(choose_bucket(proba[None])[0])
+    edges = buckets.edges_bytes / MIB
+    return Bucket(
+        index=index,
+        lower_mib=float(edges[index]),
+        upper_mib=None if index == buckets.fitting else float(edges[index + 1]),
+        probability=float(proba[index]),
+    )
+
+
+def _answer(
+    question: Question,
+    buckets: Buckets,
+    proba: NDArray[np.float64],
+    *,
+    estimate_bytes: float,
+    safe_bytes: float,
+    risk: float,
+    unfamiliar: bool,
+    checkpoint: str,
+) -> Answer:
+    example, profile, peak, simulation = question.example, question.profile, question.peak, question.simulation
+    calibrated = f"calibrated on {profile.calibrated_on}" if profile.calibrated_on else "not calibrated"
+    return Answer(
+        target=question.target,
+        batch_size=example.training.batch_size,
+        device=profile.name,
+        bucket=_bucket(buckets, proba),
+        estimate_mib=float(estimate_bytes) / MIB,
+        safe_mib=float(safe_bytes) / MIB,
+        allocated_mib=_mib(peak.allocated_bytes) if peak else None,
+        reserved_mib=_mib(peak.reserved_bytes) if peak else None,
+        capacity_mib=example.capacity_bytes / MIB,
+        oom_probability=float(proba[-1]),
+        risk=risk,
+        out_of_distribution=unfamiliar,
+        checkpoint=checkpoint,
+        profile=f"{profile.title}, {calibrated}",
+        seconds=0.0,
+        breakdown_mib={use: size / MIB for use, size in peak.breakdown.items()} if peak else {},
+        notes=tuple(dict.fromkeys(question.notes)),
+        inputs=simulation.inputs if simulation else (),
+        traced_with=simulation.traced_with if simulation else {},
+    )
+
+
+def _mib(size_bytes: int | None) -> float | None:
+    return None if size_bytes is None else size_bytes / MIB
