@@ -7,12 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
-from vramcast.dataset_builder.simulation.client import ChildSimulator, NetworkError
+from vramcast.dataset_builder.simulation.client import ChildSimulator, InternalError, NetworkError, _checked
 from vramcast.errors import UserError
 from vramcast.models.classify_command.command import main
 from vramcast.models.classify_command.request import ClassifyRequest
+from vramcast.models.classify_command.simulators import Simulators
+from vramcast.virtual_gpu.source_lines import is_internal, is_network_code
 
 FILE = Path(__file__).parent / "support" / "written_networks.py"
 GPUMEMNET = "gpumemnet:input:784_output:10_depth:3_arch:pyramid_batch:64.out"
@@ -128,6 +131,8 @@ def test_a_child_that_takes_too_long_or_too_much_is_ended():
         ([GPUMEMNET, "--risk", "2"], "risk"),
         ([GPUMEMNET, "--dtype", "int8"], "dtype"),
         ([GPUMEMNET, "--device", "abacus"], "expected device to be one of"),
+        ([GPUMEMNET, "--device", "A100"], "did you mean a100_40gb or a100_80gb?"),
+        ([str(FILE), "--batch-size", "4"], f"name one of {FILE}:UNet, "),
         ([GPUMEMNET, "--input", "3"], "leave it out"),
         ([GPUMEMNET, "--plot", "picture.gif"], "ends in one of"),
         ([GPUMEMNET, "--arg", "depth"], "expected an argument such as"),
@@ -177,3 +182,62 @@ def test_a_request_keeps_what_it_was_given():
     )
     assert found.build_request().inputs == ("3,64,64",)
     assert found.build_request().arguments == {"num_classes": 5}
+
+
+def test_check_exits_with_one_if_the_job_does_not_fit_safely(capfd, tmp_path):
+    (tmp_path / "spec.json").write_text(json.dumps({**SPEC, "training": {"batch_size": 2**28}}))
+    assert classified(capfd, GPUMEMNET, "--check")[0] == 0
+    assert classified(capfd, str(tmp_path / "spec.json"), "--device", "rtx_4060")[0] == 0
+    assert classified(capfd, str(tmp_path / "spec.json"), "--device", "rtx_4060", "--check")[0] == 1
+
+
+def test_an_answer_names_its_inputs_and_the_versions_it_was_traced_with(capfd):
+    words = [f"{FILE}:Tagger", "--batch-size", "4", "--input", "9:100"]
+    code, (answer,), _ = classified(capfd, *words, "--dtype", "float32")
+    assert code == 0
+    assert answer["inputs"] == [{"shape": [9], "dtype": "int64"}]
+    assert answer["traced_with"].keys() == {"torch"}
+    assert main(words) == 0
+    assert "input sequence length 9, traced with torch 2" in capfd.readouterr().out
+
+
+def test_an_error_of_ours_is_not_blamed_on_the_network(capfd, monkeypatch):
+    report = {"event": "internal", "summary": "KeyError: 'x'", "place": None, "traceback": "Traceback of ours"}
+    with pytest.raises(InternalError) as raised:
+        _checked(report)
+
+    def fail(*_):
+        raise raised.value
+
+    monkeypatch.setattr(Simulators, "start", fail)
+    code, _, err = classified(capfd, f"{FILE}:Tagger", "--batch-size", "4", "--input", "9:100")
+    assert code == 1
+    assert "Traceback of ours" in err
+    assert "KeyError: 'x': this is an error of vramcast, not of the network: please report it" in err
+
+
+def failing(work):
+    try:
+        work()
+    except Exception as error:
+        return error
+
+
+def test_a_fault_is_ours_if_our_frame_raised():
+    assert is_internal(failing(lambda: parse_target(None)))
+    assert not is_internal(failing(lambda: 1 / 0))
+    assert not is_internal(failing(lambda: torch.nn.Linear(2, 2)(torch.empty(3, 3))))
+
+
+@pytest.mark.parametrize(
+    ("filename", "expected"),
+    [
+        (__file__, True),
+        ("/x/site-packages/timm/models/resnet.py", True),
+        ("/x/site-packages/torch/nn/modules/linear.py", True),
+        ("/x/site-packages/torch/optim/adam.py", False),
+        (is_network_code.__code__.co_filename, False),
+    ],
+)
+def test_code_of_networks_is_told_from_ours_and_from_torch(filename, expected):
+    assert is_network_code(filename) == expected
