@@ -68,7 +68,7 @@ class LightningFitter:
         directory.mkdir(parents=True, exist_ok=True)
         torch.set_num_threads(self.settings.threads)
         seed, size = torch.initial_seed(), self.settings.batch_size
-        history = History(self.settings.epochs, member, self.bar)
+        history = LossHistory(self.settings.epochs, member, self.bar)
         order = MiniBatches(train, size, seed)
         done = _epochs_done(directory / _LAST)
         order.set_epoch(done)  # Lightning sets it too late for the first epoch of a resumed run
@@ -163,7 +163,7 @@ class Shell(LightningModule):
         return batch
 
 
-class History(Callback):
+class LossHistory(Callback):
     """A callback that records the losses of every epoch, also across restarts, and shows a progress bar."""
 
     def __init__(self, total: int, member: str, bar: bool) -> None:

@@ -42,15 +42,15 @@ Outcomes = Mapping[str, EstimatorResult]
 class Study:
     """The four traces, and our reservations for their jobs."""
 
-    def __init__(self, data: Path, cache: SimulationStore, asked: AnswerSettings, repeats: int) -> None:
+    def __init__(self, data: Path, cache: SimulationStore, settings: AnswerSettings, repeats: int) -> None:
         self.jobs: Mapping[str, TraceJob] = read_jobs(data / "jobs.csv")
         self.traces = {name: read_trace(data / f"philly_{name}.csv", self.jobs) for name in TRACES}
-        self.cache, self.asked, self.repeats = cache, asked, repeats
+        self.cache, self.settings, self.repeats = cache, settings, repeats
         self.used = {item.job.name: item.job for trace in self.traces.values() for item in trace}
-        self.bounds = self.bounds_at(asked.risk)
+        self.bounds = self.bounds_at(settings.risk)
 
     def bounds_at(self, risk: float) -> Mapping[str, int]:
-        return bounds_bytes(self.used.values(), DEVICE, replace(self.asked, risk=risk), self.cache)
+        return bounds_bytes(self.used.values(), DEVICE, replace(self.settings, risk=risk), self.cache)
 
     def outcomes(
         self, trace: Sequence[Submission], rules: ClusterRules, margin_mib: int = 0, repeats: int = 1
@@ -150,7 +150,7 @@ def widths(study: Study) -> str:
     whole = sum(study.bounds[name] >= ClusterRules().capacity_bytes for name in built)
     low = [name for name, job in built.items() if study.bounds[name] < job.peak_bytes]
     return (
-        f"With `{study.asked.checkpoint}` at a risk of {study.asked.risk:.0%}, {len(built)} of {len(study.used)} jobs "
+        f"With `{study.settings.checkpoint}` at a risk of {study.settings.risk:.0%}, {len(built)} of {len(study.used)} jobs "
         f"of the traces can be built; the reservation is {over[len(over) // 2]:.2f} times the true peak in the median, "
         f"a whole GPU for {whole} of them, and too small for {', '.join(low) or 'none'}."
     )
@@ -217,8 +217,8 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="write into the marked parts of this page instead of printing")
     parser.add_argument("--picture", type=Path, help="draw the Gantt chart")
     arguments = parser.parse_args()
-    asked = AnswerSettings(arguments.checkpoint, arguments.risk, arguments.bucket_mib)
-    study = Study(arguments.data, SimulationStore(arguments.cache, 2), asked, arguments.repeats)
+    settings = AnswerSettings(arguments.checkpoint, arguments.risk, arguments.bucket_mib)
+    study = Study(arguments.data, SimulationStore(arguments.cache, 2), settings, arguments.repeats)
     if arguments.picture:
         draw(study, arguments.picture)
     for name, text in tqdm(sections(study), total=6, unit="part"):
