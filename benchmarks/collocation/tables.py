@@ -150,9 +150,9 @@ def widths(study: Study) -> str:
     whole = sum(study.bounds[name] >= ClusterRules().capacity_bytes for name in built)
     low = [name for name, job in built.items() if study.bounds[name] < job.peak_bytes]
     return (
-        f"With `{study.settings.checkpoint}` at a risk of {study.settings.risk:.0%}, {len(built)} of {len(study.used)} jobs "
-        f"of the traces can be built; the reservation is {over[len(over) // 2]:.2f} times the true peak in the median, "
-        f"a whole GPU for {whole} of them, and too small for {', '.join(low) or 'none'}."
+        f"With `{study.settings.checkpoint}` at a risk of {study.settings.risk:.0%}, {len(built)} of "
+        f"{len(study.used)} jobs of the traces can be built; the reservation is {over[len(over) // 2]:.2f} times "
+        f"the true peak in the median, a whole GPU for {whole} of them, and too small for {', '.join(low) or 'none'}."
     )
 
 
