@@ -1,6 +1,6 @@
-"""Child processes to talk to: lines in, lines of JSON out on a pipe of their own, and an end to all they began.
+"""Child processes with a protocol: lines on their standard input, lines of JSON on a pipe of their own.
 
-Only the parent's side. A child ends with its parent by `end_with_parent`.
+This is the parent's side. A child calls `end_with_parent` to end with its parent.
 """
 
 import ctypes
@@ -18,32 +18,32 @@ from typing import Any
 from vramcast.dataset_builder.process_tree import end_descendants
 
 TICK_SECONDS = 0.05
-"""How often the child's end is looked at while nothing comes."""
+"""Interval between checks for the child's end while it reports nothing."""
 TERM_SECONDS = 1.0
 KILL_SECONDS = 5.0
-"""A process that waits inside a hung driver cannot be killed, and is not waited for longer than this."""
+"""A process that hangs inside the driver cannot be killed; the parent waits no longer than this."""
 PIPE_BYTES = 65_536
-"""All that a pipe of Linux holds: one read empties it, however much is to come (pipe(7))."""
+"""Capacity of a pipe on Linux: one read empties it (pipe(7))."""
 TAIL_BYTES = 16_384
 _LAST_LINES = 5
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def end_with_parent() -> None:
-    """Have Linux end this process with its parent, even while C code holds the interpreter lock."""
+    """Have Linux kill this process when its parent ends, even while C code holds the interpreter lock."""
     with suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def write_line(channel: int, value: Mapping[str, Any]) -> None:
-    """Write a mapping as a line of JSON, whole."""
+    """Write a mapping as one complete line of JSON."""
     rest = json.dumps(value).encode() + b"\n"
     while rest:
         rest = rest[os.write(channel, rest) :]
 
 
 class ChildProcess:
-    """A process in a group of its own; the last word of its command is the number of the pipe that it answers on."""
+    """A process in its own process group; its last argument is the number of the pipe on which it reports."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ChildProcess:
         directory: Path | None = None,
     ) -> None:
         self.fault: str | None = None
-        """What is wrong with its reports, None if nothing is."""
+        """An error in its reports; None if they are well-formed."""
         self._longest_answer_bytes = longest_answer_bytes
         self._tail, self._unread, self._unsent = bytearray(), bytearray(), bytearray()
         self._searched = 0
@@ -64,12 +64,12 @@ class ChildProcess:
                 [*command, str(theirs)],
                 stdin=subprocess.PIPE,
                 bufsize=0,
-                stdout=printed,  # libraries print there what belongs to the evidence
+                stdout=printed,  # libraries print errors there that belong to the evidence
                 stderr=printed,
                 pass_fds=(theirs,),
                 env=dict(environment),
                 cwd=directory,
-                start_new_session=True,  # a group of its own, which can be ended whole
+                start_new_session=True,  # its own process group, which can be killed as a whole
             )
         except BaseException:
             os.close(self._answers)
@@ -86,7 +86,7 @@ class ChildProcess:
             os.set_blocking(self.process.stdin.fileno(), False)
 
     def send(self, data: bytes) -> None:
-        """Send to the child's standard input; what a busy child does not take yet is sent while waiting for reports."""
+        """Write to its standard input; what a busy child does not read yet is sent while waiting for reports."""
         if self.process.stdin:
             waiting = bool(self._unsent)
             self._unsent += data
@@ -100,12 +100,12 @@ class ChildProcess:
                 del self._unsent[: os.write(self.process.stdin.fileno(), self._unsent[:PIPE_BYTES])]
         except BlockingIOError:
             return False
-        except BrokenPipeError:  # the child is dead, which is seen later
+        except BrokenPipeError:  # the child has ended; the caller finds out how
             self._unsent.clear()
         return True
 
     def reports(self, patience_seconds: float) -> list[Mapping[str, Any]]:
-        """What it has reported by now, or within some time: mappings with an 'event'."""
+        """Return its reports, mappings with an 'event'; wait up to `patience_seconds` for the first."""
         if not self._selector.get_map():
             time.sleep(min(TICK_SECONDS, patience_seconds))
         else:
@@ -116,7 +116,7 @@ class ChildProcess:
         return self._events()
 
     def _read(self, channel: int) -> bool:
-        """Take what is in a pipe; False at its end."""
+        """Read what is in a pipe; return False at its end."""
         try:
             data = os.read(channel, PIPE_BYTES)
         except BlockingIOError:
@@ -124,7 +124,7 @@ class ChildProcess:
         if channel == self._answers:
             self._unread += data
             if len(self._unread) > self._longest_answer_bytes:
-                self.fault = f"the child's answer has no end (over {self._longest_answer_bytes} bytes)"
+                self.fault = f"the child's answer is too long (over {self._longest_answer_bytes} bytes)"
         else:
             self._tail = (self._tail + data)[-TAIL_BYTES:]
         return bool(data)
@@ -135,26 +135,26 @@ class ChildProcess:
             return []
         *lines, rest = self._unread.split(b"\n")
         self._unread, self._searched = bytearray(rest), len(rest)
-        found: list[Mapping[str, Any]] = []
+        events: list[Mapping[str, Any]] = []
         for line in lines:
             try:
                 event = json.loads(line)
             except ValueError:
                 event = None
             if not isinstance(event, dict) or "event" not in event:
-                self.fault = f"the child's answer is no report ({bytes(line[:80])!r})"
-                return found
-            found.append(event)
-        return found
+                self.fault = f"the child's answer is not a report ({bytes(line[:80])!r})"
+                return events
+            events.append(event)
+        return events
 
     def has_ended(self) -> bool:
-        """Whether the child is dead, without reaping it: while it is a zombie, its group's number is its own."""
+        """Return True if the child has ended, without reaping it: a zombie keeps the number of its group reserved."""
         with suppress(ChildProcessError):
             return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         return True
 
     def end(self) -> None:
-        """End the group: kindly while its leader lives, then all that is left of it and all descendants."""
+        """End the process group: SIGTERM while its leader runs, then SIGKILL for the rest and all descendants."""
         if not self.has_ended():
             self._signal(signal.SIGTERM)
             self._wait(TERM_SECONDS)
@@ -181,22 +181,22 @@ class ChildProcess:
             time.sleep(0.005)
 
     @property
-    def said(self) -> str:
+    def last_output(self) -> str:
         """The last lines that it printed, joined."""
         return last_lines(self._tail)
 
 
-def ending_in_words(exit_code: int | None) -> str:
-    """How a child ended."""
+def describe_exit(exit_code: int | None) -> str:
+    """Return how a child ended, as a clause."""
     if exit_code is None:
-        return "the child cannot be ended: it waits inside the driver"
+        return "the child cannot be killed: it hangs inside the driver"
     if exit_code >= 0:
         return f"the child ended with exit code {exit_code}"
     return f"the child was killed by {signal_name(-exit_code)}"
 
 
 def signal_name(number: int) -> str:
-    """'SIGKILL', or 'signal 40' for one in real time, which has no name."""
+    """Return 'SIGKILL', or 'signal 40' for a real-time signal, which has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -204,6 +204,6 @@ def signal_name(number: int) -> str:
 
 
 def last_lines(printed: bytes | bytearray) -> str:
-    """The last lines of what a process printed, joined."""
+    """Return the last lines of a process's output, joined."""
     lines = printed.decode(errors="replace").splitlines()
     return " | ".join([line.strip() for line in lines if line.strip()][-_LAST_LINES:])

@@ -130,7 +130,7 @@ class TestCudaWithoutACard(BackendContract):
 
     @pytest.fixture
     def backend(self, driver):
-        driver.card.gpu().write()
+        driver.stub.gpu().write()
         return _Played(fake("recorded"), driver)
 
 

@@ -1,4 +1,4 @@
-"""The child's side of a measurement, as far as it goes without a card; and the training run that it measures."""
+"""The child's side of a measurement, as far as it runs without a GPU, and the training run that it measures."""
 
 import json
 import os
@@ -15,8 +15,8 @@ from stubbed_cuda import FAKE_CHILD, Estimates, Stubbed
 
 from vramcast.dataset_builder.families import make_spec
 from vramcast.dataset_builder.measure.cuda.backend import CHILD, CudaBackend, CudaSettings
-from vramcast.dataset_builder.measure.cuda.job import run_job, step_sizes
-from vramcast.dataset_builder.measure.cuda.protocol import Request, Result, is_out_of_memory
+from vramcast.dataset_builder.measure.cuda.protocol import ChildResult, MeasureRequest, is_out_of_memory
+from vramcast.dataset_builder.measure.cuda.training_run import step_sizes, training_run
 from vramcast.dataset_builder.measure.virtual import trace_spec
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.measurement import Status
@@ -24,23 +24,23 @@ from vramcast.virtual_gpu.trace import Use
 from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 MLP = {"arch": "uniform", "input_features": 64, "output_features": 10, "depth": 2}
-NO_CARD = not torch.cuda.is_available()
+NO_GPU = not torch.cuda.is_available()
 
 
 def mlp(batch=8, **training):
     return make_spec("mlp", MLP, TrainingSetup(batch_size=batch, **training))
 
 
-@pytest.mark.skipif(not NO_CARD, reason="torch can use a card here")
-def test_a_torch_without_cuda_is_refused_by_the_real_child(driver):
-    driver.card.gpu().write()
+@pytest.mark.skipif(not NO_GPU, reason="torch can use a GPU here")
+def test_the_real_child_refuses_a_torch_without_cuda(driver):
+    driver.stub.gpu().write()
     backend = Stubbed(CudaBackend(CudaSettings()), driver)
     with pytest.raises(UserError, match=r"expected a torch that can use this GPU, found torch .*use backend=virtual"):
         backend.measure(mlp())
 
 
 def test_the_child_imports_little():
-    # torch itself imports pynvml, and leaves it alone
+    # torch itself imports pynvml
     heavy = {
         "vramcast.dataset_builder.measure.nvml",
         "pandas",
@@ -51,17 +51,17 @@ def test_the_child_imports_little():
         "pyarrow",
         "filelock",
     }
-    modules = "vramcast.dataset_builder.measure.cuda.child, vramcast.dataset_builder.measure.cuda.job"
+    modules = "vramcast.dataset_builder.measure.cuda.child, vramcast.dataset_builder.measure.cuda.training_run"
     code = f"import sys, {modules}; print({heavy!r} & {{*sys.modules}})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "set()\n"
 
 
-class TestWithTheCpuForACard:
-    """Both real halves, from request to row; only what torch.cuda says is made up."""
+class TestOnTheCpu:
+    """Both real sides, from request to row; only the values of torch.cuda are made up."""
 
     def measure(self, driver, mode, estimate=None):
-        driver.card.gpu().write()
+        driver.stub.gpu().write()
         command = (sys.executable, str(FAKE_CHILD.with_name("cpu_child.py")), mode)
         estimator = None if estimate is None else Estimates(estimate)
         return Stubbed(CudaBackend(CudaSettings(timeout_seconds=100), estimator, command), driver).measure(
@@ -71,28 +71,28 @@ class TestWithTheCpuForACard:
     @pytest.mark.parametrize(("estimate", "held"), [(500 * MIB, True), (498 * MIB, False)])
     def test_a_run_and_its_cap(self, driver, estimate, held):
         outcome = self.measure(driver, "ok", estimate)
-        found = outcome.measurement
-        assert (found.status, found.evidence) == (Status.OK, None)
-        assert (found.requested_bytes, found.allocated_bytes) == (100 * MIB, 101 * MIB)
-        assert found.device_used_bytes == found.process_bytes == CONTEXT + 500 * MIB
-        assert found.breakdown == {"context": CONTEXT, "libraries": 0, "allocator": 500 * MIB}
-        assert (found.cap_bytes, found.cap_held) == (estimate, held)
+        measurement = outcome.measurement
+        assert (measurement.status, measurement.evidence) == (Status.OK, None)
+        assert (measurement.requested_bytes, measurement.allocated_bytes) == (100 * MIB, 101 * MIB)
+        assert measurement.device_used_bytes == measurement.process_bytes == CONTEXT + 500 * MIB
+        assert measurement.breakdown == {"context": CONTEXT, "libraries": 0, "allocator": 500 * MIB}
+        assert (measurement.cap_bytes, measurement.cap_held) == (estimate, held)
         assert outcome.versions["cudnn"] == "90100"
 
     def test_a_crash_of_a_step(self, driver):
-        found = self.measure(driver, "crash").measurement
-        assert found.status is Status.CRASHED
-        assert found.evidence == "RuntimeError: CUDA error: device-side assert triggered"
-        assert found.reserved_bytes == 500 * MIB
+        measurement = self.measure(driver, "crash").measurement
+        assert measurement.status is Status.CRASHED
+        assert measurement.evidence == "RuntimeError: CUDA error: device-side assert triggered"
+        assert measurement.reserved_bytes == 500 * MIB
 
 
-class TestJob:
+class TestTrainingRun:
     @pytest.mark.parametrize("last", [None, 3])
     def test_the_steps_are_those_of_the_virtual_gpu(self, last):
         spec = mlp(last_batch_size=last)
         trace = trace_spec(spec)
-        born = [size for block, size in trace.events if size > 0 and trace.uses[block] == Use.INPUTS]
-        assert [size // (4 * 64) for size in born] == step_sizes(spec.training, epochs=2)
+        batch_bytes = [size for block, size in trace.events if size > 0 and trace.uses[block] == Use.INPUTS]
+        assert [size // (4 * 64) for size in batch_bytes] == step_sizes(spec.training, epochs=2)
 
     @pytest.mark.parametrize(
         "training",
@@ -104,32 +104,32 @@ class TestJob:
             {"checkpointing": True, "loss": "mse"},
         ],
     )
-    def test_it_trains(self, training):
+    def test_every_setup_trains(self, training):
         spec = mlp(**training)
-        assert list(run_job(spec, epochs=1, device="cpu")) == step_sizes(spec.training, 1)
+        assert list(training_run(spec, epochs=1, device="cpu")) == step_sizes(spec.training, 1)
 
-    def test_a_batch_is_made_for_each_step_and_part_and_no_more(self, monkeypatch):
+    def test_each_step_makes_its_batches_and_no_more(self, monkeypatch):
         made = []
 
         def count(shapes, size, dtype, device):
             made.append(size)
             return (torch.zeros(size, 64),)
 
-        monkeypatch.setattr("vramcast.dataset_builder.measure.cuda.job.random_inputs", count)
+        monkeypatch.setattr("vramcast.dataset_builder.measure.cuda.training_run.random_inputs", count)
         setup = {"last_batch_size": 3, "accumulate": 2, "dry_run_batch_size": 5, "prefetched_batches": 1}
         spec = mlp(**setup)
-        list(run_job(spec, epochs=1, device="cpu"))
+        list(training_run(spec, epochs=1, device="cpu"))
         assert made == [8, 5, *(size for size in step_sizes(spec.training, 1) for _ in range(2))]
 
 
 class TestProtocol:
-    def test_a_request_comes_back(self):
-        request = Request(spec=mlp(last_batch_size=3), epochs=2, cap_bytes=7)
-        assert Request.from_json(json.loads(json.dumps(request.to_json()))) == request
+    def test_a_request_reads_back(self):
+        request = MeasureRequest(spec=mlp(last_batch_size=3), epochs=2, cap_bytes=7)
+        assert MeasureRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
 
-    def test_a_result_comes_back(self):
-        result = Result(status=Status.OOM, reserved_bytes=7, retries=2, evidence="e", versions={"cuda": "12"})
-        assert Result.from_json(json.loads(json.dumps(result.to_json()))) == result
+    def test_a_result_reads_back(self):
+        result = ChildResult(status=Status.OOM, reserved_bytes=7, retries=2, evidence="e", versions={"cuda": "12"})
+        assert ChildResult.from_json(json.loads(json.dumps(result.to_json()))) == result
 
     @pytest.mark.parametrize(
         "values",
@@ -142,9 +142,9 @@ class TestProtocol:
             {"status": "ok", "versions": 3},
         ],
     )
-    def test_what_is_no_result_is_a_value_error(self, values):
+    def test_a_malformed_result_is_a_value_error(self, values):
         with pytest.raises(ValueError):
-            Result.from_json(values)
+            ChildResult.from_json(values)
 
     @pytest.mark.parametrize(
         ("text", "expected"),
@@ -161,11 +161,11 @@ class TestProtocol:
         assert is_out_of_memory(text) is expected
 
 
-class TestParentGone:
-    """Whatever ends the parent, the child goes too."""
+class TestParentEnds:
+    """The child ends with its parent."""
 
     def test_a_parent_that_is_killed(self, driver):
-        """The real child, in the import of torch or waiting for its request, ends with its parent."""
+        """The real child ends while it imports torch or waits for its request."""
         code = (
             "import os, subprocess, sys, time\n"
             "read, write = os.pipe()\n"
@@ -182,7 +182,7 @@ class TestParentGone:
         assert wait_until(lambda: not alive(pid), 5)
 
     def test_a_parent_that_is_interrupted_ends_the_group(self, driver):
-        driver.card.gpu().write()
+        driver.stub.gpu().write()
         code = "from stubbed_cuda import fake\nfrom job_spec import SPEC\nfake('hang').measure(SPEC)"
         (driver.folder / "job_spec.py").write_text(
             "from vramcast.dataset_builder.families import make_spec\n"
@@ -193,9 +193,9 @@ class TestParentGone:
         parent = subprocess.Popen(
             [sys.executable, "-c", code], env=driver.environment(PYTHONPATH=path), stderr=subprocess.PIPE, text=True
         )
-        card = driver.card.path
-        assert wait_until(lambda: "1048576000" in card.read_text(), 10)
-        pid = int(card.read_text().split()[-1])
+        state = driver.stub.path
+        assert wait_until(lambda: "1048576000" in state.read_text(), 10)
+        pid = int(state.read_text().split()[-1])
         assert alive(pid)
         parent.send_signal(signal.SIGINT)
         _, errors = parent.communicate(timeout=10)

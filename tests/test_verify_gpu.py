@@ -193,7 +193,7 @@ sys.exit(main(["verify", *sys.argv[1:]]))
 
 def test_what_a_card_says_can_be_kept_and_compared_again(driver, capsys, monkeypatch):
     """The command as on a machine with a card: the stub is its driver, and a child plays 500 MiB for every spec."""
-    driver.card.gpu().write()
+    driver.stub.gpu().write()
     few = dict(list(golden_specs().items())[:3])
     monkeypatch.setattr("vramcast.dataset_builder.verification.golden_specs", lambda: few)
     file = driver.folder / "card.jsonl"

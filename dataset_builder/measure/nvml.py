@@ -1,7 +1,7 @@
-"""The gateway to NVML: here alone pynvml is imported, and its handles, structures and error codes end here.
+"""The gateway to NVML: the only module that imports pynvml and uses its handles, structures and error codes.
 
-What `nvidia-smi` tells a person (`--query-gpu=uuid,name,memory.used`, `--query-compute-apps=pid,used_memory`) is told
-here as typed values. What a card does not tell is None.
+It returns what `nvidia-smi --query-gpu=uuid,name,memory.used` and `--query-compute-apps=pid,used_memory` print.
+A value that the driver does not report is None.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,45 +19,45 @@ NO_GPU_NEEDED = "use backend=virtual, which needs no GPU"
 
 
 class NvmlError(UserError):
-    """NVML cannot say what was asked for. It concerns every spec alike, so it ends a build."""
+    """A query to NVML failed. This affects every spec, so it ends a build."""
 
 
 class NoDriverError(NvmlError):
-    """There is no NVIDIA driver on this machine, or it does not run."""
+    """This machine has no running NVIDIA driver."""
 
 
 class GpuLostError(NvmlError):
-    """A GPU that was there has fallen off the bus, or wants a reset."""
+    """A GPU has fallen off the bus, or needs a reset."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What one process can be given: a whole card, or an instance of a card in MIG mode."""
+    """A device that a process can use: a whole GPU, or an instance of a GPU in MIG mode."""
 
     uuid: str
-    """'GPU-...' or 'MIG-...': the only name that is the same for NVML, CUDA and every process."""
+    """'GPU-...' or 'MIG-...': the only name that NVML, CUDA and all processes share."""
     name: str
     index: int
-    """Of the card, in the order of nvidia-smi; CUDA's own order may be another."""
+    """Index of the whole GPU in the order of nvidia-smi; CUDA's order may differ."""
     total_bytes: int
-    card_uuid: str
-    """Of the card that an instance belongs to; of itself for a whole card."""
+    board_uuid: str
+    """UUID of the whole GPU that an instance belongs to; its own for a whole GPU."""
 
     @property
     def is_instance(self) -> bool:
-        """Whether it is a part of a card in MIG mode."""
-        return self.uuid != self.card_uuid
+        """True for an instance of a GPU in MIG mode."""
+        return self.uuid != self.board_uuid
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Of a GPU, at one moment."""
+class GpuMemory:
+    """The memory of a GPU at one moment."""
 
     total_bytes: int
     used_bytes: int
-    """Held by processes; with a driver before 510 also what the driver reserves for itself."""
+    """Used by processes; with drivers before 510, this includes what the driver reserves for itself."""
     reserved_bytes: int | None
-    """Kept by the driver, None where it does not tell this from what is used."""
+    """Reserved by the driver; None where it is part of `used_bytes`."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class GpuProcess:
     """A process with memory on a GPU."""
 
     pid: int
-    """In the name space of the host: in a container it is another than the process's own."""
+    """Process id on the host, which differs from the one inside a container."""
     used_bytes: int | None
-    """None where the driver does not tell (WSL, Windows, some vGPUs)."""
+    """None where the driver does not report it (WSL, Windows, some vGPUs)."""
 
 
 @contextmanager
 def open_nvml() -> Iterator["Nvml"]:
-    """NVML for the time of a block."""
+    """Initialize NVML and shut it down after the block."""
     with _explained():
         pynvml.nvmlInit()
     try:
@@ -83,35 +83,35 @@ def open_nvml() -> Iterator["Nvml"]:
 
 
 class Nvml:
-    """What can be asked. Made by `open_nvml`, and useless after its block."""
+    """Queries to NVML. Created by `open_nvml`, and valid inside its block."""
 
     def __init__(self) -> None:
         self._handles: dict[str, Any] = {}
         self._memory_version: int | None = pynvml.nvmlMemory_v2
         self.lost: list[str] = []
-        """Cards that were found lost while they were listed, in words."""
+        """Errors of lost GPUs that `gpus` left out."""
 
     def versions(self) -> dict[str, str]:
-        """Of the driver, and of the CUDA that it supports (`nvidia-smi` prints both in its first line)."""
+        """Return the version of the driver and of the CUDA that it supports, as in the first line of `nvidia-smi`."""
         with _explained():
             cuda = pynvml.nvmlSystemGetCudaDriverVersion()
             return {"driver": pynvml.nvmlSystemGetDriverVersion(), "driver_cuda": f"{cuda // 1000}.{cuda % 1000 // 10}"}
 
     def gpus(self) -> list[Gpu]:
-        """All that processes can be given, in the order of `nvidia-smi -L`; lost cards are left out and noted."""
+        """Return all GPUs and MIG instances in the order of `nvidia-smi -L`; lost ones are noted in `lost` instead."""
         with _explained():
             count = pynvml.nvmlDeviceGetCount()
-        found: list[Gpu] = []
+        gpus: list[Gpu] = []
         self.lost = []
         for index in range(count):
             try:
-                found += self._of_card(index)
+                gpus += self._gpus_at(index)
             except GpuLostError as error:
-                self.lost.append(f"card {index}: {error}")
-        return found
+                self.lost.append(f"GPU {index}: {error}")
+        return gpus
 
-    def _of_card(self, index: int) -> list[Gpu]:
-        with _explained(f"card {index}"):
+    def _gpus_at(self, index: int) -> list[Gpu]:
+        with _explained(f"GPU {index}"):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             uuid = pynvml.nvmlDeviceGetUUID(handle)
             instances = self._instances(handle)
@@ -119,24 +119,24 @@ class Nvml:
                 return [self._gpu(handle, uuid, index, uuid)]
             return [self._gpu(item, pynvml.nvmlDeviceGetUUID(item), index, uuid) for item in instances]
 
-    def _gpu(self, handle: Any, uuid: str, index: int, card_uuid: str) -> Gpu:
+    def _gpu(self, handle: Any, uuid: str, index: int, board_uuid: str) -> Gpu:
         self._handles[uuid] = handle
         name, total_bytes = pynvml.nvmlDeviceGetName(handle), self._memory(handle).total_bytes
-        return Gpu(uuid, name, index, total_bytes, card_uuid)
+        return Gpu(uuid, name, index, total_bytes, board_uuid)
 
-    def _instances(self, card: Any) -> list[Any] | None:
-        """The instances of a card in MIG mode, None for one that is not."""
-        mode = _unless_unsupported(lambda: pynvml.nvmlDeviceGetMigMode(card))
+    def _instances(self, handle: Any) -> list[Any] | None:
+        """Return the instances of a GPU in MIG mode, None for a GPU in another mode."""
+        mode = _unless_unsupported(lambda: pynvml.nvmlDeviceGetMigMode(handle))
         if mode is None or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
             return None
-        found = []
-        for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(card)):
-            with suppress(pynvml.NVMLError_NotFound):  # places for instances that nobody made
-                found.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, index))
-        return found
+        instances = []
+        for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            with suppress(pynvml.NVMLError_NotFound):  # a slot without an instance
+                instances.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
+        return instances
 
-    def memory(self, gpu: Gpu) -> Memory:
-        """What the GPU has and holds now."""
+    def memory(self, gpu: Gpu) -> GpuMemory:
+        """Return the memory of a GPU now."""
         with _explained(gpu.uuid):
             return self._memory(self._handle(gpu))
 
@@ -145,44 +145,44 @@ class Nvml:
             self._handles[gpu.uuid] = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
         return self._handles[gpu.uuid]
 
-    def _memory(self, handle: Any) -> Memory:
+    def _memory(self, handle: Any) -> GpuMemory:
         if self._memory_version is not None:
             info = _unless_unsupported(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, self._memory_version))
             if info is not None:
-                return Memory(info.total, info.used, info.reserved)
-            self._memory_version = None  # an old driver: asked once, not at every sample
+                return GpuMemory(info.total, info.used, info.reserved)
+            self._memory_version = None  # an old driver: do not try again at every sample
         info = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        return Memory(info.total, info.used, None)
+        return GpuMemory(info.total, info.used, None)
 
     def processes(self, gpu: Gpu) -> list[GpuProcess] | None:
-        """Who has memory on the GPU, computing or drawing; None where the driver does not tell."""
+        """Return the compute and graphics processes on a GPU; None where the driver does not report them."""
         with _explained(gpu.uuid):
             handle = self._handle(gpu)
             lists = [
-                _unless_unsupported(lambda: _whole(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)),
-                _unless_unsupported(lambda: _whole(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle)),
+                _unless_unsupported(lambda: _complete(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)),
+                _unless_unsupported(lambda: _complete(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle)),
             ]
         if lists[0] is None:
             return None
         used: dict[int, int | None] = {}
         for item in (item for part in lists if part for item in part):
-            # one that computes and draws is in both lists, with one figure
+            # a compute process with graphics is in both lists with the same value
             used[item.pid] = item.usedGpuMemory if used.get(item.pid) is None else used[item.pid]
         return [GpuProcess(pid, used_bytes) for pid, used_bytes in sorted(used.items())]
 
 
-def _whole(ask: Callable[[Any], list[Any]], handle: Any) -> list[Any]:
-    """A list that pynvml asks for in two calls; in between it may outgrow the room that was made for it."""
+def _complete(query: Callable[[Any], list[Any]], handle: Any) -> list[Any]:
+    """Repeat a query that pynvml makes in two calls, because the list may grow in between."""
     for _ in range(3):
         with suppress(pynvml.NVMLError_InsufficientSize):
-            return ask(handle)
-    return ask(handle)
+            return query(handle)
+    return query(handle)
 
 
-def _unless_unsupported(ask: Callable[[], T]) -> T | None:
-    """The answer, or None where this card, driver or user cannot have it."""
+def _unless_unsupported(query: Callable[[], T]) -> T | None:
+    """Return the result, or None where this GPU, driver or user does not support the query."""
     try:
-        return ask()
+        return query()
     except (
         pynvml.NVMLError_NotSupported,
         pynvml.NVMLError_FunctionNotFound,
@@ -194,19 +194,19 @@ def _unless_unsupported(ask: Callable[[], T]) -> T | None:
 
 _NO_DRIVER = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "no libnvidia-ml.so.1 on this machine: install the driver",
-    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "its library but no running driver: load it (nvidia-smi tells why it is not)",
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "its library but no running driver: load it (nvidia-smi says what failed)",
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "a library of another version than the running driver: reboot",
     pynvml.NVML_ERROR_NO_PERMISSION: "no permission to open the devices: see /dev/nvidia* and the user's groups",
 }
 _LOST = {
     pynvml.NVML_ERROR_GPU_IS_LOST: "that it is lost: look for Xid in dmesg, then reset it (nvidia-smi -r) or reboot",
-    pynvml.NVML_ERROR_RESET_REQUIRED: "that it wants a reset: end its processes, then nvidia-smi -r",
+    pynvml.NVML_ERROR_RESET_REQUIRED: "that it needs a reset: end its processes, then nvidia-smi -r",
 }
 
 
 @contextmanager
 def _explained(what: str = "an NVIDIA driver") -> Iterator[None]:
-    """Turn NVML's error codes into sentences that a person can act on."""
+    """Turn NVML's error codes into errors that a user can act on."""
     try:
         yield
     except pynvml.NVMLError as error:
@@ -215,5 +215,5 @@ def _explained(what: str = "an NVIDIA driver") -> Iterator[None]:
                 f"expected an NVIDIA driver for a GPU, found {_NO_DRIVER[error.value]}, or {NO_GPU_NEEDED}"
             ) from error
         if error.value in _LOST:
-            raise GpuLostError(f"expected {what} to answer, found {_LOST[error.value]}") from error
-        raise NvmlError(f"expected {what} to answer, found NVML's error '{error}': see nvidia-smi -q") from error
+            raise GpuLostError(f"expected {what} to respond, found {_LOST[error.value]}") from error
+        raise NvmlError(f"expected {what} to respond, found NVML's error '{error}': see nvidia-smi -q") from error

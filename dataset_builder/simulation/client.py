@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from vramcast import start
-from vramcast.dataset_builder.child_process import TICK_SECONDS, ChildProcess, ending_in_words
+from vramcast.dataset_builder.child_process import TICK_SECONDS, ChildProcess, describe_exit
 from vramcast.dataset_builder.jobs.targets import BuildRequest
 from vramcast.dataset_builder.simulation.child import DONE, INTERNAL, REFUSED
 from vramcast.dataset_builder.simulation.simulation import Curve, Simulation
@@ -108,7 +108,7 @@ class ChildSimulator:
                 return _checked(report)
             if ended or self._child.fault is not None:
                 self.close()
-                raise NetworkError(_last_words(self._child), None, self._child.said)
+                raise NetworkError(_last_words(self._child), None, self._child.last_output)
             if time.monotonic() >= deadline:
                 self.close()
                 raise UserError(
@@ -132,8 +132,8 @@ def _checked(report: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _last_words(child: ChildProcess) -> str:
-    ending = child.fault or ending_in_words(child.process.returncode)
-    return f"{ending}: {child.said}" if child.said else ending
+    ending = child.fault or describe_exit(child.process.returncode)
+    return f"{ending}: {child.last_output}" if child.last_output else ending
 
 
 def _resident_bytes(pid: int) -> int:

@@ -1,4 +1,4 @@
-"""The real child with the CPU as its device: `python cpu_child.py MODE FD`. The figures of torch.cuda are made up."""
+"""The real child on the CPU: `python cpu_child.py MODE FD`. The values of torch.cuda are made up."""
 
 import sys
 from types import SimpleNamespace
@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import torch
 from fake_child import CONTEXT, MIB, hold
 
-from vramcast.dataset_builder.measure.cuda import child, job
+from vramcast.dataset_builder.measure.cuda import child, training_run
 
 TOTAL = 40 * 2**30
 PEAKS = {"requested_bytes": 100 * MIB, "allocated_bytes": 101 * MIB, "reserved_bytes": 500 * MIB}
-run_on = job.run_job
+run_on = training_run.training_run
 
 
 def mem_get_info():
@@ -39,7 +39,7 @@ torch.cuda.memory_stats = lambda: {f"{name}.all.peak": value for name, value in 
 torch.cuda.synchronize = lambda: None
 torch.cuda.set_per_process_memory_fraction = limit
 torch.backends.cudnn.version = lambda: 90100
-job.run_job = run
+training_run.training_run = run
 
 if __name__ == "__main__":
     sys.exit(child.main(int(sys.argv[2])))

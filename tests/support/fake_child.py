@@ -1,6 +1,6 @@
-"""A child that plays its side of a measurement as a test prescribes: `python fake_child.py MODE FD`.
+"""A fake child of a measurement: `python fake_child.py MODE FD`.
 
-What it holds on the card it writes where the stub of NVML reads it.
+It writes the memory that it holds to the file that the stub of NVML reads.
 """
 
 import json
@@ -18,7 +18,7 @@ OOM = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
 def hold(used, pid=None):
-    """Hold memory on the GPU while this process lives, under its own id or another."""
+    """Hold memory on the GPU while this process runs, under its own process id or another."""
     path, uuid = Path(os.environ["NVML_STUB"]), os.environ["CUDA_VISIBLE_DEVICES"]
     mine = f"process {uuid} {pid or os.getpid()} "
     lines = [line for line in path.read_text().splitlines() if not line.startswith(mine)]
@@ -45,8 +45,8 @@ class Child:
         self.context()
 
     def ok(self):
-        """Make a context, hold a peak for 60 ms, and end; also print to standard output, which must be ignored."""
-        print("a library that talks", flush=True)
+        """Create a context, hold a peak for 60 ms, and end; also print to the standard output."""
+        print("output of a library", flush=True)
         self.start()
         hold(PEAK)
         time.sleep(0.06)
@@ -63,17 +63,17 @@ class Child:
             self.report({**OK, "retries": int(cap == OK["reserved_bytes"])})
 
     def recorded(self):
-        """Return figures that the test wrote next to the GPU's state."""
-        found = json.loads(Path(os.environ["NVML_STUB"]).with_name("figures.json").read_text())
-        hold(found["breakdown"]["context"])
+        """Report the measurement in a file beside the state of the stub."""
+        values = json.loads(Path(os.environ["NVML_STUB"]).with_name("figures.json").read_text())
+        hold(values["breakdown"]["context"])
         self.context()
-        hold(found["device_used_bytes"])
+        hold(values["device_used_bytes"])
         time.sleep(0.1)
         names = ("status", "evidence", "requested_bytes", "allocated_bytes", "reserved_bytes")
-        self.report({"event": "result", **{name: found[name] for name in names}})
+        self.report({"event": "result", **{name: values[name] for name in names}})
 
     def hang(self):
-        """Hang with a child process, both deaf to SIGTERM, and print their ids."""
+        """Hang with a child of its own; both ignore SIGTERM and print their process ids."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.start()
         hold(PEAK)
@@ -82,7 +82,7 @@ class Child:
         time.sleep(60)
 
     def polite_hang(self):
-        """Report when it receives SIGTERM."""
+        """Hang, and exit on SIGTERM."""
 
         def leave(*_):
             print("told to end", file=sys.stderr, flush=True)
@@ -93,7 +93,7 @@ class Child:
         time.sleep(60)
 
     def leave_another(self):
-        """End normally, and leave a process behind that holds its pipes."""
+        """Finish, and leave a process behind that holds its pipes."""
         other = subprocess.Popen(["sleep", "60"], pass_fds=(self.fd,))
         self.start()
         self.report({**OK, "versions": {"other": str(other.pid)}})
@@ -108,7 +108,7 @@ class Child:
         sys.exit(7)
 
     def flood(self):
-        """Print ten million bytes, then a line that matters."""
+        """Print ten million bytes, and then a line that matters."""
         self.start()
         for _ in range(10_000):
             sys.stderr.write("x" * 999 + "\n")
@@ -145,7 +145,7 @@ class Child:
         sys.exit(1)
 
     def oom_abort(self):
-        """Exit as a library that ends the process does."""
+        """Abort like a library that ends the process."""
         self.start()
         print(f"terminate called after throwing an instance of 'c10::{OOM}'", file=sys.stderr, flush=True)
         os.abort()
@@ -159,7 +159,7 @@ class Child:
         sys.exit(2)
 
     def host_pid(self):
-        """Run as in a container, where NVML reports the host's process ids."""
+        """Use a process id of the host, as NVML does in a container."""
         hold(CONTEXT, pid=990_001)
         self.context()
         hold(PEAK, pid=990_001)
@@ -167,7 +167,7 @@ class Child:
         self.report(OK)
 
     def visited(self):
-        """Let another process come and leave during the run."""
+        """Run while another process starts and ends."""
         self.start()
         hold(PEAK)
         hold(300 * MIB, pid=990_002)
@@ -182,7 +182,7 @@ class Child:
         path.write_text(path.read_text().replace(" 0 0 NVIDIA", " 0 15 NVIDIA"))
         time.sleep(60)
 
-    def another_card(self):
+    def another_gpu(self):
         hold(CONTEXT)
         self.context(uuid="ffff")
 
@@ -192,7 +192,7 @@ class Child:
         self.report({**OK, "versions": {name: os.environ.get(name, "") for name in names}})
 
     def meet(self):
-        """End only if children run on two GPUs at the same time."""
+        """Finish only if children run on two GPUs at the same time."""
         self.start()
         path = Path(os.environ["NVML_STUB"]).parent
         (path / f"on-{os.environ['CUDA_VISIBLE_DEVICES']}").touch()

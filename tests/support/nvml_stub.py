@@ -1,4 +1,4 @@
-"""The NVML stub from Python: writes its state, compiles it, and runs programs that load it."""
+"""The stub of NVML: compiles it, writes its state, and runs programs that load it."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ LOST, NOT_SUPPORTED, NO_PERMISSION, DRIVER_NOT_LOADED, VERSION_MISMATCH, UNKNOWN
 
 
 def compile_stub(directory: Path) -> Path | None:
-    """Return the directory with libnvidia-ml.so.1, or None without a compiler."""
+    """Compile libnvidia-ml.so.1 into a directory; return None without a compiler."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         return None
@@ -22,14 +22,14 @@ def compile_stub(directory: Path) -> Path | None:
 
 
 def without_driver(directory: Path) -> Path:
-    """Return a directory with an invalid library, so that the loader does not find a real driver either."""
+    """Write an invalid library into a directory, so that the loader finds no driver behind it either."""
     (directory / "libnvidia-ml.so.1").write_text("no library")
     return directory
 
 
 @dataclass
-class Card:
-    """The state of the stub. `write` publishes it to all processes that have the stub open."""
+class StubState:
+    """The state of the stub. `write` makes it visible to all processes that loaded the stub."""
 
     path: Path
     lines: list[str] = field(default_factory=list)
@@ -37,8 +37,8 @@ class Card:
     def gpu(self, uuid="GPU-a", name="NVIDIA A100-SXM4-40GB", total=40 * GIB, used=0, reserved=GIB // 2, mig=0, code=0):
         return self.add(f"gpu {uuid} {total} {used} {reserved} {mig} {code} {name}")
 
-    def instance(self, card, uuid, total=5 * GIB, used=0, name="NVIDIA A100-SXM4-40GB MIG 1g.5gb"):
-        return self.add(f"mig {card} {uuid} {total} {used} {name}")
+    def instance(self, index, uuid, total=5 * GIB, used=0, name="NVIDIA A100-SXM4-40GB MIG 1g.5gb"):
+        return self.add(f"mig {index} {uuid} {total} {used} {name}")
 
     def process(self, pid, used, uuid="GPU-a", kind="c"):
         return self.add(f"process {uuid} {pid} {used} {kind}")
@@ -47,7 +47,7 @@ class Card:
         self.lines.append(line)
         return self
 
-    def write(self) -> "Card":
+    def write(self) -> "StubState":
         temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         temporary.write_text("\n".join(self.lines) + "\n")
         temporary.rename(self.path)
@@ -62,22 +62,22 @@ class Driver:
     folder: Path
 
     @property
-    def card(self) -> Card:
-        return Card(self.folder / "card.txt")
+    def stub(self) -> StubState:
+        return StubState(self.folder / "gpus.txt")
 
     def environment(self, **more: str) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "NVIDIA_"))}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "NVIDIA_"))}
         return {
-            **kept,
+            **inherited,
             "LD_LIBRARY_PATH": str(self.library),
-            "NVML_STUB": str(self.folder / "card.txt"),
+            "NVML_STUB": str(self.folder / "gpus.txt"),
             "TMPDIR": str(self.folder),  # where the locks are
             "PYTHONPATH": str(SOURCE.parent),
             **more,
         }
 
     def run(self, code: str, *args: str, **more: str) -> "subprocess.CompletedProcess[str]":
-        """Run a Python program that loads the stub as libnvidia-ml.so.1."""
+        """Run Python code that finds the stub as libnvidia-ml.so.1."""
         return subprocess.run(
             [sys.executable, "-c", code, *args],
             env=self.environment(**more),

@@ -1,4 +1,4 @@
-"""The CUDA backend in a process with the NVML stub as its driver, for tests in a process without one."""
+"""The backend `cuda` in a process with the stub of NVML, for tests in a process without it."""
 
 import pickle
 import sys
@@ -16,14 +16,14 @@ FAKE_CHILD = Path(__file__).with_name("fake_child.py")
 
 
 def fake(mode: str, estimator: Backend | None = None, **settings) -> CudaBackend:
-    """The backend with a fake child."""
+    """Return the backend with a fake child."""
     settings = {"timeout_seconds": 20, **settings}
     return CudaBackend(CudaSettings(**settings), estimator, (sys.executable, str(FAKE_CHILD), mode))
 
 
 @dataclass
 class Estimates(Backend):
-    """An estimator with a constant answer."""
+    """An estimator with a fixed estimate."""
 
     reserved_bytes: int
     name = "fixed"
@@ -60,7 +60,7 @@ def answer() -> None:
     file = Path(sys.argv[1])
     backend, method, args = pickle.loads(file.read_bytes())
     try:
-        found = getattr(backend, method)(*args)
+        result = getattr(backend, method)(*args)
     except UserError as error:
-        found = error
-    file.write_bytes(pickle.dumps(found))
+        result = error
+    file.write_bytes(pickle.dumps(result))

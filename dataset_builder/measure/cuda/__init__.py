@@ -1,1 +1,1 @@
-"""A real GPU as a backend: each spec in a fresh child process, with NVML looking on from outside."""
+"""The backend `cuda`: trains each spec in a fresh child process on a GPU while NVML is monitored from the parent."""

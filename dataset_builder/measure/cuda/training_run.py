@@ -1,4 +1,4 @@
-"""The training run that is measured: the loop of `training`, on a device."""
+"""The training run that is measured: the steps of `virtual_gpu.training_step` on a device."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -12,20 +12,22 @@ from vramcast.virtual_gpu.training_step import DTYPES, make_optimizer, random_in
 
 
 def step_sizes(setup: TrainingSetup, epochs: int) -> list[int]:
-    """The batch of every step: a first and a steady one, epochs of two and the odd last batch, one to end on.
+    """Return the batch size of every step: two to warm up, epochs of two batches and the odd last one, a last step.
 
-    That is the run that the virtual GPU composes, so that both see the allocator in the same states.
+    The virtual GPU traces the same run, so that both see the allocator in the same states.
     """
     full, odd = setup.batch_size, [setup.last_batch_size] if setup.last_batch_size else []
     return [full, full, *([full, full, *odd] * epochs), full]
 
 
-def run_job(spec: Spec, epochs: int, device: str) -> Iterator[int]:
-    """Train a spec's network on random data; yields each step's batch size when the step is over."""
+def training_run(spec: Spec, epochs: int, device: str) -> Iterator[int]:
+    """Train a spec's network on random data; yield the batch size of each step after the step."""
     setup = spec.training
     torch.backends.cudnn.benchmark = setup.cudnn_benchmark
     subject, inputs = subject_of(spec, "cpu")
-    subject.to(device)  # moved, not built there: in another dtype than fp32 building would leave a first copy behind
+    subject.to(
+        device
+    )  # moved, not built there: building in another dtype than fp32 would leave an fp32 copy in the cache
     shapes = [(item.shape, item.vocabulary) for item in inputs]
     ahead = _prefetched(shapes, setup, device)
     if setup.dry_run_batch_size:
@@ -41,7 +43,7 @@ def run_job(spec: Spec, epochs: int, device: str) -> Iterator[int]:
     scaler = torch.amp.GradScaler(device) if setup.autocast == "fp16" else None
     autocast = (lambda: torch.autocast(device, DTYPES[setup.autocast or ""])) if setup.autocast else nullcontext
     steps = training_steps(subject, optimizer, batches, setup.loss, autocast, scaler)
-    for size, _ in zip(sizes, steps, strict=False):  # asking for a step too many would make another batch
+    for size, _ in zip(sizes, steps, strict=False):  # strict would request one more step, and so another batch
         yield size
     del ahead
 
@@ -49,6 +51,6 @@ def run_job(spec: Spec, epochs: int, device: str) -> Iterator[int]:
 def _prefetched(
     shapes: list[tuple[tuple[int, ...], int | None]], setup: TrainingSetup, device: str
 ) -> list[tuple[torch.Tensor, ...]]:
-    """Batches that a loader holds ready; on CUDA it has a stream, and so a pool of memory, of its own."""
+    """Return the batches that a loader holds ready; on CUDA it has its own stream, and so its own memory pool."""
     with torch.cuda.stream(torch.cuda.Stream()) if device == "cuda" else nullcontext():  # type: ignore[no-untyped-call]
         return [random_inputs(shapes, setup.batch_size, setup.dtype, device) for _ in range(setup.prefetched_batches)]
