@@ -1,4 +1,4 @@
-"""The golden specs on a card against the virtual GPU: what `vramcast device verify` prints."""
+"""Compare golden specs measured on a GPU with the virtual GPU; `vramcast device verify` prints the result."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.sizes import MIB
 
 MEDIAN_ERROR = 0.05
-"""A virtual GPU whose median error is above this does not follow this card's software."""
+"""Above this median error the virtual GPU does not model the GPU's software."""
 WORST_ERROR = 0.25
-"""Nor one that errs so much anywhere."""
+"""The same for the largest error of a spec."""
 SAFE_ERROR = 0.02
-"""An estimate that is low by more is told: a job that was promised it would run out of memory."""
+"""Estimates that are low by more are counted: a job limited to them would run out of memory."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One golden spec on both."""
+    """A golden spec, simulated and measured."""
 
     label: str
     virtual: Measurement
@@ -37,12 +37,12 @@ class Comparison:
 
     @property
     def ratio(self) -> float | None:
-        """Virtual over measured, of what the allocator reserved; None unless both ran."""
+        """Simulated over measured reserved memory; None unless both ran."""
         return self._ratio(self.virtual.reserved_bytes, self.measured.reserved_bytes)
 
     @property
     def device_ratio(self) -> float | None:
-        """The same of all that the job took of the device, which depends on the profile's context."""
+        """Simulated over measured device memory, which includes the profile's context."""
         return self._ratio(self.virtual.device_used_bytes, self.measured.device_used_bytes)
 
     def _ratio(self, virtual_bytes: int | None, measured_bytes: int | None) -> float | None:
@@ -51,14 +51,14 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """'near', 'off' or 'far' by the thresholds above; or what kept the card from a figure."""
+        """'near', 'off' or 'far' by the thresholds above, or the status of a spec that did not run."""
         if self.ratio is None:
             return str(self.measured.status if self.measured.status is not Status.OK else self.virtual.status)
         error = abs(self.ratio - 1)
         return "near" if error <= MEDIAN_ERROR else "off" if error <= WORST_ERROR else "far"
 
     def to_json(self) -> dict[str, Any]:
-        """The figures of the comparison."""
+        """Return the comparison as JSON values."""
         names = ("status", "reserved_bytes", "device_used_bytes", "evidence", "others_bytes", "cap_bytes", "cap_held")
         return {
             "label": self.label,
@@ -72,40 +72,40 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Verification:
-    """All of them, and what follows."""
+    """The comparisons of all golden specs, and the verdict."""
 
-    card: str
+    gpu: str
     profile: str
     comparisons: Sequence[Comparison]
 
     @property
     def errors(self) -> list[float]:
-        """Of the reserved peaks of those that ran on both."""
+        """Relative errors of the reserved memory of specs that ran on both."""
         return [abs(item.ratio - 1) for item in self.comparisons if item.ratio is not None]
 
     @property
     def passed(self) -> bool:
-        """Whether all ran, the median error is small, and none is large."""
+        """True if all specs ran, the median error is small, and no error is large."""
         complete = len(self.errors) == len(self.comparisons)
         return complete and median(self.errors) <= MEDIAN_ERROR and max(self.errors) <= WORST_ERROR
 
     @property
     def too_low(self) -> int:
-        """How many estimates would not have been enough."""
+        """Number of estimates that were too low."""
         return sum(item.ratio is not None and item.ratio < 1 - SAFE_ERROR for item in self.comparisons)
 
     @property
     def contexts_mib(self) -> tuple[float | None, float | None]:
-        """What is taken beside the allocator, virtual and measured, in the middle of all specs."""
-        return _middle_overhead(item.virtual for item in self.comparisons), _middle_overhead(
+        """Median memory besides the allocator, simulated and measured."""
+        return _median_overhead(item.virtual for item in self.comparisons), _median_overhead(
             item.measured for item in self.comparisons
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The table and the verdict as values."""
+        """Return the table and the verdict as JSON values."""
         virtual_mib, measured_mib = self.contexts_mib
         return {
-            "card": self.card,
+            "gpu": self.gpu,
             "profile": self.profile,
             "passed": self.passed,
             "median_error": median(self.errors) if self.errors else None,
@@ -118,40 +118,39 @@ class Verification:
         }
 
     def to_text(self) -> str:
-        """The table and the verdict for people."""
+        """Return the table and the verdict as readable text."""
         head = (
             f"{'MiB':38} {'reserved: virtual':>18} {'measured':>9} {'ratio':>6} {'device: virtual':>16} {'measured':>9}"
         )
-        lines = [f"{self.card} against the profile {self.profile}", f"{head} {'ratio':>6}  verdict"]
+        lines = [f"{self.gpu} against the profile {self.profile}", f"{head} {'ratio':>6}  verdict"]
         lines += [_line(item) for item in self.comparisons]
         return "\n".join([*lines, *self._summary()])
 
     def _summary(self) -> list[str]:
-        ran, wanted = len(self.errors), len(self.comparisons)
-        figures = f"{ran} of {wanted} ran on both"
+        summary = f"{len(self.errors)} of {len(self.comparisons)} ran on both"
         if self.errors:
-            figures += f"; reserved: median error {median(self.errors):.1%}, worst {max(self.errors):.1%}"
-            figures += f", {self.too_low} too low by over {SAFE_ERROR:.0%}"
+            summary += f"; reserved: median error {median(self.errors):.1%}, worst {max(self.errors):.1%}"
+            summary += f", {self.too_low} too low by over {SAFE_ERROR:.0%}"
         virtual_mib, measured_mib = self.contexts_mib
-        lines = [figures]
+        lines = [summary]
         if virtual_mib is not None and measured_mib is not None:
             lines.append(
-                f"beside the allocator: measured {measured_mib:.0f} MiB, the profile says {virtual_mib:.0f} "
+                f"besides the allocator: measured {measured_mib:.0f} MiB, the profile says {virtual_mib:.0f} "
                 "(context_mib and cudnn_mib of the profile)"
             )
-        if tried := [item.measured.cap_held for item in self.comparisons if item.measured.cap_bytes is not None]:
-            lines.append(f"as the allocator's limit {tried.count(True)} of {len(tried)} estimates were enough")
+        if caps := [item.measured.cap_held for item in self.comparisons if item.measured.cap_bytes is not None]:
+            lines.append(f"as the allocator's limit {caps.count(True)} of {len(caps)} estimates were enough")
         rule = f"all run, median error up to {MEDIAN_ERROR:.0%}, worst up to {WORST_ERROR:.0%}"
         return [*lines, f"{'PASS' if self.passed else 'FAIL'} ({rule})"]
 
 
-def _middle_overhead(measurements: Iterable[Measurement]) -> float | None:
-    found = [
+def _median_overhead(measurements: Iterable[Measurement]) -> float | None:
+    overheads = [
         (item.device_used_bytes - item.reserved_bytes) / MIB
         for item in measurements
         if item.status is Status.OK and item.device_used_bytes is not None and item.reserved_bytes is not None
     ]
-    return median(found) if found else None
+    return median(overheads) if overheads else None
 
 
 def _line(item: Comparison) -> str:
@@ -165,7 +164,7 @@ def _line(item: Comparison) -> str:
 
 
 def measure_golden(backend: Backend, on_row: Callable[[Row], object]) -> list[Row]:
-    """The golden specs as rows of a backend; `on_row` hears of each."""
+    """Measure the golden specs with a backend and return the rows; call `on_row` with each."""
     versions, rows = software_versions(), []
     for spec, outcome in SerialExecutor().run(backend, golden_specs().values()):
         rows.append(make_row(backend, spec, outcome, None, versions, static_of(spec)))
@@ -174,27 +173,27 @@ def measure_golden(backend: Backend, on_row: Callable[[Row], object]) -> list[Ro
 
 
 def read_recorded(path: Path) -> list[Row]:
-    """Rows of the golden specs that someone measured before."""
+    """Read measured rows of the golden specs from a file."""
     by_id = {row.spec.id: row for row in read_journal(path).rows if row.provenance.origin == "measured"}
     missing = [label for label, spec in golden_specs().items() if spec.id not in by_id]
     if missing:
         raise UserError(
             f"expected measured rows of all golden specs in {path}, found none of {missing}: "
-            "make the file anew with vramcast device verify --record FILE"
+            "create the file again with vramcast device verify --record FILE"
         )
     return [by_id[spec.id] for spec in golden_specs().values()]
 
 
 def write_recorded(path: Path, rows: Sequence[Row]) -> None:
-    """Keep rows as a journal, for `read_recorded` and for all that reads journals."""
+    """Write rows as a journal."""
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.write(encode_line(HEADER, {"schema": SCHEMA_VERSION, "build": {"golden": len(golden_specs())}}))
         file.writelines(encode_line(ROW, row.to_json()) for row in rows)
 
 
 def compare(virtual: Sequence[Row], measured: Sequence[Row], profile: str) -> Verification:
-    """Hold the rows of the two against each other, spec by spec."""
-    figures: Mapping[str, Measurement] = {row.spec.id: row.measurement for row in virtual}
+    """Compare simulated and measured rows spec by spec."""
+    simulated: Mapping[str, Measurement] = {row.spec.id: row.measurement for row in virtual}
     labels = {spec.id: label for label, spec in golden_specs().items()}
-    found = [Comparison(labels[row.spec.id], figures[row.spec.id], row.measurement) for row in measured]
-    return Verification(measured[0].provenance.device or "unknown", profile, found)
+    comparisons = [Comparison(labels[row.spec.id], simulated[row.spec.id], row.measurement) for row in measured]
+    return Verification(measured[0].provenance.device or "unknown", profile, comparisons)

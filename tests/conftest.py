@@ -110,7 +110,7 @@ def ray_cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def second_node(ray_cluster: Any) -> Iterator[Any]:
-    """Another node, with a CPU slot and a card that is none; tests may kill it."""
+    """Another node, with a CPU slot and a GPU that does not exist; tests may kill it."""
     with environment_of_nodes():
         node = ray_cluster.add_node(num_cpus=1, num_gpus=1, object_store_memory=80 << 20)
     yield node
@@ -138,5 +138,5 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def driver(nvml_library: Path, tmp_path: Path) -> Driver:
-    """A machine with a stub for a driver; its cards are what the test says."""
+    """A machine with a stub as its driver; a test defines its GPUs."""
     return Driver(nvml_library, tmp_path)

@@ -1,4 +1,4 @@
-"""A device profile from measured rows: what is known is found again, and what rows say nothing of stays."""
+"""Calibrating a device profile: known constants are recovered, and constants without rows stay unchanged."""
 
 import re
 from dataclasses import replace
@@ -24,7 +24,7 @@ from vramcast.virtual_gpu.training_setup import TrainingSetup
 RULES = [{"pointwise": True, "copies": 1.0}, {"direction": "forward", "copies": 1.0}, {"copies": 2.0}]
 TRUTH = parse_profile(
     {
-        "name": "truth", "title": "A card", "total_mib": 16000, "compute_capability": 8.0, "context_mib": 321,
+        "name": "truth", "title": "A GPU", "total_mib": 16000, "compute_capability": 8.0, "context_mib": 321,
         "cudnn_mib": 77, "convolution": RULES, "calibrated_on": "itself",
     }
 )  # fmt: skip
@@ -50,42 +50,42 @@ def samples():
     return [Sample(trace, simulate(trace, TRUTH, AllocatorOptions()).device_used_bytes) for trace in traces]
 
 
-def test_what_is_known_is_found_again_from_nothing(samples):
+def test_known_constants_are_recovered_from_scratch(samples):
     start = calibrating.from_scratch(TRUTH)
     assert start.context_mib == 0
-    found = calibrate(start, samples)
-    assert found.profile.context_mib == 321
-    assert found.profile.cudnn_mib == pytest.approx(77, abs=3)
-    assert found.profile.convolution[2].copies == 2.0
-    assert found.median_error_before > 0.2
-    assert found.median_error_after < 0.003
-    assert any(change.startswith("context_mib 0 -> 321") for change in found.changed)
+    result = calibrate(start, samples)
+    assert result.profile.context_mib == 321
+    assert result.profile.cudnn_mib == pytest.approx(77, abs=3)
+    assert result.profile.convolution[2].copies == 2.0
+    assert result.median_error_before > 0.2
+    assert result.median_error_after < 0.003
+    assert any(change.startswith("context_mib 0 -> 321") for change in result.changed)
 
 
-def test_a_rule_that_no_row_speaks_of_stays(samples):
+def test_a_rule_without_rows_stays_unchanged(samples):
     rules = (replace(TRUTH.convolution[0], copies=1.5), *TRUTH.convolution[1:])
-    found = calibrate(replace(TRUTH, convolution=rules), samples)  # no row has a pointwise kernel
-    assert found.profile.convolution[0].copies == 1.5
-    assert found.changed == ()
+    result = calibrate(replace(TRUTH, convolution=rules), samples)  # no row has a pointwise kernel
+    assert result.profile.convolution[0].copies == 1.5
+    assert result.changed == ()
 
 
 def test_one_disturbed_row_does_not_decide(samples):
     disturbed = [*samples[:-1], replace(samples[-1], used_bytes=samples[-1].used_bytes + 8000 * MIB)]
-    found = calibrate(TRUTH, disturbed)
-    assert found.profile.convolution == TRUTH.convolution
+    result = calibrate(TRUTH, disturbed)
+    assert result.profile.convolution == TRUTH.convolution
 
 
-def test_nothing_to_calibrate_on_is_said():
+def test_no_rows_to_calibrate_on_is_an_error():
     with pytest.raises(UserError, match="expected completed rows to calibrate on, found none"):
         calibrate(TRUTH, [])
 
 
 def row(spec, used_mib=2000, status=Status.OK, origin="measured"):
-    provenance = Provenance(origin=origin, backend="cuda", device="card", versions={}, seed=0, time="2026")
+    provenance = Provenance(origin=origin, backend="cuda", device="gpu", versions={}, seed=0, time="2026")
     return Row(spec, None, Measurement(status=status, device_used_bytes=used_mib * MIB), provenance)
 
 
-def test_rows_of_one_network_are_chosen_together_and_others_are_left():
+def test_rows_of_one_network_are_chosen_together():
     rows = [row(cnn(batch, filters)) for filters in (16, 32, 64, 128) for batch in (2, 4, 8)]
     chosen, rest = calibrating.choose([*rows, row(mlp(8), status=Status.OOM)], 5, seed=1)
     assert len(chosen) == 6
@@ -100,7 +100,7 @@ def test_rows_of_one_network_are_chosen_together_and_others_are_left():
 def test_a_written_profile_reads_back_with_its_evidence(tmp_path):
     path = tmp_path / "mine.yaml"
     calibrating.write_profile(path, Calibration(TRUTH, 30, 0.2, 0.01, ("context_mib 0 -> 321",)), "mine", "my rows")
-    assert path.read_text().startswith("# A card, calibrated by")
+    assert path.read_text().startswith("# A GPU, calibrated by")
     read = parse_profile(yaml.safe_load(path.read_text()))
     assert read.name == "mine"
     assert "30 rows of my rows" in read.calibrated_on
@@ -118,13 +118,13 @@ def test_a_written_profile_reads_back_with_its_evidence(tmp_path):
         (["mine", "--start", "keras"], "device"),
     ],
 )
-def test_bad_words_are_answered_in_a_sentence(words, sentence, capsys, tmp_path, monkeypatch):
+def test_bad_arguments_are_one_error(words, sentence, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["calibrate", *words]) == 2
     assert re.search(sentence, capsys.readouterr().err)
 
 
-def test_a_machine_without_a_driver_is_told_of(capsys, tmp_path, monkeypatch):
+def test_a_missing_driver_is_one_error(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["calibrate", "mine", "-o", "mine.yaml"]) == 2
     assert "backend=virtual" in capsys.readouterr().err

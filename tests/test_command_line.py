@@ -1,4 +1,4 @@
-"""The command line: fast to start, one sentence for bad input, and every sub-command."""
+"""`vramcast build`: a fast start, one error for bad input, and every sub-command."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def test_help_imports_nothing_heavy(words):
     assert result.stdout
 
 
-def test_the_console_command_hands_over():
+def test_the_console_command_runs_a_subcommand():
     command = Path(sys.executable).with_name("vramcast")
     result = subprocess.run([command, "build", "specification"], capture_output=True, text=True, check=True)
     assert "process Conv2d" in result.stdout
@@ -112,7 +112,7 @@ def test_the_console_command_hands_over():
         (["import", "missing.csv", "--out", "x"], "expected a CSV table"),
     ],
 )
-def test_bad_input_gets_one_sentence_and_exit_code_2(words, sentence, tmp_path, capsys, monkeypatch):
+def test_bad_input_is_one_error_with_exit_code_2(words, sentence, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
     errors = capsys.readouterr().err.strip().splitlines()
@@ -128,7 +128,7 @@ def test_deleting_and_adding_replaces_a_factor(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("words", [["family=mlp"], ["--cfg"], ["status", "anywhere"]])
-def test_ctrl_c_while_a_command_starts_is_no_traceback(words, monkeypatch, capsys):
+def test_ctrl_c_during_the_start_gives_no_traceback(words, monkeypatch, capsys):
     def interrupted(*_, **__):
         raise OmegaConfBaseException("as OmegaConf wraps it") from KeyboardInterrupt()
 
@@ -141,7 +141,7 @@ def test_ctrl_c_while_a_command_starts_is_no_traceback(words, monkeypatch, capsy
     assert capsys.readouterr().err == "stopped\n"
 
 
-def test_workers_that_cannot_work_are_a_sentence(tmp_path, monkeypatch, capsys):
+def test_workers_that_cannot_start_are_one_error(tmp_path, monkeypatch, capsys):
     def die(*_):
         raise WorkerError("expected workers to measure specs, found 3 in a row that died")
 
@@ -150,7 +150,7 @@ def test_workers_that_cannot_work_are_a_sentence(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.strip().splitlines()[-1].startswith("vramcast build: expected workers")
 
 
-def test_an_extra_that_is_not_installed_is_a_sentence(tmp_path, monkeypatch, capsys):
+def test_a_missing_extra_is_one_error(tmp_path, monkeypatch, capsys):
     monkeypatch.delitem(sys.modules, "vramcast.dataset_builder.executors.on_ray", raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["executor=ray", f"out={tmp_path}"]) == 2
@@ -158,7 +158,7 @@ def test_an_extra_that_is_not_installed_is_a_sentence(tmp_path, monkeypatch, cap
     assert capsys.readouterr().err == f"vramcast build: {error}\n"
 
 
-def test_an_error_of_the_system_is_a_sentence(monkeypatch, capsys):
+def test_an_operating_system_error_is_one_error(monkeypatch, capsys):
     def fail(*_):
         raise PermissionError(13, "Permission denied", "rows")
 
@@ -168,7 +168,7 @@ def test_an_error_of_the_system_is_a_sentence(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("words", [["--help"], ["n=3", "--help"], ["-h", "family=cnn"]])
-def test_help_is_given_wherever_it_is_asked_for(words, capsys):
+def test_help_is_printed_at_any_position(words, capsys):
     assert main(words) == 0
     assert capsys.readouterr().out.startswith("usage: vramcast build")
 
@@ -194,8 +194,8 @@ def test_a_corrupt_journal_is_refused_and_can_be_repaired(tmp_path, capsys):
     assert len(read_journal(tmp_path).rows) == 20
 
 
-def test_a_full_disk_costs_no_row_and_the_build_goes_on_when_there_is_room(tmp_path):
-    """The kernel's limit on file sizes stands for the disk."""
+def test_a_full_disk_loses_no_row_and_the_build_resumes(tmp_path):
+    """The kernel's limit on file sizes simulates a full disk."""
     limited = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY));"
@@ -213,7 +213,7 @@ def test_a_full_disk_costs_no_row_and_the_build_goes_on_when_there_is_room(tmp_p
     assert len(after) == 100
 
 
-def test_status_in_words_and_as_json(built, capsys):
+def test_status_as_text_and_as_json(built, capsys):
     assert main(["status", str(built)]) == 0
     text = capsys.readouterr().out
     assert "30 rows" in text
@@ -244,7 +244,7 @@ def test_emit_reads_a_spec_from_a_file_and_a_public_name(built, tmp_path, capsys
     assert main(["emit", str(path)]) == 2
 
 
-def test_emit_says_what_is_wrong_with_a_row_and_with_a_path(tmp_path, capsys):
+def test_emit_notes_a_bad_row_and_refuses_a_bad_path(tmp_path, capsys):
     network = {
         "arch": "uniform",
         "input_features": 4,
@@ -258,7 +258,7 @@ def test_emit_says_what_is_wrong_with_a_row_and_with_a_path(tmp_path, capsys):
     assert main(["emit", str(path)]) == 0
     printed = capsys.readouterr()
     assert "note: this training fails when it runs: BatchNorm1d at '0.1'" in printed.err
-    assert "'head'" not in printed.out.split('"""')[1]  # a default that is said makes no other spec
+    assert "'head'" not in printed.out.split('"""')[1]  # a spelled-out default makes no other spec
     assert main(["emit", str(path), "-o", str(tmp_path / "missing" / "row.py")]) == 2
     assert "missing/row.py" in capsys.readouterr().err.splitlines()[-1]
 
@@ -297,9 +297,9 @@ def test_every_sub_command_is_in_the_help(capsys):
     assert all(name in text for name in COMMANDS)
 
 
-@pytest.mark.parametrize("words", [["specification"], ["--help"]])  # more than a buffer, and less
+@pytest.mark.parametrize("words", [["specification"], ["--help"]])  # output larger and smaller than a buffer
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_output_into_a_closed_pipe_is_no_error(words, unbuffered):
+def test_output_to_a_closed_pipe_is_not_an_error(words, unbuffered):
     command = [sys.executable, "-m", "vramcast", "build", *words]
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:

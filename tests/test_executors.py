@@ -1,4 +1,4 @@
-"""Every executor keeps one contract."""
+"""Contract tests of all executors."""
 
 import os
 import pickle
@@ -26,7 +26,7 @@ def backend() -> Scripted:
 
 
 class ExecutorContract:
-    """What holds for every executor."""
+    """Tests that every executor passes."""
 
     most_in_flight: int
 
@@ -39,22 +39,22 @@ class ExecutorContract:
         assert sorted(index_of(item) for item, _ in outcomes) == list(range(number))
         assert all(outcome.measurement.status is Status.OK for _, outcome in outcomes)
 
-    def test_specs_are_taken_lazily(self, backend: Any) -> None:
+    def test_specs_are_read_lazily(self, backend: Any) -> None:
         taken = count()
         with closing(self.executor().run(backend, (spec(next(taken)) for _ in count()))) as outcomes:
             assert len(list(islice(outcomes, 20))) == 20
         assert next(taken) <= 20 + self.most_in_flight
 
-    def test_nothing_is_taken_before_the_first_outcome_is_asked_for(self, backend: Any) -> None:
+    def test_no_spec_is_read_before_the_first_outcome_is_requested(self, backend: Any) -> None:
         taken = count()
         self.executor().run(backend, (spec(next(taken)) for _ in count()))
         assert next(taken) == 0
 
-    def test_the_spec_that_comes_back_is_the_spec_that_went_in(self, backend: Any) -> None:
+    def test_outcomes_come_with_the_same_spec_objects(self, backend: Any) -> None:
         specs = plain(5)
         assert {id(item) for item, _ in self.executor().run(backend, specs)} == {id(item) for item in specs}
 
-    def test_equal_specs_have_an_outcome_each(self, backend: Any) -> None:
+    def test_equal_specs_each_have_an_outcome(self, backend: Any) -> None:
         assert len(list(self.executor().run(backend, [spec(0)] * 30))) == 30
 
     @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ class ExecutorContract:
 
     def test_a_user_error_ends_the_run(self, backend: Any) -> None:
         specs = (spec(index, "misuse" if index == 3 else "nothing") for index in count())
-        with pytest.raises(UserError, match="expected a card, found none: add one"):
+        with pytest.raises(UserError, match="expected a GPU, found none: add one"):
             list(self.executor().run(backend, specs))
 
     def test_an_error_of_the_specs_reaches_the_caller(self, backend: Any) -> None:
@@ -160,19 +160,19 @@ class TestLocalExecutor(ExecutorContract):
 
 
 class TestLanes:
-    """A backend that needs devices has one worker on each, also after a worker's death."""
+    """A backend that needs devices has one worker for each, also after a worker's death."""
 
     def run(self, workers: int, folder: Path, specs: list[Spec]) -> tuple[Counter[Status], set[int]]:
-        found = [outcome.measurement for _, outcome in LocalExecutor(workers, 30).run(Laned(), specs)]
-        lanes = {item.breakdown["lane"] for item in found if "lane" in item.breakdown}
-        return Counter(item.status for item in found), lanes
+        measurements = [outcome.measurement for _, outcome in LocalExecutor(workers, 30).run(Laned(), specs)]
+        lanes = {item.breakdown["lane"] for item in measurements if "lane" in item.breakdown}
+        return Counter(item.status for item in measurements), lanes
 
     def test_no_two_workers_share_a_device(self, tmp_path: Path) -> None:
         statuses, lanes = self.run(8, tmp_path, [spec(index, "alone", str(tmp_path)) for index in range(30)])
         assert statuses == {Status.OK: 30}
         assert lanes == {0, 1, 2}
 
-    def test_a_device_is_taken_over_from_a_worker_that_died(self, tmp_path: Path) -> None:
+    def test_a_device_of_a_dead_worker_is_used_again(self, tmp_path: Path) -> None:
         deaths = [spec(index, "end", 1, "gone") for index in range(3)]
         rest = [spec(index, "alone", str(tmp_path)) for index in range(3, 33)]
         statuses, lanes = self.run(3, tmp_path, [*deaths, *rest])

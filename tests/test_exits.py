@@ -1,4 +1,4 @@
-"""How commands end: one exit code for each kind of end, and never a traceback for what a user can mend."""
+"""Exit codes of commands; no traceback for errors that a user can fix."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from vramcast.errors import UserError, WorkerError
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "message"),
     [
         (UserError("expected a, found b: fix it"), 2, "vramcast fly: expected a, found b: fix it\n"),
         (WorkerError("expected workers, found none"), 1, "vramcast fly: expected workers, found none\n"),
@@ -18,20 +18,20 @@ from vramcast.errors import UserError, WorkerError
         (PermissionError(13, "Permission denied", "rows"), 2, "Permission denied: 'rows'; fix that\n"),
     ],
 )
-def test_each_kind_of_end_has_its_code_and_its_sentence(error, code, said, capsys):
+def test_each_error_has_its_code_and_its_message(error, code, message, capsys):
     def work():
         raise error
 
     assert exit_code("vramcast fly", work) == code
-    assert capsys.readouterr().err.endswith(said)
+    assert capsys.readouterr().err.endswith(message)
 
 
-def test_the_code_of_the_work_itself_is_kept():
+def test_the_code_of_the_work_is_returned():
     assert exit_code("vramcast fly", lambda: None) == 0
     assert exit_code("vramcast fly", lambda: 3) == 3
 
 
-def test_an_error_of_our_own_keeps_its_traceback():
+def test_a_bug_keeps_its_traceback():
     def work():
         raise TypeError("a slip")
 
@@ -39,7 +39,7 @@ def test_an_error_of_our_own_keeps_its_traceback():
         exit_code("vramcast fly", work)
 
 
-def test_a_pipe_that_is_closed_is_no_error():
+def test_a_closed_pipe_is_not_an_error():
     code = (
         "from vramcast.dataset_builder.exit_codes import exit_code\n"
         "raise SystemExit(exit_code('x', lambda: print('row\\n' * 10**6)))"

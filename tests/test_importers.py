@@ -1,4 +1,4 @@
-"""Public measurements become rows whose statuses follow stated rules."""
+"""Importing public measurements as rows, with statuses by rules."""
 
 import csv
 from collections import Counter
@@ -32,7 +32,7 @@ def line(name, peak=1500, layers="[('linear', 4, 5)]", **more):
     return {"Filename": name, "Activations-Params": layers, PEAK: peak, **more}
 
 
-def test_a_measured_row_keeps_its_figure_and_its_source(tmp_path):
+def test_a_measured_row_keeps_its_value_and_its_source(tmp_path):
     (row,) = read_rows(table(tmp_path / "set.csv", [line(MLP, 1479)]))
     assert row.measurement.status is Status.OK
     assert row.measurement.device_used_bytes == 1479 * MIB
@@ -48,19 +48,19 @@ def test_a_measured_row_keeps_its_figure_and_its_source(tmp_path):
     ("record", "status", "evidence"),
     [
         (line(MLP, Status="OOM_CRASH"), Status.OOM, "out of memory"),
-        (line(MLP.replace("output:4", "output:1")), Status.CRASHED, "labels do not fit"),
+        (line(MLP.replace("output:4", "output:1")), Status.CRASHED, "do not match"),
         (line(NORM.format(o=1, b=8), layers="[('Sigmoid', 1, 0)]"), Status.OK, None),
         (line(NORM.format(o=4, b=9)), Status.CRASHED, "BatchNorm1d at '0.1'"),  # 4096 = 455 x 9 + 1
         (line(CNN.format(s=6), 0, "[]", **{"Conv2d Count": 0}), Status.CRASHED, "before CUDA starts"),
     ],
 )
-def test_runs_that_died_are_found_by_rule(tmp_path, record, status, evidence):
+def test_failed_runs_are_found_by_rule(tmp_path, record, status, evidence):
     (row,) = read_rows(table(tmp_path / "set.csv", [record]))
     assert row.measurement.status is status
     assert evidence is None or evidence in row.measurement.evidence
 
 
-def test_what_the_generator_did_not_write_down_is_recovered(tmp_path):
+def test_settings_missing_from_the_file_name_are_recovered(tmp_path):
     counts = {}
     for count in range(20, 40):
         (row,) = read_rows(table(tmp_path / "set.csv", [line(CNN.format(s=64), **{"Conv2d Count": count})]))
@@ -98,14 +98,14 @@ def test_importing_twice_adds_nothing(tmp_path):
         ("", "expected the columns"),
     ],
 )
-def test_a_table_that_is_none_gets_a_sentence(tmp_path, text, sentence):
+def test_a_file_that_is_no_table_is_one_error(tmp_path, text, sentence):
     path = tmp_path / "set.csv"
     path.write_text(text)
     with pytest.raises(UserError, match=sentence):
         list(read_rows(path))
 
 
-def test_a_missing_table_gets_a_sentence(tmp_path):
+def test_a_missing_table_is_one_error(tmp_path):
     with pytest.raises(UserError, match="No such file"):
         list(read_rows(tmp_path / "none.csv"))
 
@@ -137,10 +137,10 @@ def _real(name, **more):
     return {**cells, "carma2025_mib": "3934.0", "aegis2026_mib": "", "rtx2080ti_mib": "3560.0", **more}
 
 
-def test_a_job_that_was_measured_on_several_stacks_is_a_row_for_each(tmp_path):
+def test_a_job_measured_on_several_stacks_has_a_row_for_each(tmp_path):
     rows = list(read_rows(table(tmp_path / "real.csv", [_real("resnet50")])))
-    found = [(row.provenance.device, row.provenance.time, row.measurement.device_used_bytes // MIB) for row in rows]
-    assert found == [
+    columns = [(row.provenance.device, row.provenance.time, row.measurement.device_used_bytes // MIB) for row in rows]
+    assert columns == [
         ("a100_40gb_gpumemnet_2024", "2024", 5262),
         ("a100_40gb", "2025", 3934),
         ("rtx_2080ti", "2026", 3560),
@@ -149,7 +149,7 @@ def test_a_job_that_was_measured_on_several_stacks_is_a_row_for_each(tmp_path):
     assert rows[0].spec.family == "torchvision"
 
 
-def test_jobs_of_two_cards_are_left_out(tmp_path):
+def test_jobs_on_two_gpus_are_left_out(tmp_path):
     language = {"input": "seq512", "classes": ""}
     lines = [_real("gpt2_large", **language), _real("BERT_base", **language)]
     rows = list(read_rows(table(tmp_path / "real.csv", lines)))

@@ -1,4 +1,4 @@
-"""The journal: what is written is what is read, for the same settings only."""
+"""Writing and reading a journal, and checking its settings."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def test_round_trip(tmp_path):
     assert list(iter_records(journal.path)) == [make_row(1), make_rejection(2), make_row(3)]
 
 
-def test_lines_are_plain_json_with_a_checksum_of_what_stands_before_it(tmp_path):
+def test_lines_are_json_with_a_checksum_of_the_preceding_bytes(tmp_path):
     raws = write(tmp_path, [1, 2]).read_bytes().splitlines()
     assert [json.loads(raw)["type"] for raw in raws] == ["header", "row", "row"]
     for raw in raws:
@@ -40,7 +40,7 @@ def test_lines_are_plain_json_with_a_checksum_of_what_stands_before_it(tmp_path)
         assert rest == b'"%08x"}' % zlib.crc32(body)
 
 
-def test_resume_knows_what_is_there(tmp_path):
+def test_a_resumed_journal_has_its_ids(tmp_path):
     write(tmp_path, [1, 2])
     with JournalWriter(tmp_path, BUILD) as writer:
         assert writer.row_ids == {make_row(1).spec.id, make_row(2).spec.id}
@@ -60,7 +60,7 @@ def test_an_id_is_written_once(tmp_path):
     assert len(read_journal(tmp_path).rows) == 1
 
 
-def test_what_is_no_json_is_refused_before_anything_is_written(tmp_path):
+def test_values_that_are_not_json_are_refused_before_writing(tmp_path):
     row = make_row(1)
     bad = Row(row.spec, None, Measurement(status=Status.OK, seconds=float("nan")), row.provenance)
     with JournalWriter(tmp_path, BUILD) as writer:
@@ -109,8 +109,8 @@ def test_odd_values_survive(no_sync, tmp_path_factory, networks, evidence):
 
 def test_other_settings_are_refused_by_name(tmp_path):
     write(tmp_path, [1])
-    asked = {"seed": 2, "n": 10, "family": {"name": "cnn"}, "extra": None}
-    with pytest.raises(UserError) as caught, JournalWriter(tmp_path, asked):
+    settings = {"seed": 2, "n": 10, "family": {"name": "cnn"}, "extra": None}
+    with pytest.raises(UserError) as caught, JournalWriter(tmp_path, settings):
         pass
     text = str(caught.value)
     assert "seed=2 (it was 1)" in text
@@ -119,7 +119,7 @@ def test_other_settings_are_refused_by_name(tmp_path):
     assert "another out=DIR" in text
 
 
-def test_a_wall_of_differences_is_cut_short(tmp_path):
+def test_a_long_list_of_differences_is_shortened(tmp_path):
     factors = [[f"factor{i}", {"choice": list(range(99))}] for i in range(20)]
     write(tmp_path, [1], {"space": {"factors": factors}})
     changed = [[name, {"choice": [*item["choice"], 100]} if name == "factor7" else item] for name, item in factors]
@@ -137,7 +137,7 @@ def test_a_wall_of_differences_is_cut_short(tmp_path):
         pass
 
 
-def test_a_journal_without_a_row_may_be_begun_anew_with_other_settings(tmp_path):
+def test_a_journal_without_rows_may_get_other_settings(tmp_path):
     write(tmp_path, [], {"seed": 1})
     path = write(tmp_path, [1], {"seed": 2})
     assert read_header(path).build == {"seed": 2}
@@ -158,27 +158,27 @@ def test_settings_are_compared_as_json(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("version", "mend"), [(SCHEMA_VERSION + 1, "newer"), (SCHEMA_VERSION - 1, "anew"), (None, "anew")]
+    ("version", "fix"), [(SCHEMA_VERSION + 1, "newer"), (SCHEMA_VERSION - 1, "again"), (None, "again")]
 )
-def test_other_versions_are_refused(tmp_path, version, mend):
+def test_other_versions_are_refused(tmp_path, version, fix):
     path = tmp_path / "journal.jsonl"
     path.write_bytes(encode_line("header", {"schema": version, "build": BUILD}) + b"what the future holds\n" * 2)
     for act in (read_journal, repair, lambda path: list(iter_records(path)), lambda path: write(path, [1])):
-        with pytest.raises(UserError, match=f"expected schema {SCHEMA_VERSION} .*{mend}"):
+        with pytest.raises(UserError, match=f"expected schema {SCHEMA_VERSION} .*{fix}"):
             act(tmp_path)
 
 
-def test_a_missing_journal_says_what_was_found(tmp_path):
+def test_a_missing_journal_lists_the_directory(tmp_path):
     for name in ("notes.txt", "b.csv"):
         (tmp_path / name).touch()
     with pytest.raises(UserError, match=r"expected a build directory .*found only \['b.csv', 'notes.txt'\]"):
         read_journal(tmp_path)
-    with pytest.raises(UserError, match="found nothing of that name"):
+    with pytest.raises(UserError, match="found no such file"):
         iter_records(tmp_path / "absent")
     assert not (tmp_path / "lock").exists()
 
 
-def test_a_directory_that_cannot_be_made_is_a_sentence(tmp_path):
+def test_a_directory_that_cannot_be_created_is_one_error(tmp_path):
     (tmp_path / "file").touch()
     with (
         pytest.raises(UserError, match="choose another out=DIR"),

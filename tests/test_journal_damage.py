@@ -1,4 +1,4 @@
-"""A journal under torn lines, flipped bytes, killed writers, full disks and other programs: nothing sound is lost."""
+"""A journal with incomplete lines, flipped bytes, killed writers, full disks and other writers loses no valid line."""
 
 import os
 import signal
@@ -26,8 +26,8 @@ def flip(path: Path, offset: int, bit: int = 1) -> None:
 # --- damage ---
 
 
-def test_a_line_torn_anywhere_costs_itself_alone(tmp_path, no_sync):
-    """Cut the file at every byte of its last line: all before is read, and writing goes on."""
+def test_an_incomplete_last_line_loses_only_itself(tmp_path, no_sync):
+    """Cut the file at every byte of its last line: all lines before it are read, and writing continues."""
     path = write(tmp_path, [1, 2, 3])
     whole = path.read_bytes()
     last = whole.rstrip(b"\n").rfind(b"\n") + 1
@@ -43,7 +43,7 @@ def test_a_line_torn_anywhere_costs_itself_alone(tmp_path, no_sync):
         assert path.read_bytes() == whole, end
 
 
-def test_a_torn_header_is_written_anew(tmp_path, no_sync):
+def test_an_incomplete_header_is_written_again(tmp_path, no_sync):
     path = write(tmp_path, [])
     whole = path.read_bytes()
     for end in range(len(whole)):
@@ -54,17 +54,17 @@ def test_a_torn_header_is_written_anew(tmp_path, no_sync):
         assert path.read_bytes() == whole, end
 
 
-def test_a_file_of_another_kind_is_left_alone(tmp_path):
+def test_a_file_of_another_kind_is_not_changed(tmp_path):
     path = tmp_path / "journal.jsonl"
     path.write_text('{"dear": "diary"}\n')
     with pytest.raises(UserError, match="another kind of file"), JournalWriter(tmp_path, BUILD):
         pass
-    with pytest.raises(UserError, match="no sound line"):
+    with pytest.raises(UserError, match="no valid line"):
         repair(tmp_path)
     assert path.read_text() == '{"dear": "diary"}\n'
 
 
-def test_every_flipped_byte_in_the_middle_is_found(tmp_path, no_sync):
+def test_every_flipped_byte_in_the_middle_is_detected(tmp_path, no_sync):
     path = write(tmp_path, [1, 2, 3])
     whole = path.read_bytes()
     starts = [0, *(i + 1 for i, byte in enumerate(whole) if byte == ord("\n"))]
@@ -77,7 +77,7 @@ def test_every_flipped_byte_in_the_middle_is_found(tmp_path, no_sync):
         pass
 
 
-def test_a_flipped_byte_in_the_last_line_is_skipped_and_said(tmp_path):
+def test_a_flipped_byte_in_the_last_line_is_skipped_with_a_note(tmp_path):
     path = write(tmp_path, [1, 2])
     flip(path, path.stat().st_size - 60)
     journal = read_journal(path)
@@ -87,7 +87,7 @@ def test_a_flipped_byte_in_the_last_line_is_skipped_and_said(tmp_path):
         assert len(list(iter_records(path))) == 1
 
 
-def test_a_sound_journal_is_read_without_a_word(tmp_path):
+def test_a_valid_journal_is_read_without_a_warning(tmp_path):
     path = write(tmp_path, [1])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -102,7 +102,7 @@ def test_a_sound_journal_is_read_without_a_word(tmp_path):
         (encode_line("song", {"id": "x"}), "unknown type 'song'"),
     ],
 )
-def test_journals_joined_by_hand_are_found_even_at_the_end(tmp_path, extra, fault):
+def test_lines_of_another_journal_are_detected_even_at_the_end(tmp_path, extra, fault):
     path = write(tmp_path, [1, 2])
     path.write_bytes(path.read_bytes() + extra)
     with pytest.raises(UserError, match=f"line 4 .*{fault}"):
@@ -121,8 +121,8 @@ def test_repair_moves_bad_lines_and_keeps_the_rest(tmp_path):
     path.chmod(0o640)
     report = repair(tmp_path)
     assert (report.kept, list(report.moved), report.header_lost) == (2, [3, 5, 6], False)
-    assert "does not fit the schema" in report.moved[5]
-    assert str(report).startswith(f"2 rows and rejections are sound, 3 moved to {report.bad_path} (line 3 does not")
+    assert "does not match the schema" in report.moved[5]
+    assert str(report).startswith(f"2 rows and rejections are valid, 3 moved to {report.bad_path} (line 3 does not")
     assert path.stat().st_mode & 0o777 == 0o640
     assert report.bad_path.read_bytes() == lines[2] + lines[4] + lines[5] + b"\n"
     assert read_journal(path).rows == [make_row(1), make_row(3)]
@@ -130,21 +130,21 @@ def test_repair_moves_bad_lines_and_keeps_the_rest(tmp_path):
     assert write(tmp_path, [2]).read_bytes().startswith(lines[0] + lines[1] + lines[3])
 
 
-def test_repair_of_a_sound_journal_changes_nothing(tmp_path):
+def test_repair_of_a_valid_journal_changes_nothing(tmp_path):
     path = write(tmp_path, [1])
     before = path.read_bytes()
     report = repair(path)
     assert (report.kept, dict(report.moved), report.bad_path.exists()) == (1, {}, False)
-    assert str(report) == "1 rows and rejections are sound, none had to be moved"
+    assert str(report) == "1 rows and rejections are valid, none had to be moved"
     assert path.read_bytes() == before
 
 
-def test_rows_outlive_their_header(tmp_path):
+def test_rows_survive_the_loss_of_their_header(tmp_path):
     path = write(tmp_path, [1, 2])
     flip(path, 30)
     report = repair(tmp_path)
     assert report.header_lost
-    assert "cannot go on" in str(report)
+    assert "cannot be resumed" in str(report)
     assert read_journal(path).rows == [make_row(1), make_row(2)]
     assert read_header(path).build is None
     with pytest.raises(UserError, match="another out=DIR"), JournalWriter(tmp_path, BUILD):
@@ -162,7 +162,7 @@ with JournalWriter(sys.argv[1], {"seed": 1}):
 """
 
 
-def test_one_writer_and_a_killed_one_frees_its_place(tmp_path):
+def test_only_one_writer_and_a_killed_one_releases_its_lock(tmp_path):
     with subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"held\n"
         for act in (lambda: write(tmp_path, [1]), lambda: repair(tmp_path)):
@@ -201,7 +201,7 @@ def child(code: str, *args: object, **options) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, **options)
 
 
-def test_what_append_returned_from_survives_a_kill_and_is_read_meanwhile(tmp_path):
+def test_appended_rows_survive_a_kill_and_can_be_read_meanwhile(tmp_path):
     with child(WRITE, tmp_path) as writer:
         for wanted in (3, 20, 40):
             while int(writer.stdout.readline()) < wanted:
@@ -209,9 +209,9 @@ def test_what_append_returned_from_survives_a_kill_and_is_read_meanwhile(tmp_pat
             assert len(read_journal(tmp_path).rows) > wanted
             time.sleep(0.01)
         writer.kill()
-        said = [int(line) for line in writer.stdout.read().split()]
+        printed = [int(line) for line in writer.stdout.read().split()]
     rows = read_journal(tmp_path).rows
-    assert len(rows) >= (said[-1] if said else 40) + 1
+    assert len(rows) >= (printed[-1] if printed else 40) + 1
     assert rows == [make_row(i) for i in range(len(rows))]
 
 
@@ -245,8 +245,8 @@ except UserError as error:
 
 
 @pytest.mark.parametrize("limit", [10, 1000, 4096])
-def test_a_full_disk_costs_no_row(tmp_path, limit):
-    """A real limit of the kernel: a part of the line is written, then the write fails."""
+def test_a_full_disk_loses_no_row(tmp_path, limit):
+    """With a limit of the kernel, a part of the line is written before the write fails."""
     with child(FULL, tmp_path, limit) as process:
         output = process.stdout.read()
     assert process.returncode == 0
@@ -255,7 +255,7 @@ def test_a_full_disk_costs_no_row(tmp_path, limit):
     assert read_journal(tmp_path).rows[-1] == make_row(10**6)
 
 
-def test_a_failing_disk_costs_no_row_even_if_nothing_can_be_undone(tmp_path, monkeypatch):
+def test_a_failing_disk_loses_no_row_even_if_truncation_fails(tmp_path, monkeypatch):
     real = os.write
 
     def fail(*_):
@@ -271,18 +271,18 @@ def test_a_failing_disk_costs_no_row_even_if_nothing_can_be_undone(tmp_path, mon
             patch.setattr(os, "write", write_a_part)
             patch.setattr(os, "ftruncate", fail)
             for _ in range(2):
-                with pytest.raises(UserError, match=r"found: Input/output error; mend that .* 1 rows are safe"):
+                with pytest.raises(UserError, match=r"found: Input/output error; fix that .* 1 rows are safe"):
                     writer.append(make_row(2))
         writer.append(make_row(2))
     assert read_journal(tmp_path).rows == [make_row(1), make_row(2)]
 
 
-def test_a_sync_that_fails_is_said_at_the_latest_when_the_journal_closes(tmp_path, monkeypatch):
+def test_a_failed_sync_is_raised_at_the_latest_on_close(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(5, "Input/output error")
 
     with (
-        pytest.raises(UserError, match="found: Input/output error; mend that"),
+        pytest.raises(UserError, match="found: Input/output error; fix that"),
         JournalWriter(tmp_path, BUILD) as writer,
     ):
         monkeypatch.setattr(os, "fdatasync", fail)
@@ -292,8 +292,8 @@ def test_a_sync_that_fails_is_said_at_the_latest_when_the_journal_closes(tmp_pat
     assert read_journal(tmp_path).rows[-1] == make_row(2)
 
 
-def test_all_is_on_the_disk_when_the_journal_is_closed(tmp_path, monkeypatch):
-    """A slow disk makes rows share a sync; the last sync begins after the last row is written."""
+def test_everything_is_synced_when_the_journal_is_closed(tmp_path, monkeypatch):
+    """On a slow disk rows share a sync; the last sync starts after the last row is written."""
     real, sizes = os.fdatasync, []
 
     def slow(fd):
@@ -323,7 +323,7 @@ def test_an_interrupted_write_is_undone_by_the_next(tmp_path, monkeypatch):
     assert read_journal(tmp_path).rows == [make_row(1)]
 
 
-def test_a_file_that_others_change_is_not_written_on(tmp_path):
+def test_a_file_changed_by_others_is_not_written(tmp_path):
     with JournalWriter(tmp_path, BUILD) as writer:
         writer.append(make_row(1))
         with writer.path.open("ab") as file:

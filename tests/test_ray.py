@@ -1,4 +1,4 @@
-"""Tasks on a Ray cluster, whose nodes and workers die: no spec is lost, none has two outcomes, no process is left."""
+"""Tasks on a Ray cluster whose nodes and workers die: every spec has one outcome, and no process is left."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def static_build(out: Path, n: int) -> Build:
 
 
 class TestLostNodes:
-    def test_a_spec_on_a_node_that_dies_is_measured_on_another(
+    def test_a_spec_on_a_lost_node_is_measured_on_another(
         self, backend: Any, ray_cluster: Any, second_node: Any, tmp_path: Path
     ) -> None:
         log, gate = tmp_path / "log", tmp_path / "gate"
@@ -67,11 +67,11 @@ class TestLostNodes:
 
         run(static_build(tmp_path / "ray", 150), RayExecutor(), on_row, lambda _: None)
         run(static_build(tmp_path / "serial", 150), SerialExecutor(), lambda _: None, lambda _: None)
-        found = [row.spec.id for row in read_journal(tmp_path / "ray").rows]
-        assert len(found) == 150
-        assert sorted(found) == sorted(row.spec.id for row in read_journal(tmp_path / "serial").rows)
+        ids = [row.spec.id for row in read_journal(tmp_path / "ray").rows]
+        assert len(ids) == 150
+        assert sorted(ids) == sorted(row.spec.id for row in read_journal(tmp_path / "serial").rows)
 
-    def test_room_follows_the_nodes(self, ray_cluster: Any, request: pytest.FixtureRequest) -> None:
+    def test_the_capacity_follows_the_nodes(self, ray_cluster: Any, request: pytest.FixtureRequest) -> None:
         executor = RayExecutor()
         assert wait_until(lambda: executor.slots() == 1, 30)  # nodes of other tests may not be known to be gone
         node = request.getfixturevalue("second_node")
@@ -80,13 +80,13 @@ class TestLostNodes:
         ray_cluster.remove_node(node)
         assert wait_until(lambda: executor.slots() == 1, 30)
 
-    def test_a_spec_that_takes_every_node_down_is_a_crash(self) -> None:
+    def test_a_spec_that_loses_every_node_is_a_crash(self) -> None:
         task = on_ray._Task(spec(0))
         outcomes = [task.lose_node("NodeDiedError: gone") for _ in range(10)]
         assert outcomes[:-1] == [None] * 9
         assert outcomes[-1]
         assert outcomes[-1].measurement.status is Status.CRASHED
-        assert outcomes[-1].measurement.evidence == "10 attempts, at last: NodeDiedError: gone"
+        assert outcomes[-1].measurement.evidence == "10 attempts, the last: NodeDiedError: gone"
 
 
 @pytest.mark.usefixtures("ray_cluster")
@@ -99,13 +99,13 @@ class TestDeathsOfWorkers:
             (("kill_host",), "2 attempts, at last: WorkerCrashedError: The worker died unexpectedly"),
         ],
     )
-    def test_a_spec_that_dies_again_and_again_is_a_crash(self, backend: Any, do: Any, evidence: str) -> None:
+    def test_a_spec_that_dies_at_every_attempt_is_a_crash(self, backend: Any, do: Any, evidence: str) -> None:
         specs = [spec(0), spec(1, *do), spec(2)]
         outcomes = {index_of(item): outcome for item, outcome in RayExecutor(retries=1).run(backend, specs)}
         assert [outcomes[index].measurement.status for index in range(3)] == ["ok", "crashed", "ok"]
         assert (outcomes[1].measurement.evidence or "").startswith(evidence)
 
-    def test_a_death_that_is_not_the_spec_s_fault_costs_an_attempt(self, backend: Any, tmp_path: Path) -> None:
+    def test_a_death_with_another_cause_costs_one_attempt(self, backend: Any, tmp_path: Path) -> None:
         log, gate = tmp_path / "log", tmp_path / "gate"
 
         def kill_the_worker() -> None:
@@ -121,14 +121,14 @@ class TestDeathsOfWorkers:
         assert len(log.read_text().split()) == 2
 
     def test_death_on_every_spec_ends_the_run(self, backend: Any) -> None:
-        with pytest.raises(WorkerError, match=r"10 specs in a row whose workers died .*exit code 4: bad card"):
-            list(RayExecutor(retries=0).run(backend, (spec(index, "end", 4, "bad card") for index in count())))
+        with pytest.raises(WorkerError, match=r"10 specs in a row whose workers died .*exit code 4: bad GPU"):
+            list(RayExecutor(retries=0).run(backend, (spec(index, "end", 4, "bad GPU") for index in count())))
 
     def test_a_backend_that_kills_its_process_ends_the_run(self) -> None:
         with pytest.raises(WorkerError, match=r"died while they started .*exit code 3: no such library"):
             list(RayExecutor().run(DiesOnLoad(), map(spec, count())))
 
-    def test_a_hanging_spec_is_ended_with_its_children(self, backend: Any, tmp_path: Path) -> None:
+    def test_a_hanging_spec_is_killed_with_its_children(self, backend: Any, tmp_path: Path) -> None:
         file = tmp_path / "pids"
         specs = [spec(0), spec(1, "hang", str(file)), spec(2)]
         outcomes = {index_of(item): outcome for item, outcome in RayExecutor(timeout_seconds=1).run(backend, specs)}
@@ -136,7 +136,7 @@ class TestDeathsOfWorkers:
         assert outcomes[1].measurement.evidence == "no result after 1 s"
         assert wait_until(lambda: not any(alive(int(pid)) for pid in file.read_text().split()), 2)
 
-    def test_closing_ends_what_is_under_way(self, backend: Any, tmp_path: Path) -> None:
+    def test_closing_ends_running_tasks(self, backend: Any, tmp_path: Path) -> None:
         file = tmp_path / "pids"
         outcomes = RayExecutor().run(backend, [spec(0), spec(1, "hang", str(file)), *plain(3)])
         next(outcomes)
@@ -145,19 +145,19 @@ class TestDeathsOfWorkers:
         assert wait_until(lambda: not any(alive(int(pid)) for pid in file.read_text().split()), 60)
 
 
-class TestCards:
-    def test_a_card_has_one_spec_at_a_time_in_a_process_of_its_own(self, backend: Any, second_node: Any) -> None:
-        found = [outcome.measurement for _, outcome in RayExecutor(gpus=1).run(backend, [spec(0, "card")] * 3)]
-        assert [measured.breakdown["card"] for measured in found] == [0, 0, 0]
-        pids = {measured.breakdown["pid"] for measured in found}
+class TestGpus:
+    def test_a_gpu_has_one_spec_at_a_time_in_its_own_process(self, backend: Any, second_node: Any) -> None:
+        measurements = [outcome.measurement for _, outcome in RayExecutor(gpus=1).run(backend, [spec(0, "gpu")] * 3)]
+        assert [measured.breakdown["gpu"] for measured in measurements] == [0, 0, 0]
+        pids = {measured.breakdown["pid"] for measured in measurements}
         assert len(pids) == 3  # the context of one would be in the figures of the next
         assert not any(map(alive, pids))
 
-    def test_a_cluster_without_room_is_a_sentence(self, backend: Any, ray_cluster: Any) -> None:
+    def test_a_cluster_without_capacity_is_one_error(self, backend: Any, ray_cluster: Any) -> None:
         with pytest.raises(UserError, match="expected a node with 1 CPU and 4 GPU"):
             list(RayExecutor(gpus=4).run(backend, plain(1)))
 
-    def test_a_card_for_a_row_is_the_default_of_real_cards_alone(self, backend: Any) -> None:
+    def test_only_the_cuda_backend_needs_a_gpu_by_default(self, backend: Any) -> None:
         config = compose_build(["executor=ray", "backend=virtual"])
         assert make_executor(config, backend).gpus == 0  # type: ignore[attr-defined]
         backend.name = "cuda"
@@ -185,15 +185,15 @@ def test_bad_settings_are_refused(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "found"), [("127.0.0.1:1", "ConnectionRefusedError"), ("nonsense", "Invalid address format")]
+    ("address", "reason"), [("127.0.0.1:1", "ConnectionRefusedError"), ("nonsense", "Invalid address format")]
 )
-def test_an_address_without_a_cluster_is_a_sentence(address: str, found: str, ray_cluster: Any) -> None:
-    with pytest.raises(UserError, match=f"expected a Ray cluster at executor.address={address}, found .*{found}"):
+def test_an_address_without_a_cluster_is_one_error(address: str, reason: str, ray_cluster: Any) -> None:
+    with pytest.raises(UserError, match=f"expected a Ray cluster at executor.address={address}, found .*{reason}"):
         on_ray._connect(address, {})
 
 
 class TestDriver:
-    """`vramcast build` as a process of its own."""
+    """`vramcast build` in its own process."""
 
     def start(self, out: Path, n: int, *words: str) -> "subprocess.Popen[str]":
         build = ["family=mlp", f"n={n}", "backend=static", "executor=ray", f"out={out}", *words]
@@ -206,7 +206,7 @@ class TestDriver:
         )
 
     def stopped_by(self, stop: Callable[["subprocess.Popen[str]"], None], out: Path, *arguments: Any) -> set[str]:
-        """The rows of a build that was stopped in the middle."""
+        """Return the ids of a build that was stopped in the middle."""
         driver = self.start(out, *arguments)
         before = ids_in(out)
         try:
@@ -216,19 +216,19 @@ class TestDriver:
             driver.communicate(timeout=180)
         return set(ids_in(out))
 
-    def test_the_same_command_goes_on_after_an_interrupt_and_a_kill(self, ray_cluster: Any, tmp_path: Path) -> None:
+    def test_the_same_command_resumes_after_an_interrupt_and_a_kill(self, ray_cluster: Any, tmp_path: Path) -> None:
         arguments = (300, f"executor.address={ray_cluster.address}")
         first = self.stopped_by(lambda driver: os.killpg(driver.pid, signal.SIGINT), tmp_path, *arguments)
         second = self.stopped_by(lambda driver: os.killpg(driver.pid, signal.SIGKILL), tmp_path, *arguments)
         assert first < second
         assert len(second) < 300
         driver = self.start(tmp_path, *arguments)
-        said, errors = driver.communicate(timeout=180)
+        output, errors = driver.communicate(timeout=180)
         assert driver.returncode == 0, errors
-        assert said.startswith(f"300 rows ({len(second)} resumed")
-        found = ids_in(tmp_path)
-        assert len(found) == len(set(found)) == 300
-        assert second < set(found)
+        assert output.startswith(f"300 rows ({len(second)} resumed")
+        ids = ids_in(tmp_path)
+        assert len(ids) == len(set(ids)) == 300
+        assert second < set(ids)
 
     def test_a_cluster_started_for_a_build_ends_with_it(self, tmp_path: Path) -> None:
         members: dict[int, str] = {}
@@ -261,7 +261,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def lose(cluster: Any, node: Any) -> None:
-    """Kill all processes of a node: without its raylet alone, its workers would go on for a while."""
+    """Kill all processes of a node; without the raylet alone, its workers would run on for a while."""
     raylet = node.all_processes["raylet"][0].process.pid
     for pid in [raylet, *descendants(raylet)]:
         os.kill(pid, signal.SIGKILL)

@@ -19,7 +19,7 @@ seeds = st.integers()
 
 @st.composite
 def fractions(draw):
-    """Two to five parts; weights stand for fractions such as 1/7 that no float hits."""
+    """Draw two to five parts, with fractions such as 1/7 that no float represents."""
     weights = draw(st.lists(st.integers(1, 20), min_size=2, max_size=5))
     return {f"part{i}": weight / sum(weights) for i, weight in enumerate(weights)}
 
@@ -62,8 +62,8 @@ def test_seeds_differ():
     assert make_split(GROUPS, USUAL, 1) != make_split(GROUPS, USUAL, 2)
 
 
-def test_the_split_is_the_same_everywhere_and_for_ever():
-    """Published figures hang on it."""
+def test_a_split_never_changes():
+    """Published results depend on it."""
     split = make_split("abcdefghij", {"train": 0.5, "test": 0.5}, seed=0)
     assert "".join(split.parts["test"]) == "aicbe"
 
@@ -115,8 +115,8 @@ def test_one_fold_is_refused():
         make_folds("abc", 4, 0)
 
 
-def test_a_stranger_is_refused():
-    with pytest.raises(UserError, match="'stranger': make the split anew"):
+def test_an_unknown_group_is_refused():
+    with pytest.raises(UserError, match="'stranger': make the split again"):
         make_split(GROUPS, USUAL, 1).part_of("stranger")
 
 
@@ -148,10 +148,10 @@ def test_a_failing_save_leaves_the_old_file(tmp_path, monkeypatch):
         ({"version": 2}, "version is 2"),
         ({"parts": {"a": ["x", "y"], "b": ["x"]}}, "'x' is in the part 'a' and in 'b'"),
         ({"parts": {"a": ["x", "x"], "b": ["y"]}}, "'x' is in the part 'a' and in 'a'"),
-        ({"parts": {"a": ["x"], "b": [3]}}, "group 3 is not a text"),
+        ({"parts": {"a": ["x"], "b": [3]}}, "group 3 is not a string"),
         ({"parts": {"a": ["x"], "b": "yz"}}, "not lists"),
-        ({"parts": {"a": ["x"]}}, "not those of its parts"),
-        ({"fractions": {"a": "half", "b": 0.5}}, "not those of its parts"),
+        ({"parts": {"a": ["x"]}}, "do not match its parts"),
+        ({"fractions": {"a": "half", "b": 0.5}}, "do not match its parts"),
         ({"seed": None}, "lacks a seed"),
     ],
 )
@@ -166,7 +166,7 @@ def test_a_bad_file_is_refused(tmp_path, change, fault):
 
 
 @pytest.mark.parametrize(("text", "fault"), [("{", "no JSON"), ("[]", "version is None"), ("\xff", "no JSON")])
-def test_what_is_no_split_is_refused(tmp_path, text, fault):
+def test_a_file_without_a_split_is_refused(tmp_path, text, fault):
     path = tmp_path / "split.json"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(UserError, match=fault):
@@ -176,7 +176,7 @@ def test_what_is_no_split_is_refused(tmp_path, text, fault):
 
 
 def test_many_groups_are_split_evenly_across_kinds():
-    """The order is that of a hash: it does not follow the names."""
+    """The order is that of a hash and does not depend on the names."""
     groups = [f"{kind}{i}" for kind in "ab" for i in range(500)]
     random.Random(0).shuffle(groups)
     test = make_split(groups, {"train": 0.5, "test": 0.5}, 3).parts["test"]

@@ -1,4 +1,4 @@
-"""How the timm table is read: rows that hold a trial of cuDNN are marked, by a rule that looks at no estimate."""
+"""Rows of the timm table that include a trial of cudnn.benchmark are marked, by a rule without estimates."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def table(path: Path, *lines: tuple[str, int, int, str]) -> Path:
     return path
 
 
-def test_a_row_above_a_larger_batch_of_its_network_is_marked_and_kept(tmp_path: Path) -> None:
+def test_a_row_above_a_larger_batch_is_marked(tmp_path: Path) -> None:
     path = table(
         tmp_path / "timm.csv",
         ("resnet18", 8, 7000, "usable"),
@@ -30,7 +30,7 @@ def test_a_row_above_a_larger_batch_of_its_network_is_marked_and_kept(tmp_path: 
     assert rows[0].measurement.status is Status.OK
 
 
-def test_a_row_that_grew_faster_than_its_batch_is_marked_too(tmp_path: Path) -> None:
+def test_a_row_that_grows_faster_than_its_batch_is_marked(tmp_path: Path) -> None:
     path = table(
         tmp_path / "timm.csv",
         ("resnet18", 8, 2700, "usable"),
@@ -42,7 +42,7 @@ def test_a_row_that_grew_faster_than_its_batch_is_marked_too(tmp_path: Path) -> 
     assert [TRIAL in row.measurement.notes for row in read_rows(path)] == [False, True, True, False, False]
 
 
-def test_a_row_that_took_more_than_its_part_of_a_larger_batch_is_marked_where_the_parameters_are_known(
+def test_a_row_above_its_share_of_a_larger_batch_is_marked_if_the_parameters_are_known(
     tmp_path: Path,
 ) -> None:
     lines = [(8, 11_800), (64, 25_900)]
@@ -54,7 +54,7 @@ def test_a_row_that_took_more_than_its_part_of_a_larger_batch_is_marked_where_th
     assert not any(row.measurement.notes for row in read_rows(unknown))
 
 
-def test_an_input_that_a_later_timm_changed_is_the_measured_one(tmp_path: Path) -> None:
+def test_an_input_that_a_later_timm_changed_is_corrected(tmp_path: Path) -> None:
     rows = (f'{name},8,3000,1000,"[3, 256, 256]",usable' for name in ("ese_vovnet57b", "darknet53"))
     path = tmp_path / "timm.csv"
     path.write_text("\n".join([HEAD, *rows]) + "\n")

@@ -1,4 +1,4 @@
-"""`vramcast device verify`, with recorded answers in place of a card."""
+"""`vramcast device verify`, with recorded rows instead of a GPU."""
 
 import json
 import math
@@ -19,18 +19,18 @@ from vramcast.virtual_gpu.measurement import Status
 from vramcast.virtual_gpu.training_setup import LOSSES
 
 MIB = 2**20
-CARD = "NVIDIA A100-SXM4-40GB"
+GPU = "NVIDIA A100-SXM4-40GB"
 
 
 @pytest.fixture(scope="module")
 def simulated():
-    """What the virtual GPU says of the golden specs."""
+    """The golden specs on the virtual GPU."""
     return measure_golden(make_virtual(load_device("a100_40gb")), lambda _: None)
 
 
 @pytest.fixture
-def remembered(simulated, monkeypatch):
-    """The virtual GPU's answers for this profile, which take seconds, from the time before."""
+def reused(simulated, monkeypatch):
+    """Reuse the simulated rows of this profile, which take seconds."""
 
     def answer(backend, on_row):
         return simulated if backend.device == "a100_40gb" else measure_golden(backend, on_row)
@@ -40,24 +40,24 @@ def remembered(simulated, monkeypatch):
 
 @pytest.fixture
 def record(simulated, tmp_path):
-    """A file of answers as a card would have given them, each changed by a function of its place."""
+    """Write a file of rows as a GPU would have measured them, each changed by a function of its index."""
 
-    def make(change=lambda place, found: found, rows=20):
-        answers = []
+    def make(change=lambda place, measurement: measurement, rows=20):
+        measured = []
         for place, row in enumerate(simulated[:rows]):
-            provenance = replace(row.provenance, origin=CudaBackend.origin, backend=CudaBackend.name, device=CARD)
-            answers.append(replace(row, measurement=change(place, row.measurement), provenance=provenance))
-        write_recorded(tmp_path / "card.jsonl", answers)
-        return str(tmp_path / "card.jsonl")
+            provenance = replace(row.provenance, origin=CudaBackend.origin, backend=CudaBackend.name, device=GPU)
+            measured.append(replace(row, measurement=change(place, row.measurement), provenance=provenance))
+        write_recorded(tmp_path / "gpu.jsonl", measured)
+        return str(tmp_path / "gpu.jsonl")
 
     return make
 
 
 def scaled(factor, overhead_mib=0):
-    def change(place, found):
-        reserved_bytes = int(found.reserved_bytes * factor)
-        used_bytes = reserved_bytes + found.device_used_bytes - found.reserved_bytes + overhead_mib * MIB
-        return replace(found, reserved_bytes=reserved_bytes, device_used_bytes=used_bytes)
+    def change(place, measurement):
+        reserved_bytes = int(measurement.reserved_bytes * factor)
+        used_bytes = reserved_bytes + measurement.device_used_bytes - measurement.reserved_bytes + overhead_mib * MIB
+        return replace(measurement, reserved_bytes=reserved_bytes, device_used_bytes=used_bytes)
 
     return change
 
@@ -74,7 +74,7 @@ class TestGolden:
         rejected = {label: found.reason for label, spec in specs.items() if isinstance(found := check(spec), Rejected)}
         assert not rejected
 
-    def test_they_cover_what_decides_memory(self):
+    def test_they_cover_the_settings_that_affect_memory(self):
         specs = golden_specs().values()
         training = [spec.training for spec in specs]
         assert {spec.family for spec in specs} == {"mlp", "cnn", "transformer", "template"}
@@ -87,7 +87,7 @@ class TestGolden:
         assert sum(item.last_batch_size is not None for item in training) >= 4
         assert all(item.loss in LOSSES for item in training)
 
-    def test_they_fit_a_small_card(self):
+    def test_they_fit_a_small_gpu(self):
         found = [row.measurement for row in measure_golden(make_virtual(load_device("rtx_4060")), lambda _: None)]
         assert {item.status for item in found} == {Status.OK}
         peaks = sorted(item.device_used_bytes for item in found)
@@ -95,19 +95,19 @@ class TestGolden:
         assert peaks[-1] > 10 * peaks[0]
 
 
-@pytest.mark.usefixtures("remembered")
+@pytest.mark.usefixtures("reused")
 class TestRecorded:
-    def test_a_card_that_agrees_passes(self, record, capsys):
+    def test_a_gpu_that_agrees_passes(self, record, capsys):
         code, printed = verify(capsys, "--recorded", record(scaled(1.02, overhead_mib=30)))
         lines = printed.out.splitlines()
         assert code == 0
-        assert lines[0] == f"{CARD} against the profile a100_40gb"
+        assert lines[0] == f"{GPU} against the profile a100_40gb"
         assert [line.split("  ")[0].strip() for line in lines[2:22]] == list(golden_specs())
         assert all("0.980" in line and line.endswith("near") for line in lines[2:22])
         assert lines[22] == "20 of 20 ran on both; reserved: median error 2.0%, worst 2.0%, 0 too low by over 2%"
         assert lines[-1] == "PASS (all run, median error up to 5%, worst up to 25%)"
 
-    def test_the_context_that_the_profile_should_have_is_told(self, record, capsys):
+    def test_the_measured_context_is_reported(self, record, capsys):
         _, printed = verify(capsys, "--recorded", record(scaled(1.0, overhead_mib=100)), "--json")
         figures = json.loads(printed.out)
         assert figures["measured_context_mib"] == figures["virtual_context_mib"] + 100
@@ -124,37 +124,37 @@ class TestRecorded:
         assert figures["too_low"] == (20 if factor == 1.5 else 0)
         assert len(figures["specs"]) == 20
 
-    def test_one_spec_that_is_far_off_fails_all(self, record, capsys):
-        def change(place, found):
-            return scaled(1.4 if place == 7 else 1.0)(place, found)
+    def test_one_large_error_fails(self, record, capsys):
+        def change(place, measurement):
+            return scaled(1.4 if place == 7 else 1.0)(place, measurement)
 
         code, printed = verify(capsys, "--recorded", record(change))
         assert code == 1
         assert printed.out.splitlines()[2 + 7].endswith("far")
         assert "worst 28.6%, 1 too low" in printed.out
 
-    def test_one_spec_that_did_not_run_fails_all_and_says_why(self, record, capsys):
-        def change(place, found):
+    def test_one_spec_that_did_not_run_fails_with_its_reason(self, record, capsys):
+        def change(place, measurement):
             crash = replace(
-                found, status=Status.CRASHED, reserved_bytes=None, device_used_bytes=None, evidence="Xid 13"
+                measurement, status=Status.CRASHED, reserved_bytes=None, device_used_bytes=None, evidence="Xid 13"
             )
-            return crash if place == 3 else found
+            return crash if place == 3 else measurement
 
         code, printed = verify(capsys, "--recorded", record(change))
         assert code == 1
         assert printed.out.splitlines()[2 + 3].endswith("crashed: Xid 13")
         assert "19 of 20 ran on both" in printed.out
 
-    def test_caps_that_were_tried_are_counted(self, record, capsys):
-        def change(place, found):
-            return replace(found, cap_bytes=found.reserved_bytes, cap_held=place != 4)
+    def test_caps_that_held_are_counted(self, record, capsys):
+        def change(place, measurement):
+            return replace(measurement, cap_bytes=measurement.reserved_bytes, cap_held=place != 4)
 
         _, printed = verify(capsys, "--recorded", record(change))
         assert "as the allocator's limit 19 of 20 estimates were enough" in printed.out
 
     def test_another_profile_can_be_named(self, record, capsys):
         _, printed = verify(capsys, "--recorded", record(), "--device", "t4")
-        assert printed.out.startswith(f"{CARD} against the profile t4")
+        assert printed.out.startswith(f"{GPU} against the profile t4")
 
     @pytest.mark.parametrize(
         ("words", "sentence"),
@@ -165,13 +165,13 @@ class TestRecorded:
             (["--recorded", "{short}", "--record", "x"], "expected --recorded alone"),
         ],
     )
-    def test_bad_words_are_a_sentence(self, record, capsys, words, sentence):
+    def test_bad_arguments_are_one_error(self, record, capsys, words, sentence):
         file = record(rows=19)
         code, printed = verify(capsys, *(word.replace("{short}", file) for word in words))
         assert code == 2
         assert sentence in printed.err
 
-    def test_simulated_rows_are_no_record(self, simulated, tmp_path, capsys):
+    def test_simulated_rows_are_refused(self, simulated, tmp_path, capsys):
         write_recorded(tmp_path / "rows.jsonl", simulated)
         code, printed = verify(capsys, "--recorded", str(tmp_path / "rows.jsonl"))
         assert code == 2
@@ -191,25 +191,25 @@ sys.exit(main(["verify", *sys.argv[1:]]))
 """
 
 
-def test_what_a_card_says_can_be_kept_and_compared_again(driver, capsys, monkeypatch):
-    """The command as on a machine with a card: the stub is its driver, and a child plays 500 MiB for every spec."""
+def test_measured_rows_can_be_recorded_and_compared_again(driver, capsys, monkeypatch):
+    """On a machine with a stub as its driver, a fake child reports 500 MiB for every spec."""
     driver.stub.gpu().write()
     few = dict(list(golden_specs().items())[:3])
     monkeypatch.setattr("vramcast.dataset_builder.verification.golden_specs", lambda: few)
-    file = driver.folder / "card.jsonl"
+    file = driver.folder / "gpu.jsonl"
     result = driver.run(PLAYED, "--record", str(file), "--cap")
     assert result.returncode == 1, result.stderr
     assert "FAIL" in result.stdout
     assert result.stderr.count(": ok after") == len(few) == 3
     rows = read_journal(file).rows
     assert [row.spec for row in rows] == list(few.values())
-    assert {row.provenance.device for row in rows} == {CARD}
+    assert {row.provenance.device for row in rows} == {GPU}
     assert {row.measurement.cap_held for row in rows} == {True, False}
     code, printed = verify(capsys, "--recorded", str(file))
     assert (code, printed.out) == (1, result.stdout)
 
 
-def test_no_driver_is_a_sentence(driver):
+def test_a_missing_driver_is_one_error(driver):
     code = "import sys; from vramcast.dataset_builder.device_command import main; sys.exit(main(['verify']))"
     result = driver.run(code, LD_LIBRARY_PATH=str(without_driver(driver.folder)))
     assert result.returncode == 2
@@ -217,7 +217,7 @@ def test_no_driver_is_a_sentence(driver):
 
 
 @pytest.mark.parametrize(
-    ("card", "profile"),
+    ("gpu", "profile"),
     [
         ("NVIDIA A100-SXM4-40GB", "a100_40gb"),
         ("NVIDIA A100 80GB PCIe", "a100_80gb"),
@@ -228,16 +228,16 @@ def test_no_driver_is_a_sentence(driver):
         ("NVIDIA L40S", "l40s"),
     ],
 )
-def test_a_card_s_profile_is_found_by_its_name(card, profile):
+def test_a_profile_is_found_by_the_name_of_the_gpu(gpu, profile):
     notes = []
-    assert device_or_default(card, notes.append) == profile
+    assert device_or_default(gpu, notes.append) == profile
     assert not notes
 
 
 @pytest.mark.parametrize(
-    "card", ["Quadro P4000", "NVIDIA GeForce RTX 3060 Ti", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", None]
+    "gpu", ["Quadro P4000", "NVIDIA GeForce RTX 3060 Ti", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", None]
 )
-def test_a_card_without_a_profile_is_noted(card):
+def test_a_gpu_without_a_profile_is_noted(gpu):
     notes = []
-    assert device_or_default(card, notes.append) == "a100_40gb"
+    assert device_or_default(gpu, notes.append) == "a100_40gb"
     assert "--device" in notes[0]

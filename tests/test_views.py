@@ -47,22 +47,22 @@ def read(path, like: pd.DataFrame) -> pd.DataFrame:
 
 def test_a_row_is_flattened():
     row = make_row(3, {"layers": [3, 4], "norm": None, "extra": {"b": 1, "a": 2}, "act": "ReLU"})
-    found = to_frame([row]).iloc[0]
-    assert (found["id"], found["group"], found["family"]) == (row.spec.id, row.spec.group, "mlp")
-    assert (found["network.layers"], found["network.extra"]) == ("[3,4]", '{"a":2,"b":1}')
-    assert found["network.act"] == "ReLU"
-    assert found["network.norm"] is pd.NA
-    assert (found["training.batch_size"], found["training.optimizer"]) == (4, "Adam")
-    assert not found["training.checkpointing"]
-    assert (found["static.parameter_bytes"], found["static.total_bytes"]) == (3, 21)
-    assert (found["status"], found["requested_bytes"], found["breakdown.parameters"]) == ("ok", 2**53 + 3, 3)
-    assert (found["peak_bytes"], found["device_used_bytes"]) == (2**60 + 3, pd.NA)
-    assert (found["provenance.origin"], found["provenance.seed"]) == ("simulated", 1)
-    assert json.loads(found["provenance.versions"]) == {"torch": "2.13", "a": "b"}
-    assert "breakdown" not in found.index
+    line = to_frame([row]).iloc[0]
+    assert (line["id"], line["group"], line["family"]) == (row.spec.id, row.spec.group, "mlp")
+    assert (line["network.layers"], line["network.extra"]) == ("[3,4]", '{"a":2,"b":1}')
+    assert line["network.act"] == "ReLU"
+    assert line["network.norm"] is pd.NA
+    assert (line["training.batch_size"], line["training.optimizer"]) == (4, "Adam")
+    assert not line["training.checkpointing"]
+    assert (line["static.parameter_bytes"], line["static.total_bytes"]) == (3, 21)
+    assert (line["status"], line["requested_bytes"], line["breakdown.parameters"]) == ("ok", 2**53 + 3, 3)
+    assert (line["peak_bytes"], line["device_used_bytes"]) == (2**60 + 3, pd.NA)
+    assert (line["provenance.origin"], line["provenance.seed"]) == ("simulated", 1)
+    assert json.loads(line["provenance.versions"]) == {"torch": "2.13", "a": "b"}
+    assert "breakdown" not in line.index
 
 
-def test_columns_and_types_do_not_hang_on_the_rows():
+def test_columns_and_types_do_not_depend_on_the_rows():
     empty, bare, full = to_frame([]), to_frame([make_row(0)]), to_frame([make_row(1)])
     assert (len(empty), len(bare), len(full)) == (0, 1, 1)
     for frame in (bare, full):
@@ -74,7 +74,7 @@ def test_columns_and_types_do_not_hang_on_the_rows():
     assert {str(full.dtypes[name]) for name in sizes} == {"Int64"}
 
 
-def test_families_may_use_one_name_for_different_things():
+def test_families_may_use_one_name_for_values_of_different_types():
     values = [3, [3, 4], "same", None, True, 2.5]
     frame = to_frame([make_row(i, {"kernel": value}) for i, value in enumerate(values)])
     assert frame["network.kernel"].tolist() == ["3", "[3,4]", "same", pd.NA, "true", "2.5"]
@@ -123,7 +123,7 @@ def test_other_suffixes_are_refused(tmp_path):
         write_view(to_frame([]), tmp_path / "view.xlsx")
 
 
-def test_a_view_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
+def test_a_failed_view_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "view.csv"
     write_view(to_frame([make_row(1)]), path)
     before = path.read_bytes()
@@ -139,7 +139,7 @@ def test_a_view_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
     assert [item.name for item in tmp_path.iterdir()] == ["view.csv"]
 
 
-def test_a_missing_directory_is_a_sentence(tmp_path):
+def test_a_missing_directory_is_one_error(tmp_path):
     for name in ("view.csv", "view.parquet"):
         with pytest.raises(UserError, match="choose another path"):
             write_view(to_frame([make_row(1)]), tmp_path / "absent" / name)

@@ -1,4 +1,4 @@
-"""Worker processes can hang, crash and be interrupted: none of it may cost more than a spec, or outlive the run."""
+"""Worker processes that hang, crash or are interrupted lose one spec at most, and none outlives the run."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ def backend() -> Scripted:
 
 
 class TestDeathOfWorkers:
-    """A worker that dies takes one spec with it."""
+    """The death of a worker affects one spec."""
 
     @pytest.mark.parametrize(
         ("do", "evidence"),
@@ -41,7 +41,7 @@ class TestDeathOfWorkers:
             (("kill", signal.SIGRTMIN + 1), f"worker killed by signal {signal.SIGRTMIN + 1}"),
         ],
     )
-    def test_only_the_spec_at_work_crashes(self, backend: Any, do: tuple[Any, ...], evidence: str) -> None:
+    def test_only_the_current_spec_crashes(self, backend: Any, do: tuple[Any, ...], evidence: str) -> None:
         bad = {0, 150, 151}
         specs = [spec(index, *do) if index in bad else spec(index) for index in range(200)]
         outcomes = [(index_of(item), outcome.measurement) for item, outcome in LocalExecutor(2).run(backend, specs)]
@@ -50,7 +50,7 @@ class TestDeathOfWorkers:
         assert all((measured.evidence or "").startswith(evidence) for index, measured in outcomes if index in bad)
         assert all(measured.status is Status.OK for index, measured in outcomes if index not in bad)
 
-    def test_a_worker_that_cuts_its_connection_is_ended(self, backend: Any) -> None:
+    def test_a_worker_that_closes_its_connection_is_killed(self, backend: Any) -> None:
         start = time.monotonic()
         ((_, outcome),) = LocalExecutor(1).run(backend, [spec(0, "deafen")])
         assert outcome.measurement.status is Status.CRASHED
@@ -62,21 +62,21 @@ class TestDeathOfWorkers:
         assert [outcome.measurement.status for _, outcome in outcomes] == ["crashed"] * 4
 
     def test_death_on_every_spec_ends_the_run(self, backend: Any) -> None:
-        outcomes = LocalExecutor(2).run(backend, (spec(index, "end", 4, "bad card") for index in count()))
-        with pytest.raises(WorkerError, match=r"died on their first spec .*exit code 4: bad card"):
+        outcomes = LocalExecutor(2).run(backend, (spec(index, "end", 4, "bad GPU") for index in count()))
+        with pytest.raises(WorkerError, match=r"died on their first spec .*exit code 4: bad GPU"):
             list(outcomes)
 
     def test_an_idle_worker_may_die(self, backend: Any) -> None:
         with closing(LocalExecutor(1).run(backend, (spec(index, "pid") for index in count()))) as outcomes:
             pid = next(outcomes)[1].measurement.breakdown["pid"]
             os.kill(pid, signal.SIGKILL)
-            found = [outcome.measurement for _, outcome in islice(outcomes, 300)]
-        assert sum(measured.status is Status.CRASHED for measured in found) <= 1
-        assert found[-1].breakdown["pid"] != pid
+            measurements = [outcome.measurement for _, outcome in islice(outcomes, 300)]
+        assert sum(measured.status is Status.CRASHED for measured in measurements) <= 1
+        assert measurements[-1].breakdown["pid"] != pid
 
 
 class TestStart:
-    """A worker that cannot start ends the run, soon and with the reason."""
+    """A worker that cannot start ends the run with the reason."""
 
     def test_a_backend_that_workers_cannot_import(self, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         here = ModuleType("only_here")
@@ -97,7 +97,7 @@ class TestStart:
 
 
 class TestTimeLimit:
-    def test_a_hanging_spec_is_ended_with_its_children(self, backend: Any, tmp_path: Path) -> None:
+    def test_a_hanging_spec_is_killed_with_its_children(self, backend: Any, tmp_path: Path) -> None:
         file = tmp_path / "pids"
         specs = [spec(0), spec(1, "hang", str(file)), *(spec(index) for index in range(2, 50))]
         start = time.monotonic()
@@ -111,22 +111,22 @@ class TestTimeLimit:
         assert len(pids) == 2
         assert wait_until(lambda: not any(map(alive, pids)), 2)
 
-    def test_the_limit_is_that_of_one_spec(self, backend: Any) -> None:
+    def test_the_limit_applies_to_one_spec(self, backend: Any) -> None:
         specs = [spec(index, "sleep", 0.15) for index in range(8)]
-        found = [outcome.measurement.status for _, outcome in LocalExecutor(1, 0.9).run(backend, specs)]
-        assert found == ["ok"] * 8
+        statuses = [outcome.measurement.status for _, outcome in LocalExecutor(1, 0.9).run(backend, specs)]
+        assert statuses == ["ok"] * 8
 
-    def test_a_slow_caller_makes_no_spec_late(self, backend: Any) -> None:
-        found = []
+    def test_a_slow_caller_causes_no_timeout(self, backend: Any) -> None:
+        statuses = []
         for _, outcome in LocalExecutor(2, 0.6).run(backend, plain(400)):
-            found.append(outcome.measurement.status)
-            if len(found) in (1, 200):
+            statuses.append(outcome.measurement.status)
+            if len(statuses) in (1, 200):
                 time.sleep(0.9)
-        assert found == ["ok"] * 400
+        assert statuses == ["ok"] * 400
 
 
 class TestEnd:
-    """Whatever ends the run, no process outlives it."""
+    """No process outlives the run."""
 
     def test_closing_ends_the_workers(self, backend: Any, tmp_path: Path) -> None:
         files = [tmp_path / "one", tmp_path / "two"]
@@ -166,8 +166,8 @@ class TestEnd:
         thread.join()
         time.sleep(1.5)
         with closing(outcomes):
-            found = [outcome.measurement.breakdown["pid"] for _, outcome in islice(outcomes, 200)]
-        assert set(found) == {first[0][1].measurement.breakdown["pid"]}
+            pids = [outcome.measurement.breakdown["pid"] for _, outcome in islice(outcomes, 200)]
+        assert set(pids) == {first[0][1].measurement.breakdown["pid"]}
 
 
 PARENT = """
@@ -189,7 +189,7 @@ if __name__ == "__main__":
 
 
 class TestParent:
-    """The parent as a program with a backend of its own, ended in several ways."""
+    """The parent is a program with its own backend that ends in several ways."""
 
     def start(self, folder: Path, body: str) -> "subprocess.Popen[str]":
         script = folder / "parent.py"
@@ -205,7 +205,7 @@ class TestParent:
         )
 
     def hanging(self, folder: Path) -> tuple["subprocess.Popen[str]", list[int]]:
-        """A parent with two workers that hang, and the process ids of all but the parent."""
+        """Start a parent with two hanging workers; return it with the process ids of all but the parent."""
         body = 'specs = [spec("hang", sys.argv[1] + "/one"), spec("hang_with_lock", sys.argv[1] + "/two")]\n'
         parent = self.start(folder, body + "list(LocalExecutor(2).run(Here(), specs))")
         files = [folder / "one", folder / "two"]

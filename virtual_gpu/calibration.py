@@ -1,7 +1,7 @@
-"""Fitting a device profile to measured rows: its constants, and how many copies each workspace rule stands for.
+"""Fit a device profile to measured rows: its constants, and the copies of each workspace rule.
 
-A replay takes milliseconds and a trace never changes, so candidates are simply tried: rule by rule, from a few values
-that cuDNN's ways of computing suggest, until none is better by more than chance would make it.
+A trace never changes and its replay takes milliseconds, so the fit is a coordinate search: for each rule it tries a few
+values that cuDNN's algorithms suggest, until no value reduces the error noticeably.
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.trace import Trace
 
 COPIES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
-_LEAST_GAIN = 0.02
-"""A rule is changed only where the error shrinks by this share: 30 rows cannot tell finer."""
+_MIN_GAIN = 0.02
+"""A rule changes only if the error shrinks by this share; 30 rows do not resolve less."""
 _LARGEST_ERROR = 0.25
-"""One row that something else disturbed must not decide."""
-_MOST_SWEEPS = 3
+"""Errors are clipped here, so that one disturbed row does not decide."""
+_MAX_SWEEPS = 3
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A trace, and what its job used on the device."""
+    """A trace and the memory that its job used on the device."""
 
     trace: Trace
     used_bytes: int
@@ -33,27 +33,27 @@ class Sample:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A fitted profile, and how near it comes to the rows that it was fitted to."""
+    """A fitted profile and its error on the rows that it was fitted to."""
 
     profile: DeviceProfile
     rows: int
     median_error_before: float
     median_error_after: float
     changed: tuple[str, ...]
-    """What became of each constant and rule that was changed, a phrase each."""
+    """A phrase for each constant and rule that changed."""
 
 
 def calibrate(profile: DeviceProfile, samples: Sequence[Sample]) -> Calibration:
-    """Fit a profile; where rows say nothing of a constant or a rule, it stays as it was."""
+    """Fit a profile; constants and rules that no row depends on stay unchanged."""
     if not samples:
         raise UserError("expected completed rows to calibrate on, found none: measure some, or name another file")
     fitter = _Fitter(samples)
     before = median(fitter.errors(profile))
     best = fitter.with_constants(profile)
     loss = fitter.loss(best)
-    # the rule that explains most comes first, or another would bend to explain it
+    # rules that explain most come first, before others are fitted to their effect
     order = sorted(range(len(profile.convolution)), key=lambda index: fitter.improved(best, loss, index)[1])
-    for _ in range(_MOST_SWEEPS):
+    for _ in range(_MAX_SWEEPS):
         start = best
         for index in order:
             best, loss = fitter.improved(best, loss, index)
@@ -64,24 +64,24 @@ def calibrate(profile: DeviceProfile, samples: Sequence[Sample]) -> Calibration:
 
 @dataclass
 class _Fitter:
-    """Simulates candidates, each distinct lowering of a trace once."""
+    """Simulates candidate profiles; each distinct lowering of a trace is replayed once."""
 
     samples: Sequence[Sample]
     _reserved: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict)
 
     def reserved_bytes(self, profile: DeviceProfile) -> list[int]:
-        """What the allocator reserves for each sample, with all the room that there is."""
-        roomy = replace(profile, total_mib=profile.total_mib * 2)  # the rows completed, so they fit
-        found = []
+        """Return the reserved memory of each sample on a device that is large enough."""
+        large = replace(profile, total_mib=profile.total_mib * 2)  # the measured rows completed, so they must fit
+        reserved = []
         for index, sample in enumerate(self.samples):
             key = (index, tuple(profile.workspace_bytes(call) for call in dict.fromkeys(sample.trace.calls)))
             if key not in self._reserved:
-                self._reserved[key] = simulate(sample.trace, roomy, AllocatorOptions()).reserved_bytes or 0
-            found.append(self._reserved[key])
-        return found
+                self._reserved[key] = simulate(sample.trace, large, AllocatorOptions()).reserved_bytes or 0
+            reserved.append(self._reserved[key])
+        return reserved
 
     def with_constants(self, profile: DeviceProfile) -> DeviceProfile:
-        """The context from rows without convolutions, what cuDNN adds from rows with them."""
+        """Fit the context to rows without convolutions, and cuDNN's memory to rows with them."""
         pairs = zip(self.samples, self.reserved_bytes(profile), strict=True)
         rest: dict[bool, list[float]] = {True: [], False: []}
         for sample, reserved in pairs:
@@ -92,12 +92,12 @@ class _Fitter:
             profile = replace(profile, context_mib=max(0, round(median(rest[False]))))
         if rest[True]:
             cudnn = round(median(rest[True])) - profile.context_mib
-            lacking = min(0, cudnn)  # rows with convolutions alone cannot tell the two apart
+            lacking = min(0, cudnn)  # rows with convolutions cannot separate the two
             profile = replace(profile, cudnn_mib=cudnn - lacking, context_mib=max(0, profile.context_mib + lacking))
         return profile
 
     def errors(self, profile: DeviceProfile) -> list[float]:
-        """Relative errors, all positive."""
+        """Return the absolute relative error of each sample."""
         pairs = zip(self.samples, self.reserved_bytes(profile), strict=True)
         return [
             abs(reserved + _overhead_bytes(profile, sample.trace) - sample.used_bytes) / sample.used_bytes
@@ -105,17 +105,17 @@ class _Fitter:
         ]
 
     def loss(self, profile: DeviceProfile) -> float:
-        """What is made small."""
+        """Return the mean clipped error, which the fit minimizes."""
         return fmean(min(error, _LARGEST_ERROR) for error in self.errors(profile))
 
     def improved(self, profile: DeviceProfile, loss: float, index: int) -> tuple[DeviceProfile, float]:
-        """The profile with the best value for one rule, if it is better than the present one."""
+        """Return the profile with the best value for one rule, and its loss."""
         for copies in COPIES:
             rules = list(profile.convolution)
             rules[index] = replace(rules[index], copies=copies)
             candidate = self.with_constants(replace(profile, convolution=tuple(rules)))
-            if (found := self.loss(candidate)) < loss * (1 - _LEAST_GAIN):
-                profile, loss = candidate, found
+            if (candidate_loss := self.loss(candidate)) < loss * (1 - _MIN_GAIN):
+                profile, loss = candidate, candidate_loss
         return profile, loss
 
 

@@ -1,4 +1,4 @@
-"""Device profiles: what a card and its software hold beside the allocator, and how cuDNN spends workspace on it."""
+"""Device profiles: the memory that a GPU and its software use besides the allocator, and cuDNN's workspace rules."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,16 +16,16 @@ _TILE = 128
 
 @dataclass(frozen=True, kw_only=True)
 class ConvolutionWorkspace:
-    """cuDNN's workspace for one kind of call, in copies of its tensors.
+    """A rule for cuDNN's workspace of a convolution, in copies of its tensors.
 
-    With TF32 allowed, cuDNN's tensor-core kernels want NHWC: input, output and weight are copied, channels filled up to
-    `align_channels`. A rule is chosen by direction, channels and image size; the first that fits counts. Sizes matter
-    to the byte: a call that takes a little more than the last one finds no cached block that is large enough.
+    With TF32 allowed, cuDNN's tensor-core kernels need NHWC: input, output and weight are copied, channels padded to
+    `align_channels`. The first rule that matches a call applies. The size must be exact to the byte: a call that needs
+    slightly more than the last one does not fit into its cached block.
     """
 
     copies: float
     direction: str | None = None
-    """'forward', 'data' or 'weight'; None for all."""
+    """'forward', 'data' or 'weight'; None matches all."""
     max_channels: int | None = None
     min_channels: int | None = None
     min_input_channels: int | None = None
@@ -33,34 +33,34 @@ class ConvolutionWorkspace:
     max_output_channels: int | None = None
     max_size: int | None = None
     max_tiles: int | None = None
-    """Tiles of the weight's gradient: with few, cuDNN cuts the sum over places into parts that need room."""
+    """Tiles of the weight gradient. With few, cuDNN splits the sum over positions (split-K), which needs workspace."""
     kernel: int | None = None
-    """Places of the kernel along each side."""
+    """Kernel size along each dimension."""
     places: int | None = None
-    """The output's places, those of all samples, are a multiple of it."""
+    """Matches if the number of output positions of all samples is a multiple of this."""
     aligned: bool | None = None
-    """True where all channels are multiples of the profile's `align_channels`."""
+    """True matches calls whose channels are multiples of the profile's `align_channels`."""
     pointwise: bool | None = None
-    """True for kernels of one place only, which are plain matrix products."""
+    """True matches kernels of size 1, which are plain matrix products."""
     grouped: bool | None = None
-    """True for convolutions in groups only."""
+    """True matches grouped convolutions."""
     depthwise: bool | None = None
-    """True for those whose groups are single channels, which run in torch's own kernel, without cuDNN."""
+    """True matches depthwise convolutions that run in torch's own kernel, without cuDNN."""
     output_copies: float | None = None
     weight_copies: float | None = None
-    """Of the output and of the weight, where they differ from those of the input."""
+    """Copies of the output and of the weight, if they differ from those of the input."""
     extra_mib: int = 0
-    """Beside the copies."""
+    """Workspace in addition to the copies."""
 
     @property
     def label(self) -> str:
-        """The rule in a few words, without its figures."""
-        figures = ("copies", "output_copies", "weight_copies", "extra_mib")
-        conditions = {key: value for key, value in without_defaults(self).items() if key not in figures}
+        """The conditions of the rule."""
+        amounts = ("copies", "output_copies", "weight_copies", "extra_mib")
+        conditions = {key: value for key, value in without_defaults(self).items() if key not in amounts}
         return ", ".join(f"{key} {value}" for key, value in conditions.items()) or "all others"
 
-    def fits(self, call: ConvolutionCall, align: int = 1) -> bool:
-        """Whether the rule speaks of this call."""
+    def matches(self, call: ConvolutionCall, align: int = 1) -> bool:
+        """Return True if the rule applies to a call."""
         outputs, inputs = call.weight[:2]
         channels = max(outputs, inputs)
         return (
@@ -90,69 +90,69 @@ def _at_least(value: int, limit: int | None) -> bool:
 
 
 def _places(shape: tuple[int, ...]) -> int:
-    """Of all samples."""
+    """Return the number of positions of all samples."""
     return shape[0] * prod(shape[2:])
 
 
 def _tiles(weight: tuple[int, ...]) -> int:
-    """Of the product of matrices that makes a weight's gradient; 128 x 128 is the usual tile on an A100."""
+    """Return the tiles of the matrix product for a weight gradient; 128 x 128 is the usual tile on an A100."""
     rows, columns = weight[0], prod(weight[1:])
     return -(-rows // _TILE) * -(-columns // _TILE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceProfile:
-    """One card with its driver and libraries. All but the workspace rules is in MiB, as nvidia-smi tells it."""
+    """A kind of GPU with its driver and libraries. Amounts are in MiB, as nvidia-smi reports them."""
 
     name: str
     title: str
     total_mib: int
     compute_capability: float
     multiprocessors: int = 108
-    """Which torch fills when it splits a sum among blocks."""
+    """torch splits a reduction into enough blocks to fill them."""
     context_mib: int
-    """The CUDA context with the kernels that any training loads."""
+    """The CUDA context with the kernels that every training loads."""
     driver_mib: int = 0
-    """What the driver keeps for itself: never free, and not counted as used."""
+    """Reserved by the driver: never free, and not counted as used."""
     other_mib: int = 0
     """Memory of other processes."""
     cudnn_mib: int = 0
-    """What loading cuDNN adds, for networks with convolutions."""
+    """Added by loading cuDNN, for networks with convolutions."""
     batch_norm_mib: int = 0
-    """What its batch norm adds to that."""
+    """Added by cuDNN's batch norm."""
     cublas_workspace_bytes: int = 8_519_680  # :4096:2:16:8, aten/src/ATen/cuda/CublasHandlePool.cpp
     cublaslt_workspace_bytes: int = MIB
     align_channels: int = 4
-    """TF32 tensors are read 16 bytes at a time: four channels."""
+    """TF32 kernels read 16 bytes at a time, which is four channels."""
     convolution: tuple[ConvolutionWorkspace, ...] = field(default=())
     calibrated_on: str | None = None
-    """The measurements that the constants were fitted to, None where they come from data sheets and other cards."""
+    """The measurements that the constants were fitted to; None if they come from data sheets and other GPUs."""
 
     @property
     def available_bytes(self) -> int:
-        """What all jobs, their contexts and other processes may have together."""
+        """Memory available to all processes together."""
         return (self.total_mib - self.driver_mib) * MIB
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What every answer with this profile has to say."""
+        """Notes for every answer that uses this profile."""
         if self.calibrated_on is not None:
             return ()
         return (f"the device profile {self.name} is not calibrated on measurements",)
 
     def overhead_bytes(self, convolutions: bool, batch_norm: bool = False) -> int:
-        """What is used before the allocator takes anything."""
+        """Return the memory used before the allocator reserves any."""
         cudnn = (self.cudnn_mib if convolutions else 0) + (self.batch_norm_mib if convolutions and batch_norm else 0)
         return (self.context_mib + self.other_mib + cudnn) * MIB
 
     def capacity_bytes(self, convolutions: bool, batch_norm: bool = False) -> int:
-        """What the allocator can reserve at most."""
+        """Return the most that the allocator can reserve."""
         return self.available_bytes - self.overhead_bytes(convolutions, batch_norm)
 
     def workspace_bytes(self, call: Call) -> int:
-        """The workspace of a library call on this device."""
+        """Return the workspace of a library call on this device."""
         if isinstance(call, ConvolutionCall):
-            rule = next((item for item in self.convolution if item.fits(call, self.align_channels)), None)
+            rule = next((item for item in self.convolution if item.matches(call, self.align_channels)), None)
             return _convolution_bytes(call, rule, self.align_channels) if rule else 0
         if isinstance(call, ReductionCall):
             return split_bytes(call, self.multiprocessors, self.compute_capability)
@@ -161,8 +161,8 @@ class DeviceProfile:
 
 def _convolution_bytes(call: ConvolutionCall, rule: ConvolutionWorkspace, align: int) -> int:
     amounts = (_padded(call.x, align, (1,)), _padded(call.y, align, (1,)), _padded(call.weight, align, (0, 1)))
-    wanted = (rule.copies, rule.output_copies, rule.weight_copies)
-    copies = (rule.copies if item is None else item for item in wanted)
+    chosen = (rule.copies, rule.output_copies, rule.weight_copies)
+    copies = (rule.copies if item is None else item for item in chosen)
     elements = sum(count * amount for count, amount in zip(copies, amounts, strict=True))
     return int(elements * call.element_bytes) + rule.extra_mib * MIB
 
@@ -175,7 +175,7 @@ def _padded(shape: tuple[int, ...], align: int, dimensions: tuple[int, ...]) -> 
 
 
 def parse_profile(settings: Mapping[str, Any]) -> DeviceProfile:
-    """A profile from its configuration."""
+    """Return the profile that settings describe."""
     rules = settings.get("convolution") or ()
     if not isinstance(rules, list | tuple):
         raise UserError(f"expected the profile's convolution rules as a list, found {rules!r}: change the profile")

@@ -1,4 +1,4 @@
-"""Executors: where specs are measured, in this process or in workers beside it."""
+"""Executors measure specs in this process, in worker processes, or on a Ray cluster."""
 
 from vramcast.dataset_builder.executors._base import Executor
 from vramcast.dataset_builder.executors.local import LocalExecutor

@@ -1,4 +1,4 @@
-"""What every executor owes the pipeline, and the outcomes of specs that came to no result."""
+"""The contract of executors, and the outcomes of specs that produced no result."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable
@@ -10,20 +10,20 @@ from vramcast.virtual_gpu.measurement import EVIDENCE_LENGTH, Measurement, Statu
 
 
 class Executor(ABC):
-    """Measures many specs, each exactly once as far as the caller can tell."""
+    """Measures specs; the caller sees exactly one outcome of each."""
 
     @abstractmethod
     def run(self, backend: Backend, specs: Iterable[Spec]) -> Generator[tuple[Spec, BackendResult], None, None]:
-        """Yield every spec with its one outcome, in the order in which they finish.
+        """Yield every spec with its outcome, in the order in which they finish.
 
-        Specs are taken a few at a time, so `specs` may be endless. What a spec does is an outcome: an
-        exception, a dead worker, a time limit. `UserError`, and `WorkerError` for workers that cannot start,
-        end the run, since every other spec would meet them too. Closing the generator ends all workers.
+        Specs are read a few at a time, so `specs` may be infinite. An exception, a dead worker and a timeout are
+        outcomes of a spec. `UserError`, and `WorkerError` for workers that cannot start, end the run, because they
+        affect all specs. Closing the generator ends all workers.
         """
 
 
 def attempt(backend: Backend, spec: Spec) -> BackendResult:
-    """Measure one spec; whatever it raises is an outcome, except for what concerns all specs."""
+    """Measure one spec; an exception is an outcome unless it affects all specs."""
     try:
         return backend.measure(spec)
     except UntraceableError as error:
@@ -35,15 +35,15 @@ def attempt(backend: Backend, spec: Spec) -> BackendResult:
 
 
 def describe(error: BaseException) -> str:
-    """An exception in a line, 'TypeName: message'."""
+    """Return an exception as one line, 'TypeName: message'."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")[:EVIDENCE_LENGTH]
 
 
 def crashed(evidence: str) -> BackendResult:
-    """The outcome of a spec that raised, or took its worker down."""
+    """Return the outcome of a spec that raised or killed its worker."""
     return BackendResult(Measurement(status=Status.CRASHED, evidence=evidence))
 
 
 def timed_out(limit_seconds: float) -> BackendResult:
-    """The outcome of a spec that was ended because it ran out of time."""
+    """Return the outcome of a spec that exceeded the time limit."""
     return BackendResult(Measurement(status=Status.TIMEOUT, evidence=f"no result after {limit_seconds:g} s"))

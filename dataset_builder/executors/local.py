@@ -1,4 +1,4 @@
-"""Worker processes on this machine: a core each, under a time limit, replaced when they die."""
+"""Measure specs in worker processes on this machine, with a time limit; dead workers are replaced."""
 
 import atexit
 import os
@@ -12,25 +12,30 @@ from typing import Any
 
 from vramcast.dataset_builder.child_process import KILL_SECONDS
 from vramcast.dataset_builder.executors._base import Executor, crashed, timed_out
-from vramcast.dataset_builder.executors._process import TICK_SECONDS, WorkerProcess, interrupts_held, patience_seconds
+from vramcast.dataset_builder.executors._worker_process import (
+    TICK_SECONDS,
+    WorkerProcess,
+    interrupts_held,
+    patience_seconds,
+)
 from vramcast.dataset_builder.measure._base import Backend, BackendResult
 from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import UserError, WorkerError
 
 CHECK_SECONDS = 0.05
-"""How often workers are looked after while outcomes keep coming."""
-LEAVE_SECONDS = 5.0
-"""What workers are given to end by themselves when all is done."""
+"""Interval between checks of workers while outcomes arrive."""
+EXIT_SECONDS = 5.0
+"""Time for workers to exit by themselves after the last spec."""
 FAILED_STARTS = 3
 DEATHS_ON_FIRST_SPEC = 10
-"""So many in a row, and it is not the specs: the run ends."""
+"""After this many in a row the specs are not the cause, and the run ends."""
 
 
 class LocalExecutor(Executor):
-    """Measures in worker processes. Whatever happens to a worker concerns one spec alone.
+    """Measures in worker processes. The death of a worker affects one spec only.
 
-    Workers are started as fresh interpreters, for a fork of a process with threads (torch has some) may hang.
-    What they print is kept as evidence of a crash, and not shown.
+    Workers are started as fresh interpreters, because a fork of a process with threads, such as torch's, may hang.
+    Their output is evidence of a crash, and not printed.
     """
 
     def __init__(self, workers: int, timeout_seconds: float | None = None) -> None:
@@ -42,74 +47,74 @@ class LocalExecutor(Executor):
         self.timeout_seconds = timeout_seconds
 
     def run(self, backend: Backend, specs: Iterable[Spec]) -> Generator[tuple[Spec, BackendResult], None, None]:
-        """Measure specs in parallel; the time limit is that of one spec, without the start of its worker.
+        """Measure specs in parallel; the time limit applies to one spec, without the start of its worker.
 
-        A backend that needs devices is pinned: a worker to each of its lanes, and no more workers than lanes.
+        A backend that needs devices has a worker for each of its lanes, and no more workers than lanes.
         """
         lanes = backend.lanes()
         backends = [backend] * self.workers if lanes is None else lanes[: self.workers]
-        crew = _Crew([pickle.dumps(item) for item in backends], specs, self.timeout_seconds)
+        pool = _WorkerPool([pickle.dumps(item) for item in backends], specs, self.timeout_seconds)
         try:
-            yield from crew.outcomes()
-            crew.let_go()
+            yield from pool.outcomes()
+            pool.join()
         finally:
-            crew.close()
+            pool.close()
 
 
-class _Queue:
-    """Specs to come, those that a dead worker left behind first."""
+class _SpecQueue:
+    """Specs to measure; those that a dead worker left come first."""
 
     def __init__(self, specs: Iterable[Spec]) -> None:
-        self._fresh = iter(specs)
+        self._specs = iter(specs)
         self._returned: deque[Spec] = deque()
 
     def take(self, count: int) -> list[Spec]:
-        """At most so many specs; fewer only at the end."""
+        """Return up to `count` specs; fewer only at the end."""
         taken = [self._returned.popleft() for _ in range(min(count, len(self._returned)))]
-        taken.extend(islice(self._fresh, count - len(taken)))
+        taken.extend(islice(self._specs, count - len(taken)))
         return taken
 
     def give_back(self, specs: Iterable[Spec]) -> None:
-        """Have specs measured by another worker."""
+        """Return specs for another worker."""
         self._returned.extend(specs)
 
 
-class _Crew:
+class _WorkerPool:
     """The workers of one run."""
 
     def __init__(self, backends: Sequence[bytes], specs: Iterable[Spec], timeout_seconds: float | None) -> None:
-        self._unmanned = deque(backends)
-        """The backends of workers that are still to be hired, or hired again."""
-        self._queue = _Queue(specs)
+        self._free_backends = deque(backends)
+        """Backends without a worker."""
+        self._queue = _SpecQueue(specs)
         self._timeout_seconds = timeout_seconds
         self._workers: list[WorkerProcess] = []
         self._failed_starts = 0
         self._deaths_on_first_spec = 0
         self._checked = 0.0
         self._owner = os.getpid()
-        # multiprocessing waits for its children when the interpreter ends; these would wait for us.
+        # multiprocessing joins its children when the interpreter exits, and these wait for the parent.
         atexit.register(self.close)
 
     def outcomes(self) -> Iterator[tuple[Spec, BackendResult]]:
-        """All outcomes. Workers get new specs before the caller gets outcomes, so that neither waits."""
+        """Yield all outcomes. Workers get new specs before the caller gets outcomes, so that neither waits."""
         finished: list[tuple[Spec, BackendResult]] = []
-        while self._hand_out():
+        while self._distribute():
             yield from finished
             finished = self._collect()
         yield from finished
 
-    def _hand_out(self) -> bool:
-        """Give work to whoever has little; False when there is none left and none under way."""
-        while self._unmanned and (first := self._queue.take(1)):
-            self._assign(self._hire(), first)
+    def _distribute(self) -> bool:
+        """Assign specs to workers with few; return False if no specs are left and none are being measured."""
+        while self._free_backends and (first := self._queue.take(1)):
+            self._assign(self._start_worker(), first)
         for worker in self._workers:
             if (wanted := worker.wanted()) and (specs := self._queue.take(wanted)):
                 self._assign(worker, specs)
         return any(worker.assigned or worker.lost for worker in self._workers)
 
-    def _hire(self) -> WorkerProcess:
+    def _start_worker(self) -> WorkerProcess:
         with interrupts_held():
-            self._workers.append(WorkerProcess(self._unmanned.popleft()))
+            self._workers.append(WorkerProcess(self._free_backends.popleft()))
         self._workers[-1].send(self._workers[-1].backend)
         return self._workers[-1]
 
@@ -118,9 +123,9 @@ class _Crew:
             self._queue.give_back(specs)
 
     def _collect(self) -> list[tuple[Spec, BackendResult]]:
-        """Wait for news, and return the outcomes among it."""
+        """Wait for messages and return the outcomes among them."""
         finished: list[tuple[Spec, BackendResult]] = []
-        for worker in self._awake():
+        for worker in self._active():
             finished += self._receive(worker)
         if not finished or time.monotonic() > self._checked + CHECK_SECONDS:
             for worker in list(self._workers):
@@ -128,8 +133,8 @@ class _Crew:
             self._checked = time.monotonic()
         return finished
 
-    def _awake(self) -> Iterable[WorkerProcess]:
-        """The workers that have sent something, or died."""
+    def _active(self) -> Iterable[WorkerProcess]:
+        """Return the workers that have sent something or died."""
         channels: dict[Any, WorkerProcess] = {}
         for worker in self._workers:
             channels[worker.connection] = channels[worker.process.sentinel] = worker
@@ -147,59 +152,59 @@ class _Crew:
         return finished
 
     def _check(self, worker: WorkerProcess) -> list[tuple[Spec, BackendResult]]:
-        """See to a worker that died, or that works on its spec for too long."""
+        """Replace a worker that died or exceeded the time limit."""
         if worker.has_ended():
-            return self._bury(worker)
+            return self._record_death(worker)
         if self._timeout_seconds is not None and worker.seconds_on_spec() > self._timeout_seconds:
             return self._stop(worker, timed_out(self._timeout_seconds))
         return []
 
-    def _bury(self, worker: WorkerProcess) -> list[tuple[Spec, BackendResult]]:
-        """Blame a worker's death on the spec that it was working on, and take the others back."""
-        worker.join(TICK_SECONDS)  # its connection closes a moment before its exit code is known
+    def _record_death(self, worker: WorkerProcess) -> list[tuple[Spec, BackendResult]]:
+        """Record a worker's death as a crash of its first spec, and return the other specs to the queue."""
+        worker.join(TICK_SECONDS)  # its connection closes before its exit code is available
         finished = self._end(worker)
         if not worker.ready:
             self._failed_starts += 1
-            _refuse_to_go_on(self._failed_starts, FAILED_STARTS, worker, "while they started")
+            _end_run_after(self._failed_starts, FAILED_STARTS, worker, "while they started")
         elif worker.assigned:
-            finished.append((worker.assigned.popleft(), crashed(worker.last_words())))
-            self._deaths_on_first_spec += not worker.answered
-            _refuse_to_go_on(self._deaths_on_first_spec, DEATHS_ON_FIRST_SPEC, worker, "on their first spec")
-        self._dismiss(worker)
+            finished.append((worker.assigned.popleft(), crashed(worker.describe_end())))
+            self._deaths_on_first_spec += not worker.finished
+            _end_run_after(self._deaths_on_first_spec, DEATHS_ON_FIRST_SPEC, worker, "on their first spec")
+        self._remove(worker)
         return finished
 
     def _stop(self, worker: WorkerProcess, outcome: BackendResult) -> list[tuple[Spec, BackendResult]]:
-        """End a worker that is out of time, unless it answers at the last moment."""
-        answered = worker.answered
+        """Kill a worker that exceeded the time limit, unless its outcome arrives at the last moment."""
+        count = worker.finished
         finished = self._end(worker)
-        if worker.answered == answered:
+        if worker.finished == count:
             finished.append((worker.assigned.popleft(), outcome))
-        self._dismiss(worker)
+        self._remove(worker)
         return finished
 
     def _end(self, worker: WorkerProcess) -> list[tuple[Spec, BackendResult]]:
-        """Kill a worker; what it had sent before still counts."""
+        """Kill a worker and return the outcomes that it had sent."""
         worker.kill()
         worker.join(KILL_SECONDS)
         return self._receive(worker)
 
-    def _dismiss(self, worker: WorkerProcess) -> None:
+    def _remove(self, worker: WorkerProcess) -> None:
         self._queue.give_back(worker.assigned)
-        self._unmanned.append(worker.backend)
+        self._free_backends.append(worker.backend)
         self._workers.remove(worker)
         worker.discard()
 
-    def let_go(self) -> None:
-        """Let workers without work end by themselves."""
-        until = time.monotonic() + LEAVE_SECONDS
+    def join(self) -> None:
+        """Wait for workers to exit by themselves."""
+        until = time.monotonic() + EXIT_SECONDS
         for worker in self._workers:
             worker.connection.close()
         for worker in self._workers:
             worker.join(max(0.0, until - time.monotonic()))
 
     def close(self) -> None:
-        """End all workers at once."""
-        if os.getpid() != self._owner:  # a fork of this process, to which the workers do not belong
+        """Kill all workers."""
+        if os.getpid() != self._owner:  # a fork of this process, which does not own the workers
             return
         atexit.unregister(self.close)
         for worker in self._workers:
@@ -208,9 +213,9 @@ class _Crew:
             self._workers.pop().discard()
 
 
-def _refuse_to_go_on(count: int, limit: int, worker: WorkerProcess, when: str) -> None:
+def _end_run_after(count: int, limit: int, worker: WorkerProcess, when: str) -> None:
     if count >= limit:
         raise WorkerError(
             f"expected workers to measure specs, found {count} in a row that died {when} "
-            f"({worker.last_words()}): look at it with executor=serial, and keep the main module importable"
+            f"({worker.describe_end()}): debug it with executor=serial, and keep the main module importable"
         )

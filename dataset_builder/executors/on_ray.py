@@ -1,4 +1,4 @@
-"""Tasks on a Ray cluster: rows go wherever there is room, and again where a node was lost. Ray is known here alone."""
+"""Measure specs in tasks on a Ray cluster; a spec whose node is lost runs again. Only this module imports Ray."""
 
 import contextlib
 import logging
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vramcast.dataset_builder.executors._base import Executor, crashed, describe
-from vramcast.dataset_builder.executors._hosted import Died, Job, measure, versions
+from vramcast.dataset_builder.executors._task_host import TaskSettings, WorkerDeath, measure, versions
 from vramcast.dataset_builder.measure._base import Backend, BackendResult
 from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import UserError, WorkerError, check_count
@@ -29,19 +29,19 @@ except ImportError as error:
 
 TICK_SECONDS = 1.0
 REFRESH_SECONDS = 5.0
-"""How often the nodes of the cluster are counted."""
+"""Interval between counts of the cluster's nodes."""
 REACH_SECONDS = 10.0
-TASKS_A_SLOT = 2
-"""One at work and one on its way, so that no slot waits for the driver."""
+TASKS_PER_SLOT = 2
+"""One running and one queued, so that no slot waits for the driver."""
 NODE_DEATHS = 10
-"""So many nodes lost under one spec, and it is the spec that takes them down."""
+"""After this many lost nodes the spec is the cause, and counts as crashed."""
 FAILED_STARTS = 3
 CRASHES_IN_A_ROW = 10
-"""So many specs, and it is not the specs: the run ends."""
+"""After this many specs in a row the specs are not the cause, and the run ends."""
 CANCEL_SECONDS = 20.0
-"""For a host to end its worker with all that this started: on a busy node it may take seconds to be heard."""
+"""Time for a host to end its worker and the worker's children; on a busy node this takes seconds."""
 OBJECT_STORE_BYTES = 100_000_000
-"""Of a cluster started here: specs and outcomes are a few KB each, and Ray would take 30 % of the memory."""
+"""Object store of a cluster started here: specs and outcomes are a few KB each; Ray's default is 30 % of the memory."""
 _LOST_NODE = (failures.NodeDiedError, failures.LocalRayletDiedError, failures.ObjectLostError)
 
 
@@ -49,28 +49,28 @@ _LOST_NODE = (failures.NodeDiedError, failures.LocalRayletDiedError, failures.Ob
 class RayExecutor(Executor):
     """Measures in tasks of a Ray cluster, each of which hosts a worker process of the local executor.
 
-    In a program that has called `ray.init` itself, its connection is used and left open; `address` and
-    `runtime_env` are those of the connection then.
+    If the program has called `ray.init` itself, its connection is used and left open, and `address` and `runtime_env`
+    have no effect.
     """
 
     address: str | None = None
-    """Of a cluster, or 'auto' for the one that this machine belongs to; None starts one here, and ends it."""
+    """Address of a cluster, or 'auto' for the one of this machine; None starts a cluster here and ends it."""
     cpus: float = 1
     gpus: int = 0
     retries: int = 2
-    """How often a spec is tried again whose process died. A lost node is not held against it."""
+    """Number of retries of a spec whose process died. Lost nodes are not counted."""
     timeout_seconds: float | None = None
     in_flight: int | None = None
-    """How many specs Ray has at a time; None is twice what the cluster has room for."""
+    """Number of specs that Ray holds at a time; None is twice the capacity of the cluster."""
     wait_seconds: float = 0.0
-    """How long to wait for a node with room for a spec, where no node has: an autoscaler may bring one."""
+    """Time to wait for a node with enough resources for a spec, which an autoscaler may add."""
     runtime_env: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.address is not None and not (isinstance(self.address, str) and self.address):
             raise UserError(f"expected executor.address to be HOST:PORT or auto, found {self.address!r}: change it")
         _check_number("cpus", self.cpus, above=0)
-        check_count("executor.gpus", self.gpus, least=0)  # a share of a card would have others in its figures
+        check_count("executor.gpus", self.gpus, least=0)  # a shared GPU would include other processes
         check_count("executor.retries", self.retries, least=0)
         _check_number("wait_seconds", self.wait_seconds)
         if self.timeout_seconds is not None:
@@ -83,17 +83,17 @@ class RayExecutor(Executor):
             )
 
     def run(self, backend: Backend, specs: Iterable[Spec]) -> Generator[tuple[Spec, BackendResult], None, None]:
-        """Measure specs on the cluster; the time limit is that of one spec, without the start of its worker."""
-        job = Job(pickle.dumps(backend), self.timeout_seconds, keep=self.gpus == 0, versions=versions())
+        """Measure specs on the cluster; the time limit applies to one spec, without the start of its worker."""
+        settings = TaskSettings(pickle.dumps(backend), self.timeout_seconds, keep=self.gpus == 0, versions=versions())
         with _connected(self):
-            run = _Run(self, job, specs)
+            pool = _TaskPool(self, settings, specs)
             try:
-                yield from run.outcomes()
+                yield from pool.outcomes()
             finally:
-                run.cancel()
+                pool.cancel()
 
     def slots(self) -> int:
-        """How many specs the nodes that are up can measure at the same time."""
+        """Return how many specs the live nodes can measure at the same time."""
         resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         return sum(self._fitting(held.get("CPU", 0), held.get("GPU", 0)) for held in resources)
 
@@ -111,7 +111,7 @@ def _check_number(name: str, value: Any, above: float | None = None) -> None:
 
 @contextlib.contextmanager
 def _connected(executor: RayExecutor) -> Iterator[None]:
-    """A connection to the cluster; its end takes along all that the run still has there."""
+    """Connect to the cluster; disconnecting ends all tasks of the run."""
     if ray.is_initialized():
         yield
         return
@@ -124,13 +124,13 @@ def _connected(executor: RayExecutor) -> Iterator[None]:
 
 def _connect(address: str | None, runtime_env: dict[str, Any]) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of a change that is none here
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # otherwise Ray warns
     cores = len(os.sched_getaffinity(0))
     fresh = {"num_cpus": cores, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
     try:
         _reach(address or "")
         with _sigterm_kept():
-            # 'local' rather than None, for which Ray would take RAY_ADDRESS from the environment
+            # not None, for which Ray would read RAY_ADDRESS
             ray.init(
                 address or "local",
                 runtime_env=runtime_env,
@@ -146,7 +146,7 @@ def _connect(address: str | None, runtime_env: dict[str, Any]) -> None:
 
 
 def _reach(address: str) -> None:
-    """Find out at once whether somebody listens at HOST:PORT: Ray would try for minutes."""
+    """Raise OSError at once if nothing listens at HOST:PORT: Ray would retry for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "://" not in address:
         socket.create_connection((host, int(port)), REACH_SECONDS).close()
@@ -154,7 +154,7 @@ def _reach(address: str) -> None:
 
 @contextlib.contextmanager
 def _sigterm_kept() -> Iterator[None]:
-    """Ray puts a handler of its own in the place of the program's."""
+    """Restore the SIGTERM handler, which Ray replaces."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -165,41 +165,41 @@ def _sigterm_kept() -> Iterator[None]:
 
 @dataclass
 class _Task:
-    """A spec on its way, and what has become of its attempts so far."""
+    """A submitted spec and its failed attempts."""
 
     spec: Spec
     deaths: int = 0
     lost_nodes: int = 0
 
-    def lose_node(self, words: str) -> BackendResult | None:
-        """The outcome of a spec whose node was lost; None if it is to be tried again."""
+    def lose_node(self, reason: str) -> BackendResult | None:
+        """Record a lost node; return an outcome, or None to try again."""
         self.lost_nodes += 1
-        return crashed(_times(self.lost_nodes, words)) if self.lost_nodes >= NODE_DEATHS else None
+        return crashed(_times(self.lost_nodes, reason)) if self.lost_nodes >= NODE_DEATHS else None
 
-    def die(self, words: str, retries: int) -> BackendResult | None:
-        """The outcome of a spec whose process died; None if it is to be tried again."""
+    def die(self, reason: str, retries: int) -> BackendResult | None:
+        """Record a dead process; return an outcome, or None to try again."""
         self.deaths += 1
-        return crashed(_times(self.deaths, words)) if self.deaths > retries else None
+        return crashed(_times(self.deaths, reason)) if self.deaths > retries else None
 
 
-class _Run:
+class _TaskPool:
     """The tasks of one run."""
 
-    def __init__(self, executor: RayExecutor, job: Job, specs: Iterable[Spec]) -> None:
+    def __init__(self, executor: RayExecutor, settings: TaskSettings, specs: Iterable[Spec]) -> None:
         self._executor = executor
-        self._job = job
-        self._fresh = iter(specs)
-        self._again: deque[_Task] = deque()
-        self._under_way: dict[Any, _Task] = {}
-        self._room = _Room(executor)
+        self._settings = settings
+        self._specs = iter(specs)
+        self._retries: deque[_Task] = deque()
+        self._submitted: dict[Any, _Task] = {}
+        self._capacity = _Capacity(executor)
         self._failed_starts = 0
         self._crashes = 0
-        # Attempts are counted here. No call limit: the host never touches a card, its worker does.
+        # Attempts are counted here. No limit of calls: only the worker uses the GPU, not the host.
         options = {"num_cpus": executor.cpus, "num_gpus": executor.gpus, "max_retries": 0, "max_calls": 0}
         self._measure = ray.remote(**options)(measure)
 
     def outcomes(self) -> Iterator[tuple[Spec, BackendResult]]:
-        """All outcomes. The cluster gets new specs before the caller gets outcomes, so that neither waits."""
+        """Yield all outcomes. The cluster gets new specs before the caller gets outcomes, so that neither waits."""
         finished: list[tuple[Spec, BackendResult]] = []
         while self._submit():
             yield from finished
@@ -207,74 +207,74 @@ class _Run:
         yield from finished
 
     def _submit(self) -> bool:
-        """Hand specs to Ray as far as there is room; False when there is none left and none under way."""
-        while len(self._under_way) < self._room.in_flight() and (task := self._next()):
-            self._under_way[self._measure.remote(self._job, task.spec)] = task
-        return bool(self._under_way)
+        """Submit specs up to the capacity; return False if no specs are left and none are submitted."""
+        while len(self._submitted) < self._capacity.in_flight() and (task := self._next()):
+            self._submitted[self._measure.remote(self._settings, task.spec)] = task
+        return bool(self._submitted)
 
     def _next(self) -> _Task | None:
-        if self._again:
-            return self._again.popleft()
-        return next(map(_Task, self._fresh), None)
+        if self._retries:
+            return self._retries.popleft()
+        return next(map(_Task, self._specs), None)
 
     def _collect(self) -> Iterator[tuple[_Task, BackendResult]]:
-        """Wait for tasks to end; those that came to nothing go back."""
-        under_way = list(self._under_way)
-        if not ray.wait(under_way, timeout=TICK_SECONDS)[0]:
+        """Wait for tasks to end; queue those without an outcome again."""
+        submitted = list(self._submitted)
+        if not ray.wait(submitted, timeout=TICK_SECONDS)[0]:
             return
-        ended, _ = ray.wait(under_way, num_returns=len(under_way), timeout=0)
+        ended, _ = ray.wait(submitted, num_returns=len(submitted), timeout=0)
         for reference in ended:
-            task = self._under_way.pop(reference)
+            task = self._submitted.pop(reference)
             if outcome := self._outcome(task, reference):
                 yield task, outcome
             else:
-                self._again.append(task)
+                self._retries.append(task)
 
     def _outcome(self, task: _Task, reference: Any) -> BackendResult | None:
-        """What became of a task; None if it is to be tried again."""
+        """Return the outcome of a task, or None to try again."""
         try:
-            answer: BackendResult | Died = ray.get(reference)
+            result: BackendResult | WorkerDeath = ray.get(reference)
         except failures.RayTaskError as error:
             raise _cause(error) from None
         except failures.RuntimeEnvSetupError as error:
-            raise UserError(f"expected a runtime_env that Ray can set up, found {describe(error)}: mend it") from error
+            raise UserError(f"expected a runtime_env that Ray can set up, found {describe(error)}: fix it") from error
         except _LOST_NODE as error:
-            self._room.forget()
+            self._capacity.forget()
             return task.lose_node(describe(error))
         except failures.RayError as error:  # the host died
-            answer = Died(describe(error), loaded=True)
-        if isinstance(answer, Died):
-            return self._died(task, answer)
+            result = WorkerDeath(describe(error), loaded=True)
+        if isinstance(result, WorkerDeath):
+            return self._died(task, result)
         self._failed_starts = self._crashes = 0
-        return answer
+        return result
 
-    def _died(self, task: _Task, died: Died) -> BackendResult | None:
-        if not died.loaded:
+    def _died(self, task: _Task, death: WorkerDeath) -> BackendResult | None:
+        if not death.loaded:
             self._failed_starts += 1
-            _refuse_to_go_on(self._failed_starts, FAILED_STARTS, "workers in a row that died while they started", died)
+            _end_run_after(self._failed_starts, FAILED_STARTS, "workers in a row that died while they started", death)
             return None
-        outcome = task.die(died.words, self._executor.retries)
+        outcome = task.die(death.reason, self._executor.retries)
         self._crashes += outcome is not None
-        _refuse_to_go_on(self._crashes, CRASHES_IN_A_ROW, "specs in a row whose workers died", died)
+        _end_run_after(self._crashes, CRASHES_IN_A_ROW, "specs in a row whose workers died", death)
         return outcome
 
     def cancel(self) -> None:
-        """End all that is under way: hosts are interrupted, so that they end their workers with all that these started.
+        """Cancel all tasks: hosts are interrupted, so that they kill their workers with the workers' children.
 
-        A host that does not listen is killed. Then Ray kills its worker, and nobody the children of that.
+        A host that does not respond is killed. Ray then kills its worker, but not the worker's children.
         """
-        left = list(self._under_way)
+        left = list(self._submitted)
         for force in (False, True):
             for reference in left:
                 with contextlib.suppress(failures.RayError):
                     ray.cancel(reference, force=force)
             if left:
                 _, left = ray.wait(left, num_returns=len(left), timeout=CANCEL_SECONDS)
-        self._under_way.clear()
+        self._submitted.clear()
 
 
-class _Room:
-    """How many specs the cluster can take, as its nodes come and go."""
+class _Capacity:
+    """The number of specs to submit, as nodes join and leave."""
 
     def __init__(self, executor: RayExecutor) -> None:
         self._executor = executor
@@ -283,18 +283,18 @@ class _Room:
         self._none_since: float | None = None
 
     def in_flight(self) -> int:
-        """How many specs to have under way."""
+        """Return how many specs to submit at a time."""
         now = time.monotonic()
         if self._counted is None or now > self._counted + REFRESH_SECONDS:
             self._slots, self._counted = self._executor.slots(), now
-            self._give_up_without_room(now)
-        return self._executor.in_flight or max(1, TASKS_A_SLOT * self._slots)  # one tells an autoscaler what is missing
+            self._check_slots(now)
+        return self._executor.in_flight or max(1, TASKS_PER_SLOT * self._slots)  # a pending task is seen by autoscalers
 
     def forget(self) -> None:
-        """Have the nodes counted again."""
+        """Count the nodes again at the next query."""
         self._counted = None
 
-    def _give_up_without_room(self, now: float) -> None:
+    def _check_slots(self, now: float) -> None:
         if self._slots:
             self._none_since = None
             return
@@ -307,7 +307,7 @@ class _Room:
 
 
 def _cause(error: failures.RayTaskError) -> Exception:
-    """What a task raised concerns all specs: `measure` makes an outcome of everything else."""
+    """Return the error that a task raised; it affects all specs, because `measure` turns other errors into outcomes."""
     if isinstance(error.cause, UserError | WorkerError):
         return error.cause
     return WorkerError(
@@ -316,12 +316,12 @@ def _cause(error: failures.RayTaskError) -> Exception:
     )
 
 
-def _times(attempts: int, words: str) -> str:
-    return words if attempts == 1 else f"{attempts} attempts, at last: {words}"[:EVIDENCE_LENGTH]
+def _times(attempts: int, reason: str) -> str:
+    return reason if attempts == 1 else f"{attempts} attempts, the last: {reason}"[:EVIDENCE_LENGTH]
 
 
-def _refuse_to_go_on(count: int, limit: int, what: str, died: Died) -> None:
+def _end_run_after(count: int, limit: int, what: str, death: WorkerDeath) -> None:
     if count >= limit:
         raise WorkerError(
-            f"expected workers to measure specs, found {count} {what} ({died.words}): look at it with executor=serial"
+            f"expected workers to measure specs, found {count} {what} ({death.reason}): debug it with executor=serial"
         )

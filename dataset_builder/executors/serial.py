@@ -1,4 +1,4 @@
-"""One spec after the other, in this process."""
+"""Measure specs one after the other in this process."""
 
 from collections.abc import Generator, Iterable
 
@@ -8,13 +8,12 @@ from vramcast.dataset_builder.schema import Spec
 
 
 class SerialExecutor(Executor):
-    """Measures in this process: for a debugger, and where one core is all there is.
+    """Measures in this process, for debugging and for machines with one core.
 
-    Nothing stands between a spec and this process: there is no time limit, and a spec that kills its process
-    ends the run. `LocalExecutor(workers=1)` has both.
+    There is no time limit, and a spec that kills its process ends the run. `LocalExecutor(workers=1)` handles both.
     """
 
     def run(self, backend: Backend, specs: Iterable[Spec]) -> Generator[tuple[Spec, BackendResult], None, None]:
-        """Measure each spec when the caller asks for the next outcome."""
+        """Measure each spec when the caller requests the next outcome."""
         for spec in specs:
             yield spec, attempt(backend, spec)

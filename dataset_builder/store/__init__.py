@@ -1,6 +1,6 @@
-"""Where rows are kept: an append-only journal, flat views of it, and splits by configuration.
+"""Storage of rows: an append-only journal, flat views of it, and splits by configuration.
 
-The journal is exported here; `views` and `splits` are imported by name, for views need pandas.
+The journal is exported here. `views` and `splits` are imported by name, because views need pandas.
 """
 
 from vramcast.dataset_builder.store.journal import JournalWriter

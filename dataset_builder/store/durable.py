@@ -1,4 +1,4 @@
-"""Files that survive a crash: written whole or not at all, and one writer to a directory."""
+"""Atomic file replacement, locks and background syncs."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ from vramcast.errors import UserError
 
 
 def sync(path: Path) -> None:
-    """Force a file, or the names in a directory, onto the disk."""
+    """Flush a file, or the entries of a directory, to the disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -23,7 +23,7 @@ def sync(path: Path) -> None:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write every byte: one call of os.write may write a part only."""
+    """Write all bytes; a single os.write may write only a part."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(fd, rest) :]
@@ -31,8 +31,8 @@ def write_all(fd: int, data: bytes) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path that takes the place of `path`, durably, if the block ends well."""
-    target = path.resolve()  # a link stays a link
+    """Yield a temporary path that replaces `path` durably if the block succeeds."""
+    target = path.resolve()  # so that a symlink stays one
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -51,18 +51,18 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the directory of a build against other builds."""
+    """Lock the directory of a build against other builds."""
     with held(directory / "lock", directory, "build", "out=DIR"):
         yield
 
 
 @contextmanager
 def held(lock_path: Path, what: Path, holder: str, setting: str) -> Iterator[None]:
-    """Hold a file or a directory against other holders. The kernel frees it when the process dies, however it dies.
+    """Lock a file or a directory. The kernel releases the lock when the process ends.
 
-    `setting` is where a user named it.
+    `setting` is the setting in which the user named it, for the error message.
     """
-    # Beside the lock, not in it: older releases of filelock empty the lock file when they try for it.
+    # Beside the lock, not in it: older releases of filelock truncate the lock file when they try to acquire it.
     owner = lock_path.with_name(f"{lock_path.name}.pid")
     lock = FileLock(lock_path, timeout=0, thread_local=False)
     try:
@@ -71,12 +71,12 @@ def held(lock_path: Path, what: Path, holder: str, setting: str) -> Iterator[Non
     except Timeout as error:
         raise UserError(
             f"expected {what} to be free, found that another {holder} ({_read_owner(owner)}) holds it: "
-            f"wait for its end, or choose another {setting}"
+            f"wait until it ends, or choose another {setting}"
         ) from error
     except OSError as error:
         raise UserError(f"expected to write at {what}, found: {error.strerror}; choose another {setting}") from error
     try:
-        with suppress(OSError):  # it only makes the message of a second one richer
+        with suppress(OSError):  # only used in the message of a second holder
             owner.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
         yield
     finally:
@@ -93,9 +93,9 @@ def _read_owner(path: Path) -> str:
 
 
 class BackgroundSync:
-    """Forces a file onto the disk behind the writer's back: all that is written during one sync shares the next.
+    """Syncs a file in a background thread; writes that arrive during one sync share the next.
 
-    What is written is safe from the end of this process at once, and from the end of the machine a sync later.
+    A write survives the end of this process immediately, and a crash of the machine after the next sync.
     """
 
     def __init__(self, fd: int) -> None:
@@ -108,7 +108,7 @@ class BackgroundSync:
         self._thread.start()
 
     def request(self) -> None:
-        """Ask for a sync of what is written so far; raises the error of an earlier one."""
+        """Request a sync of all writes so far; raise the error of an earlier sync."""
         with self._change:
             if self._error:
                 raise self._error
@@ -116,7 +116,7 @@ class BackgroundSync:
             self._change.notify_all()
 
     def close(self) -> None:
-        """Wait until all is on the disk; raises the error of any sync."""
+        """Wait until everything is synced; raise the error of any sync."""
         with self._change:
             self._closing = True
             self._change.notify_all()
@@ -125,17 +125,17 @@ class BackgroundSync:
             raise self._error
 
     def _work(self) -> None:
-        while (upto := self._next()) is not None:
+        while (count := self._next()) is not None:
             try:
                 os.fdatasync(self._fd)
             except OSError as error:
                 with self._change:
                     self._error = error
                 return
-            self._synced = upto
+            self._synced = count
 
     def _next(self) -> int | None:
-        """How much is to be synced, None when there is no more to come."""
+        """Return the number of writes to sync, None after the last."""
         with self._change:
             self._change.wait_for(lambda: self._closing or self._written > self._synced)
             return self._written if self._written > self._synced else None

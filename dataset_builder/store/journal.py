@@ -1,7 +1,7 @@
-"""The journal of a build: `journal.jsonl`, a header and then a line for each row or rejection.
+"""The journal of a build, `journal.jsonl`: a header, and a line for each row or rejection.
 
-When `append` returns, no end of the process can lose the line; it is on the disk one sync later, and closing waits for
-that. So a build may be stopped at any time, in any way.
+A line survives the end of the process when `append` returns, and a crash of the machine after the next sync; closing
+waits for that sync. A build can therefore be stopped at any time.
 """
 
 import errno
@@ -15,13 +15,13 @@ from typing import Any, Self
 
 from vramcast.dataset_builder.schema import SCHEMA_VERSION, Rejection, Row
 from vramcast.dataset_builder.store.durable import BackgroundSync, locked, sync, write_all
-from vramcast.dataset_builder.store.lines import HEADER, REJECTION, ROW, encode_line, sound_records
+from vramcast.dataset_builder.store.lines import HEADER, REJECTION, ROW, encode_line, valid_records
 from vramcast.dataset_builder.store.reader import JOURNAL_NAME
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.records import canonical_json
 
 EXTENSIBLE = "n"
-"""The one setting that may change between runs: more rows of the same build. The header keeps the first."""
+"""The only setting that may change when a build is resumed; the header keeps its first value."""
 
 _CHANGES_SHOWN = 4
 _VALUE_SHOWN = 80
@@ -29,10 +29,10 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class JournalWriter:
-    """Creates a journal or continues one; use it as a context manager.
+    """Creates or resumes a journal; use it as a context manager.
 
-    After entering, `row_ids` and `rejected_ids` hold what is there already, and `torn` a sentence if a line
-    that a crash had cut short was removed.
+    After entering, `row_ids` and `rejected_ids` hold the ids in the journal, and `torn` is a note if an incomplete last
+    line was removed.
     """
 
     def __init__(self, directory: Path | str, build: Mapping[str, Any]) -> None:
@@ -62,22 +62,22 @@ class JournalWriter:
         self._stack.close()
 
     def append(self, record: Row | Rejection) -> None:
-        """Add a record: safe from the end of this process when this returns, and on the disk a sync later."""
+        """Append a record; it survives the end of this process when this returns, and a crash after the next sync."""
         key = record.spec.id
         if key in self.row_ids or key in self.rejected_ids:
-            raise ValueError(f"the journal in {self.directory} has the id {key} already")
+            raise ValueError(f"the journal in {self.directory} already has the id {key}")
         is_row = isinstance(record, Row)
         self._write(encode_line(ROW if is_row else REJECTION, record.to_json()))
         (self.row_ids if is_row else self.rejected_ids).add(key)
 
     def _read(self) -> None:
-        """Learn what is there, and where its sound part ends."""
+        """Read the ids in the journal and the length of its valid part."""
         self.row_ids, self.rejected_ids, self.torn = set(), set(), None
         self._end_bytes, self._unfinished = 0, False
         if not self.path.exists():
             return
         changed: list[str] = []
-        for line, record in sound_records(self.path, self._note_torn):
+        for line, record in valid_records(self.path, self._note_torn):
             if line.number == 1:
                 changed = self._changes(record.get("build"))
             elif changed:
@@ -87,7 +87,7 @@ class JournalWriter:
             self._end_bytes += len(line.raw)
         if self._end_bytes == 0:
             _check_beginning(self.path)
-        elif changed:  # a header alone, as a build leaves it that failed on its first spec
+        elif changed:  # only a header, left by a build that failed on its first spec
             self._end_bytes = 0
 
     def _note_torn(self, note: str) -> None:
@@ -97,19 +97,19 @@ class JournalWriter:
         if before is None:
             raise UserError(
                 f"expected the settings of the build in {self.path}, found that a repair had lost them: "
-                "its rows can be read, choose another out=DIR to build more"
+                "its rows can be read, but choose another out=DIR to build more"
             )
         return _differences(before, self.build)
 
     def _refused(self, changed: list[str]) -> UserError:
         more = f" and {len(changed) - _CHANGES_SHOWN} more" if len(changed) > _CHANGES_SHOWN else ""
         return UserError(
-            f"expected the settings with which {self.directory} was begun, "
+            f"expected the settings with which {self.directory} was started, "
             f"found {', '.join(changed[:_CHANGES_SHOWN])}{more}: use the same settings or another out=DIR"
         )
 
     def _open(self, stack: ExitStack) -> None:
-        """Open for appending, with a durable name, a header and no torn line."""
+        """Open for appending: sync the directory entry, drop an incomplete line, and write the header."""
         try:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             stack.callback(self._close, self._fd)
@@ -136,7 +136,7 @@ class JournalWriter:
 
     def _write(self, line: bytes) -> None:
         if self._fd is None or self._sync is None:
-            raise RuntimeError("a journal is written inside its 'with' block")
+            raise RuntimeError("a journal can only be written inside its 'with' block")
         try:
             self._settle(self._fd)
             self._unfinished = True
@@ -150,37 +150,37 @@ class JournalWriter:
         self._unfinished = False
 
     def _settle(self, fd: int) -> None:
-        """Cut off what an interrupted write left; refuse to go on if others changed the file."""
+        """Truncate an interrupted write; raise UserError if another program changed the file."""
         if self._unfinished:
             os.ftruncate(fd, self._end_bytes)
             self._unfinished = False
-        found = os.fstat(fd)
-        if found.st_size != self._end_bytes or found.st_nlink == 0:
-            what = "was removed" if found.st_nlink == 0 else "was changed by another program"
+        stat = os.fstat(fd)
+        if stat.st_size != self._end_bytes or stat.st_nlink == 0:
+            what = "was removed" if stat.st_nlink == 0 else "was changed by another program"
             raise UserError(
-                f"expected this build alone to write {self.path}, found that it {what}: "
-                "stop the other and run the same command again"
+                f"expected only this build to write {self.path}, found that it {what}: "
+                "stop the other program and run the same command again"
             )
 
     def _failed(self, error: OSError) -> UserError:
-        mend = "free some" if error.errno in _NO_ROOM else "mend that"
+        fix = "free some" if error.errno in _NO_ROOM else "fix that"
         return UserError(
             f"expected room to write a row in {self.directory}, found: {error.strerror}; "
-            f"{mend} and run the same command again: {len(self.row_ids)} rows are safe"
+            f"{fix} and run the same command again: {len(self.row_ids)} rows are safe"
         )
 
 
 def _check_beginning(path: Path) -> None:
-    """Refuse to write over a file that never was a journal, though it has but one line."""
-    sign = encode_line(HEADER, {})[:16]
+    """Raise UserError if the file is not the beginning of a journal, so that it is not overwritten."""
+    signature = encode_line(HEADER, {})[:16]
     with path.open("rb") as file:
-        found = file.read(len(sign))
-    if not sign.startswith(found):
+        beginning = file.read(len(signature))
+    if not signature.startswith(beginning):
         raise UserError(f"expected a journal at {path}, found another kind of file: move it away")
 
 
-def _differences(before: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
-    old, new = _flat(before), _flat(asked)
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    old, new = _flat(before), _flat(now)
     return [
         f"{key}={_short(new.get(key, 'nothing'))} (it was {_short(old.get(key, 'nothing'))})"
         for key in sorted(old.keys() | new.keys())
@@ -189,7 +189,7 @@ def _differences(before: Mapping[str, Any], asked: Mapping[str, Any]) -> list[st
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted key, so that a message names the one that differs."""
+    """Return nested settings by dotted key, so that a message can name the one that differs."""
     result: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"

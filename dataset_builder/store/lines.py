@@ -1,4 +1,4 @@
-"""Lines whose damage shows, and those of a journal: JSON objects whose last key is a checksum of all before it."""
+"""Lines with a checksum: JSON objects whose last key is the CRC-32 of everything before it."""
 
 import json
 import zlib
@@ -21,23 +21,23 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 class Line(NamedTuple):
-    """A line as it stands in the file, what it says, and what is wrong with it."""
+    """A line of a file, its record, and its fault."""
 
     number: int
     raw: bytes
     record: dict[str, Any] | None
-    """None where the checksum fails: a write that was cut short looks like that."""
+    """None if the checksum does not match, as after an incomplete write."""
     fault: str | None = None
 
 
 def encode_line(kind: str, values: Mapping[str, Any]) -> bytes:
-    """Write a record as one line of ASCII; NaN is refused, since JSON has none."""
+    """Return a record as one line of ASCII; raise ValueError for NaN, which JSON does not have."""
     body = _ENCODER.encode({"type": kind, **values})[:-1].encode("ascii")
     return body + _ending(body)
 
 
 def decode_line(raw: bytes) -> tuple[dict[str, Any] | None, str | None]:
-    """The record that `encode_line` wrote, or None and what is wrong with the line."""
+    """Return the record of a line, or None and the fault of the line."""
     if not raw.endswith(b"\n"):
         return None, "is incomplete"
     if raw[-_ENDING_LENGTH:] != _ending(raw[:-_ENDING_LENGTH]):
@@ -49,22 +49,22 @@ def decode_line(raw: bytes) -> tuple[dict[str, Any] | None, str | None]:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """Every line, sound or not, while another process may be writing."""
+    """Yield every line, valid or not; another process may be writing."""
     seen: set[str] = set()
     try:
         with path.open("rb") as file:
             for number, raw in enumerate(file, 1):
                 yield _check(number, raw, seen)
                 if not raw.endswith(b"\n"):
-                    return  # what a running build has added since would be half a line
+                    return  # a running build may have appended the rest by now
     except OSError as error:
         raise UserError(
-            f"expected to read {path}, found: {error.strerror}; see to its permissions and to the disk"
+            f"expected to read {path}, found: {error.strerror}; check its permissions and the disk"
         ) from error
 
 
-def sound_records(path: Path, on_torn: Callable[[str], None]) -> Iterator[tuple[Line, dict[str, Any]]]:
-    """The lines that hold; a torn last line is told to `on_torn`, any other bad line ends the reading."""
+def valid_records(path: Path, on_torn: Callable[[str], None]) -> Iterator[tuple[Line, dict[str, Any]]]:
+    """Yield the valid lines; report an incomplete last line to `on_torn`, and raise UserError for any other fault."""
     lines = read_lines(path)
     for line in lines:
         if line.fault is None and line.record is not None:
@@ -74,28 +74,28 @@ def sound_records(path: Path, on_torn: Callable[[str], None]) -> Iterator[tuple[
         elif line.record is None and next(lines, None) is None:
             on_torn(
                 f"the last line of {path}, line {line.number}, {line.fault}: it is left out, "
-                "and the same build, run again, makes it anew"
+                "and running the same build again recreates it"
             )
         else:
             raise corrupt(path, line.number, line.fault)
 
 
 def corrupt(path: Path, number: int, fault: str | None) -> UserError:
-    """The error for a line that cannot be explained by a write that was cut short."""
+    """Return the error for a fault that an incomplete write does not explain."""
     return UserError(
-        f"expected every line of {path} to be sound, found that line {number} {fault}: "
-        f"'vramcast build repair {path}' sets such lines aside"
+        f"expected every line of {path} to be valid, found that line {number} {fault}: "
+        f"'vramcast build repair {path}' moves such lines away"
     )
 
 
 def check_schema(path: Path, header: Mapping[str, Any]) -> None:
-    """Refuse a journal of another version of the schema."""
-    found = header.get("schema")
-    if found == SCHEMA_VERSION:
+    """Raise UserError for a journal of another schema version."""
+    version = header.get("schema")
+    if version == SCHEMA_VERSION:
         return
-    newer = isinstance(found, int) and found > SCHEMA_VERSION
-    mend = "install a newer vramcast" if newer else "build anew in another out=DIR"
-    raise UserError(f"expected schema {SCHEMA_VERSION} in {path}, found {found!r}: {mend}")
+    newer = isinstance(version, int) and version > SCHEMA_VERSION
+    fix = "install a newer vramcast" if newer else "build again in another out=DIR"
+    raise UserError(f"expected schema {SCHEMA_VERSION} in {path}, found {version!r}: {fix}")
 
 
 def _check(number: int, raw: bytes, seen: set[str]) -> Line:
@@ -104,7 +104,7 @@ def _check(number: int, raw: bytes, seen: set[str]) -> Line:
 
 
 def _misplaced(number: int, record: dict[str, Any], seen: set[str]) -> str | None:
-    """Faults that a checksum cannot see: what is left when journals are joined or cut by hand."""
+    """Return a fault that a checksum does not show, as in journals that were joined or cut by hand."""
     kind, key = record.get("type"), record.get("id")
     if kind == HEADER:
         return None if number == 1 else "is a second header"

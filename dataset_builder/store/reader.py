@@ -1,4 +1,4 @@
-"""Reading a journal, with no lock: a build may be writing it."""
+"""Read a journal. No lock is needed: a build may be writing it."""
 
 import gc
 import warnings
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vramcast.dataset_builder.schema import Rejection, Row
-from vramcast.dataset_builder.store.lines import ROW, corrupt, sound_records
+from vramcast.dataset_builder.store.lines import ROW, corrupt, valid_records
 from vramcast.errors import UserError
 
 JOURNAL_NAME = "journal.jsonl"
@@ -17,32 +17,32 @@ JOURNAL_NAME = "journal.jsonl"
 
 @dataclass(frozen=True)
 class Header:
-    """The first line: what the rows below it are."""
+    """The first line of a journal."""
 
     schema: int
     build: Mapping[str, Any] | None
-    """Settings of the build, None where a repair found them lost."""
+    """Settings of the build; None if a repair found them lost."""
 
 
 @dataclass(frozen=True)
 class Journal:
-    """A journal as it was when it was read."""
+    """The contents of a journal at the time of reading."""
 
     path: Path
     header: Header
     rows: list[Row]
     rejections: list[Rejection]
     torn: str | None
-    """That the last line was left out, and why."""
+    """Why the last line was left out; None if it was not."""
 
 
 def locate(path: Path | str) -> Path:
-    """Find the journal, given itself or the directory of its build."""
+    """Return the path of a journal from its own path or that of its build directory."""
     path = Path(path)
-    found = path / JOURNAL_NAME if path.is_dir() else path
-    if found.is_file():
-        return found
-    what = f"only {_listing(path)}" if path.is_dir() else "nothing of that name"
+    journal = path / JOURNAL_NAME if path.is_dir() else path
+    if journal.is_file():
+        return journal
+    what = f"only {_listing(path)}" if path.is_dir() else "no such file"
     raise UserError(
         f"expected a build directory with {JOURNAL_NAME} at {path}, found {what}: "
         "give the out=DIR of a build that has run"
@@ -61,26 +61,26 @@ def _warn(note: str) -> None:
 def read_header(path: Path | str) -> Header:
     """Read the first line only."""
     journal = locate(path)
-    for _, record in sound_records(journal, _ignore):
+    for _, record in valid_records(journal, _ignore):
         return Header(record["schema"], record.get("build"))
     raise UserError(f"expected a header in {journal}, found an empty journal: run the build again")
 
 
 def _ignore(note: str) -> None:
-    """Leave a torn line to whoever reads the rows."""
+    """Ignore an incomplete line; readers of the rows report it."""
 
 
 def iter_records(path: Path | str, on_torn: Callable[[str], None] = _warn) -> Iterator[Row | Rejection]:
-    """Read rows and rejections lazily, in the order of writing; `on_torn` hears of a last line left out."""
+    """Yield rows and rejections in the order of writing; report an incomplete last line to `on_torn`."""
     journal = locate(path)
     return (
-        to_record(journal, line.number, record) for line, record in sound_records(journal, on_torn) if line.number > 1
+        to_record(journal, line.number, record) for line, record in valid_records(journal, on_torn) if line.number > 1
     )
 
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Keep the garbage collector from walking the rows again and again: a third of the time, to free none."""
+    """Pause the garbage collector, which takes a third of the time of reading rows and frees none."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -91,7 +91,7 @@ def collector_paused() -> Iterator[None]:
 
 
 def read_journal(path: Path | str) -> Journal:
-    """Read all of a journal."""
+    """Read a whole journal."""
     journal = locate(path)
     notes: list[str] = []
     header = read_header(journal)
@@ -107,9 +107,9 @@ def read_journal(path: Path | str) -> Journal:
 
 
 def to_record(journal: Path, number: int, values: Mapping[str, Any]) -> Row | Rejection:
-    """Turn the values of a line into what they stand for."""
+    """Return the row or rejection that a line holds."""
     kind = Row if values["type"] == ROW else Rejection
     try:
         return kind.from_json(values)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise corrupt(journal, number, f"does not fit the schema ({error})") from error
+        raise corrupt(journal, number, f"does not match the schema ({error})") from error

@@ -1,4 +1,4 @@
-"""Takes the lines that cannot be read out of a journal."""
+"""Move unreadable lines out of a journal."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,25 +15,25 @@ BAD_NAME = "journal.bad"
 
 @dataclass(frozen=True)
 class RepairReport:
-    """What a repair did."""
+    """The result of a repair."""
 
     kept: int
-    """Rows and rejections that are sound."""
+    """Number of valid rows and rejections."""
     moved: Mapping[int, str]
-    """Number of each line that went to `bad_path`, and what is wrong with it."""
+    """Faults of the lines that were moved to `bad_path`, by line number."""
     bad_path: Path
     header_lost: bool
-    """The rows can be read, but the build cannot be continued: its settings are unknown."""
+    """True if the settings of the build are lost: its rows can be read, but it cannot be resumed."""
 
     def __str__(self) -> str:
         faults = "; ".join(f"line {number} {fault}" for number, fault in self.moved.items())
         moved = f"{len(self.moved)} moved to {self.bad_path} ({faults})" if self.moved else "none had to be moved"
-        lost = "; the settings of the build are lost, so it cannot go on" if self.header_lost else ""
-        return f"{self.kept} rows and rejections are sound, {moved}{lost}"
+        lost = "; the settings of the build are lost, so it cannot be resumed" if self.header_lost else ""
+        return f"{self.kept} rows and rejections are valid, {moved}{lost}"
 
 
 def repair(directory: Path | str) -> RepairReport:
-    """Move the lines that cannot be read to `journal.bad`, keep all others."""
+    """Move unreadable lines to `journal.bad` and keep all others."""
     journal = locate(directory)
     bad_path = journal.with_name(BAD_NAME)
     with locked(journal.parent):
@@ -45,15 +45,15 @@ def repair(directory: Path | str) -> RepairReport:
             elif line.number > 1:
                 kept += 1
         if kept == 0 and 1 in moved:
-            raise UserError(f"expected a journal at {journal}, found no sound line: move the file away")
+            raise UserError(f"expected a journal at {journal}, found no valid line: move the file away")
         if moved:
-            _set_aside(bad_path, raws)
+            _append_raw(bad_path, raws)
             _rewrite(journal, moved)
     return RepairReport(kept, moved, bad_path, 1 in moved)
 
 
 def _fault(journal: Path, line: Line) -> str | None:
-    """What is wrong with a line, be it only that it does not fit the schema."""
+    """Return the fault of a line, including a mismatch with the schema."""
     if line.fault or line.record is None:
         return line.fault
     if line.number == 1:
@@ -62,18 +62,18 @@ def _fault(journal: Path, line: Line) -> str | None:
     try:
         to_record(journal, line.number, line.record)
     except UserError as error:
-        return f"does not fit the schema ({error.__cause__})"
+        return f"does not match the schema ({error.__cause__})"
     return None
 
 
-def _set_aside(path: Path, raws: list[bytes]) -> None:
+def _append_raw(path: Path, raws: list[bytes]) -> None:
     try:
         with path.open("ab") as file:
             file.writelines(raw if raw.endswith(b"\n") else raw + b"\n" for raw in raws)
         sync(path)
         sync(path.parent)
     except OSError as error:
-        raise UserError(f"expected to write {path}, found: {error.strerror}; mend that and repair again") from error
+        raise UserError(f"expected to write {path}, found: {error.strerror}; fix that and repair again") from error
 
 
 def _rewrite(journal: Path, without: Mapping[int, str]) -> None:

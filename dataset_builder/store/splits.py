@@ -1,4 +1,4 @@
-"""Splits by configuration: all rows of one network stay together, or a test would know its answers."""
+"""Splits by configuration: all rows of one network stay in one part, so that no test network is trained on."""
 
 import hashlib
 import json
@@ -16,24 +16,24 @@ from vramcast.errors import UserError
 
 SPLIT_VERSION = 1
 _TOLERANCE = 1e-6
-"""Of the sum of the fractions: thirds may be written with seven digits."""
+"""Tolerance of the sum of the fractions: thirds may be written with seven digits."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Groups by part; every group is in one part."""
+    """Groups of rows by part; every group is in one part."""
 
     seed: int
     fractions: Mapping[str, float]
     parts: Mapping[str, tuple[str, ...]]
 
     def part_of(self, group: str) -> str:
-        """The part that a group belongs to."""
+        """Return the part of a group."""
         try:
             return self._part_by_group[group]
         except KeyError:
             raise UserError(
-                f"expected a group that the split knows, found {group!r}: make the split anew from all rows"
+                f"expected a group of the split, found {group!r}: make the split again from all rows"
             ) from None
 
     @cached_property
@@ -41,7 +41,7 @@ class Split:
         return {group: name for name, groups in self.parts.items() for group in groups}
 
     def save(self, path: Path | str) -> None:
-        """Write the split as JSON, whole or not at all."""
+        """Write the split as JSON, atomically."""
         values = {
             "version": SPLIT_VERSION,
             "seed": self.seed,
@@ -53,23 +53,23 @@ class Split:
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Read a split that `save` wrote, or one like it."""
+        """Read a split written by `save`."""
         values = _read_json(Path(path))
         fault = _fault(values)
         if fault:
-            raise UserError(f"expected a split in {path}, found that {fault}: make the split anew")
+            raise UserError(f"expected a split in {path}, found that {fault}: make the split again")
         parts = {name: tuple(groups) for name, groups in values["parts"].items()}
         return cls(values["seed"], values["fractions"], parts)
 
 
 def make_split(groups: Iterable[str], fractions: Mapping[str, float], seed: int) -> Split:
-    """Cut the groups, in an order that only the seed decides, at the fractions; no part is left empty."""
+    """Shuffle the groups by the seed and cut them at the fractions; no part is empty."""
     _check_fractions(fractions)
     ordered = sorted(set(groups), key=lambda group: _draw(seed, group))
     if len(ordered) < len(fractions):
         raise UserError(
             f"expected at least {len(fractions)} groups for the parts {list(fractions)}, "
-            f"found {len(ordered)}: build more rows or ask for fewer parts"
+            f"found {len(ordered)}: build more rows or use fewer parts"
         )
     cuts = pairwise(_cuts(list(fractions.values()), len(ordered)))
     parts = {name: tuple(ordered[start:end]) for name, (start, end) in zip(fractions, cuts, strict=True)}
@@ -77,7 +77,7 @@ def make_split(groups: Iterable[str], fractions: Mapping[str, float], seed: int)
 
 
 def make_folds(groups: Iterable[str], k: int, seed: int) -> Split:
-    """Cut the groups into `k` equal parts, 'fold0' and so on, each of which is the test of one round."""
+    """Cut the groups into `k` equal parts named 'fold0', 'fold1' and so on."""
     if k < 2:
         raise UserError(f"expected two folds or more, found k={k}: raise it")
     return make_split(groups, {f"fold{index}": 1 / k for index in range(k)}, seed)
@@ -89,7 +89,7 @@ def _draw(seed: int, group: str) -> tuple[str, str]:
 
 
 def _cuts(fractions: list[float], count: int) -> list[int]:
-    """Where parts begin and end: rounded sums, so that no part is off by more than one."""
+    """Return the boundaries of the parts: rounded sums, so that no size is off by more than one."""
     cuts = [0]
     for index, total in enumerate(accumulate(fractions), 1):
         least, most = cuts[-1] + 1, count - (len(fractions) - index)
@@ -117,19 +117,19 @@ def _read_json(path: Path) -> Any:
     except OSError as error:
         raise UserError(f"expected a split at {path}, found: {error.strerror}; check the path") from error
     except ValueError as error:
-        raise UserError(f"expected a split in {path}, found no JSON ({error}): make the split anew") from error
+        raise UserError(f"expected a split in {path}, found no JSON ({error}): make the split again") from error
 
 
 def _fault(values: Any) -> str | None:
-    """What makes a value no split, None if it is one."""
+    """Return why a value is not a split, None if it is one."""
     if not isinstance(values, dict) or values.get("version") != SPLIT_VERSION:
-        found = values.get("version") if isinstance(values, dict) else None
-        return f"its version is {found!r} and not {SPLIT_VERSION}"
+        version = values.get("version") if isinstance(values, dict) else None
+        return f"its version is {version!r} and not {SPLIT_VERSION}"
     seed, fractions, parts = (values.get(key) for key in ("seed", "fractions", "parts"))
     if not isinstance(seed, int) or not isinstance(fractions, dict) or not isinstance(parts, dict):
         return "it lacks a seed, fractions or parts"
     if fractions.keys() != parts.keys() or not all(map(_is_number, fractions.values())):
-        return f"its fractions {fractions} are not those of its parts {list(parts)}"
+        return f"its fractions {fractions} do not match its parts {list(parts)}"
     if not all(isinstance(groups, list) for groups in parts.values()):
         return "its parts are not lists of groups"
     return _repeated(parts)
@@ -140,7 +140,7 @@ def _repeated(parts: Mapping[str, list[Any]]) -> str | None:
     for name, groups in parts.items():
         for group in groups:
             if not isinstance(group, str):
-                return f"the group {group!r} is not a text"
+                return f"the group {group!r} is not a string"
             if group in part_by_group:
                 return f"the group {group!r} is in the part {part_by_group[group]!r} and in {name!r}"
             part_by_group[group] = name
@@ -148,9 +148,9 @@ def _repeated(parts: Mapping[str, list[Any]]) -> str | None:
 
 
 HALVES = {"even": 0, "odd": 1}
-"""Public rows are halved once and for all: profiles are calibrated on networks of the even half."""
+"""Fixed halves of the public rows; profiles are calibrated on networks of the even half."""
 
 
 def in_half(spec: Spec, half: str | None) -> bool:
-    """Networks are told apart by their content, so that all rows of one are in one half, and always the same."""
+    """Return True if the network of a spec is in a half; the hash of the network decides, so a half never changes."""
     return half is None or int(spec.group, 16) % 2 == HALVES[half]

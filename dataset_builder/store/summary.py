@@ -1,4 +1,4 @@
-"""What is in a journal, in figures."""
+"""Counts of the rows and rejections in a journal."""
 
 import re
 from collections import Counter
@@ -16,7 +16,7 @@ _BUCKETS_SHOWN = 20
 
 @dataclass
 class Summary:
-    """Counts of a journal. Buckets are those of the OK rows."""
+    """Counts of a journal. Buckets count the rows with status OK."""
 
     bucket_mib: int
     families: Counter[str] = field(default_factory=Counter)
@@ -26,7 +26,7 @@ class Summary:
     rejections: Counter[str] = field(default_factory=Counter)
 
     def to_json(self) -> dict[str, Any]:
-        """The same for programs."""
+        """Return the counts as JSON values."""
         return {
             "rows": self.families.total(),
             "families": dict(self.families),
@@ -39,7 +39,7 @@ class Summary:
         }
 
     def to_text(self) -> str:
-        """The same for people."""
+        """Return the counts as readable text."""
         lines = [f"{self.families.total()} rows, {self.rejections.total()} configurations rejected"]
         lines += [f"  {title}: {_counts(counter)}" for title, counter in self._tables() if counter]
         if self.buckets:
@@ -56,12 +56,12 @@ class Summary:
         return [("family", self.families), ("status", self.statuses), ("origin", self.origins)]
 
     def _shown_buckets(self) -> dict[str, int]:
-        """The lowest buckets by name, all above them as one: a few peaks lie a hundred times above the others."""
-        found = sorted(self.buckets.items())
-        shown = found if len(found) <= _BUCKETS_SHOWN else found[: _BUCKETS_SHOWN - 1]
+        """Return the lowest buckets, and all above them as one: a few peaks are a hundred times larger."""
+        buckets = sorted(self.buckets.items())
+        shown = buckets if len(buckets) <= _BUCKETS_SHOWN else buckets[: _BUCKETS_SHOWN - 1]
         bars = {f"{i * self.bucket_mib}-{(i + 1) * self.bucket_mib}": count for i, count in shown}
-        if len(shown) < len(found):
-            above = found[len(shown) :]
+        if len(shown) < len(buckets):
+            above = buckets[len(shown) :]
             bars[f"{above[0][0] * self.bucket_mib} and more"] = sum(count for _, count in above)
         return bars
 
@@ -83,7 +83,7 @@ def summarise(records: Iterable[Row | Rejection], bucket_mib: int) -> Summary:
 
 
 def kind_of(reason: str) -> str:
-    """A reason without the place and the values, so that like ones count together."""
+    """Return a reason without layer names and values, so that similar reasons count together."""
     return re.sub(r" at '[^']*'|, found .*", "", reason)
 
 

@@ -1,4 +1,4 @@
-"""Flat tables of the rows, for pandas, a spreadsheet or anything that reads CSV or Parquet."""
+"""Flat tables of the rows for pandas, spreadsheets, and other readers of CSV or Parquet."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -18,27 +18,27 @@ from vramcast.virtual_gpu.measurement import Measurement
 from vramcast.virtual_gpu.records import canonical_json
 from vramcast.virtual_gpu.training_setup import TrainingSetup
 
-# The pandas types that know an absent value.
+# The nullable pandas types.
 _DTYPES: Mapping[type, str] = {bool: "boolean", int: "Int64", float: "Float64", str: "string"}
 
 
 def to_frame(rows: Iterable[Row]) -> pd.DataFrame:
-    """Flatten rows, one to a line; the columns that the schema fixes are there even if no row fills them."""
+    """Return a table with a line for each row; it has all columns of the schema even if they are empty."""
     with collector_paused():
         records = [_flatten(row) for row in rows]
-        free = {name for record in records for name in record}
+        names = {name for record in records for name in record}
         columns: dict[str, Any] = {}
-        for name, dtype in _layout(free).items():
+        for name, dtype in _layout(names).items():
             values = [record.get(name) for record in records]
             columns[_printable(name)] = _typed(values, dtype or _common_dtype(values))
         return pd.DataFrame(columns)
 
 
 def write_view(frame: pd.DataFrame, path: Path | str) -> None:
-    """Write a table as .csv or .parquet, whole or not at all."""
+    """Write a table as .csv or .parquet, atomically."""
     path = Path(path)
     writers: Mapping[str, Callable[[Path], None]] = {
-        # The line ends of RFC 4180; they also make the csv module of Python 3.11 quote a carriage return.
+        # Line ends of RFC 4180, which also make the csv module of Python 3.11 quote a carriage return.
         ".csv": lambda target: frame.to_csv(target, index=False, lineterminator="\r\n"),
         ".parquet": lambda target: frame.to_parquet(target, index=False),
     }
@@ -74,12 +74,12 @@ def _names(prefix: str, kind: Any) -> tuple[tuple[str, str], ...]:
     return tuple((prefix + item.name, item.name) for item in fields(kind))
 
 
-def _layout(free: set[str]) -> dict[str, str | None]:
-    """Columns in reading order with their dtype, None where only the values tell it."""
-    breakdown = sorted(name for name in free if name.startswith("breakdown."))
+def _layout(names: set[str]) -> dict[str, str | None]:
+    """Return columns in reading order with their dtype; None where it depends on the values."""
+    breakdown = sorted(name for name in names if name.startswith("breakdown."))
     return {
         **dict.fromkeys(("id", "group", "family"), "string"),
-        **dict.fromkeys(sorted(name for name in free if name.startswith("network."))),
+        **dict.fromkeys(sorted(name for name in names if name.startswith("network."))),
         **_dtypes("training.", TrainingSetup),
         **_dtypes("static.", StaticEstimate),
         "static.total_bytes": "Int64",
@@ -91,7 +91,7 @@ def _layout(free: set[str]) -> dict[str, str | None]:
 
 
 def _dtypes(prefix: str, kind: type) -> dict[str, str | None]:
-    """The columns of a dataclass, typed by its annotations; what is no plain value becomes text."""
+    """Return the columns of a dataclass with dtypes from its annotations; compound values become text."""
     result: dict[str, str | None] = {}
     for item in fields(kind):
         annotation: Any = get_args(item.type)[0] if isinstance(item.type, UnionType) else item.type
@@ -100,7 +100,7 @@ def _dtypes(prefix: str, kind: type) -> dict[str, str | None]:
 
 
 def _common_dtype(values: Sequence[Any]) -> str:
-    """The narrowest type that holds all values: families may give one name different kinds of values."""
+    """Return the narrowest dtype that holds all values: families may use one name for values of different types."""
     kinds = {type(value) for value in values if value is not None}
     if kinds == {int, float}:
         return "Float64"
@@ -109,7 +109,7 @@ def _common_dtype(values: Sequence[Any]) -> str:
 
 def _typed(values: Sequence[Any], dtype: Any) -> Any:
     if dtype == "Int64" and any(value is not None and abs(value) >= 2**63 for value in values):
-        dtype = "string"  # a seed of 64 bits without sign, say
+        dtype = "string"  # such as an unsigned 64-bit seed
     if dtype == "string":
         return pd.array([_text(value) for value in values], dtype="string")
     return pd.array(values, dtype=dtype)
@@ -126,5 +126,5 @@ def _text(value: Any) -> str | None:
 
 
 def _printable(text: str) -> str:
-    """Escape halves of surrogate pairs, which neither CSV nor Parquet can hold."""
+    """Escape lone surrogates, which neither CSV nor Parquet can store."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

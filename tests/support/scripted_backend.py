@@ -1,4 +1,4 @@
-"""A backend whose behaviour a spec prescribes; a module, because workers import it by name."""
+"""A backend that does what a spec says, in a module that workers can import by name."""
 
 import contextlib
 import ctypes
@@ -36,20 +36,20 @@ class Scripted(Backend):
     def threads(self):
         return {"threads": int(os.environ["OMP_NUM_THREADS"])}
 
-    def card(self):
-        return {"card": int(os.environ["CUDA_VISIBLE_DEVICES"]), "pid": os.getpid()}
+    def gpu(self):
+        return {"gpu": int(os.environ["CUDA_VISIBLE_DEVICES"]), "pid": os.getpid()}
 
     def sleep(self, seconds):
         time.sleep(seconds)
 
     def meet(self, mine, other):
-        """Return only if another spec is measured at the same time."""
+        """Return only if another spec runs at the same time."""
         Path(mine).touch()
         while not Path(other).exists():
             time.sleep(0.01)
 
     def pass_gate(self, log, gate):
-        """Record that it runs, and continue once the gate exists."""
+        """Record that it runs, and continue when the gate exists."""
         with Path(log).open("a") as file:
             file.write(f"{os.getpid()}\n")
         while not Path(gate).exists():
@@ -66,7 +66,7 @@ class Scripted(Backend):
         sys.exit(3)
 
     def misuse(self):
-        raise UserError("expected a card, found none: add one")
+        raise UserError("expected a GPU, found none: add one")
 
     def unpicklable(self):
         return {"bytes": lambda: 0}

@@ -1,7 +1,7 @@
 """GPUMemNet's sets and its reduced Transformer layout.
 
-The sets label a run SUCCESSFUL unless its log says out of memory, so runs that died otherwise are found here by rule,
-never by how well a figure fits.
+The sets label a run SUCCESSFUL unless its log says out of memory. Runs that failed otherwise are found here by rules on
+their configuration, never by comparing a value with an estimate.
 """
 
 import ast
@@ -11,23 +11,23 @@ from vramcast.dataset_builder.families import FAMILIES
 from vramcast.dataset_builder.families.gpumemnet import spec_of_filename
 from vramcast.dataset_builder.filters import Rejected, check
 from vramcast.dataset_builder.schema import LayerTable, Spec
-from vramcast.dataset_builder.store.importers.layout import Label, Layout, Record, measured
+from vramcast.dataset_builder.store.importers.layout import Layout, MeasuredColumn, Record, measured
 from vramcast.virtual_gpu.measurement import Measurement, Status
 
 CITATION = "GPUMemNet, E. Yousefzadeh-Asl-Miandoab et al., IT University of Copenhagen, CC BY 4.0"
 
 _LEAST_SIZE = 7
-"""GPUMemNet's CNN script takes log2(size // 7) and dies where that is log2(0)."""
+"""GPUMemNet's CNN script computes log2(size // 7), which fails for smaller sizes."""
 _OTHER_TRANSITION = 5
-"""The second value of the coin that the generator tossed for a dense CNN's `transition_every`."""
+"""The other of the two values between which the generator chose a dense CNN's `transition_every`."""
 
 
 def table_of(spec: Spec) -> LayerTable | None:
-    """The layers of a network that is built here, with no regard to its odd last batch."""
+    """Return the layer table of a spec without its odd last batch; None for networks of other libraries."""
     if spec.family not in FAMILIES:
         return None
-    found = check(replace(spec, training=replace(spec.training, last_batch_size=None)))
-    return None if isinstance(found, Rejected) else found
+    table = check(replace(spec, training=replace(spec.training, last_batch_size=None)))
+    return None if isinstance(table, Rejected) else table
 
 
 def _gpumemnet_spec(record: Record) -> Spec:
@@ -48,23 +48,23 @@ def _convolutions(spec: Spec) -> int:
 
 def _gpumemnet_measurement(record: Record, spec: Spec) -> Measurement:
     if record.get("Status", "").startswith("OOM"):
-        return measured(record, Status.OOM, "the run's log says out of memory; the figure is where it died")
-    reason = _why_broken(record, spec)
+        return measured(record, Status.OOM, "the run's log says out of memory; the value is the memory at that time")
+    reason = _crash_reason(record, spec)
     return measured(record, Status.CRASHED if reason else Status.OK, reason)
 
 
-def _why_broken(record: Record, spec: Spec) -> str | None:
+def _crash_reason(record: Record, spec: Spec) -> str | None:
     if spec.family == "cnn" and spec.network["input_size"] < _LEAST_SIZE:
         return f"images below {_LEAST_SIZE} pixels end the generator's script before CUDA starts"
     if spec.family == "mlp" and spec.network["output_features"] == 1 and "_act:" not in record["Filename"]:
-        return "with one output the first set's labels do not fit and the first loss raises"
+        return "with one output the labels of the first set do not match and the first loss raises"
     verdict = check(spec)
     return verdict.reason if isinstance(verdict, Rejected) else None
 
 
 _NAME_AND_PEAK = frozenset({"Filename", "Max GPU Memory (MiB)"})
-_LABELS = (Label("a100_40gb_gpumemnet_2024", "2024", _gpumemnet_measurement),)
+_MEASURED = (MeasuredColumn("a100_40gb_gpumemnet_2024", "2024", _gpumemnet_measurement),)
 LAYOUTS = (
-    Layout("GPUMemNet", _NAME_AND_PEAK | {"Activations-Params"}, _gpumemnet_spec, _LABELS, CITATION),
-    Layout("GPUMemNet, reduced", _NAME_AND_PEAK | {"Status"}, _gpumemnet_spec, _LABELS, CITATION),
+    Layout("GPUMemNet", _NAME_AND_PEAK | {"Activations-Params"}, _gpumemnet_spec, _MEASURED, CITATION),
+    Layout("GPUMemNet, reduced", _NAME_AND_PEAK | {"Status"}, _gpumemnet_spec, _MEASURED, CITATION),
 )

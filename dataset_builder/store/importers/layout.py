@@ -1,4 +1,4 @@
-"""What a public table is: its columns, what a line means, and the stacks that it was measured on."""
+"""Layouts of public tables: their columns, how to read a line, and the stacks that were measured."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,31 +11,31 @@ Record = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Label:
-    """A column of measurements, and the stack that they were made on."""
+class MeasuredColumn:
+    """A column of measurements and the stack that they were made on."""
 
     profile: str
     year: str
     measurement: Callable[[Record, Spec], Measurement | None]
-    """None where a line has no figure."""
+    """Returns None if a line has no value."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One shape of public table."""
+    """The layout of one kind of public table."""
 
     name: str
     columns: frozenset[str]
     spec: Callable[[Record], Spec | None]
-    """None for a line that is no job of one GPU."""
-    labels: tuple[Label, ...]
+    """Returns None for a line that is not a job on one GPU."""
+    measured: tuple[MeasuredColumn, ...]
     citation: str
     notes: Callable[[Sequence[Record]], Mapping[int, str]] = lambda _: {}
-    """What a reader of the table's lines must know of some of them, by their places: it takes the others to see it."""
+    """Returns notes on lines by their index. A note may depend on other lines."""
 
 
 def measured(
     record: Record, status: Status, evidence: str | None = None, column: str = "Max GPU Memory (MiB)"
 ) -> Measurement:
-    """The figure in a column, which was read off nvidia-smi."""
+    """Return a measurement with the value of a column, as nvidia-smi reported it."""
     return Measurement(status=status, device_used_bytes=int(float(record[column])) * MIB, evidence=evidence)

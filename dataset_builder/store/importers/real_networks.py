@@ -1,18 +1,18 @@
-"""The table of well-known networks that GPUMemNet, CARMA and AEGIS measured one after the other, on three stacks.
+"""The table of well-known networks that GPUMemNet, CARMA and AEGIS measured on three stacks.
 
-For validation alone: nothing may be fitted to these rows.
+Its rows are for validation only: nothing may be fitted to them.
 """
 
 from collections.abc import Callable
 
 from vramcast.dataset_builder.recipes import spec_of_recipe
 from vramcast.dataset_builder.schema import Spec
-from vramcast.dataset_builder.store.importers.layout import Label, Layout, Record, measured
+from vramcast.dataset_builder.store.importers.layout import Layout, MeasuredColumn, Record, measured
 from vramcast.virtual_gpu.measurement import Measurement, Status
 
 _CITATION = "GPUMemNet, CARMA and AEGIS, E. Yousefzadeh-Asl-Miandoab et al., IT University of Copenhagen, CC BY 4.0"
 _TWO_GPUS = frozenset({"gpt2_large"})
-"""Split over two cards by DataParallel: not a job of one."""
+"""Ran on two GPUs with DataParallel."""
 _SEQUENCE = "seq"
 
 
@@ -36,10 +36,10 @@ LAYOUT = Layout(
     frozenset({"model", "batch_size", "input", "classes", "actual_mib_2024", "carma2025_mib", "aegis2026_mib"}),
     _spec,
     (
-        Label("a100_40gb_gpumemnet_2024", "2024", _column("actual_mib_2024")),
-        Label("a100_40gb", "2025", _column("carma2025_mib")),
-        Label("a100_40gb", "2026", _column("aegis2026_mib")),
-        Label("rtx_2080ti", "2026", _column("rtx2080ti_mib")),
+        MeasuredColumn("a100_40gb_gpumemnet_2024", "2024", _column("actual_mib_2024")),
+        MeasuredColumn("a100_40gb", "2025", _column("carma2025_mib")),
+        MeasuredColumn("a100_40gb", "2026", _column("aegis2026_mib")),
+        MeasuredColumn("rtx_2080ti", "2026", _column("rtx2080ti_mib")),
     ),
     _CITATION,
 )

@@ -1,6 +1,6 @@
-"""The inside of a worker process: it is sent a backend, then chunks of specs, and answers spec by spec.
+"""The main function of a worker process: it receives a backend, then chunks of specs, and sends one outcome per spec.
 
-Answers come in the order of the specs, so the first spec without one is what a dead worker was working on.
+Outcomes are sent in the order of the specs, so a dead worker was working on the first spec without one.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from vramcast.dataset_builder.measure._base import Backend, BackendResult
 from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import UserError
 
-FAREWELL_SECONDS = 0.5
-"""What a worker is left with to end by itself after its parent has gone: less than `alarm` gives it below."""
+GRACE_SECONDS = 0.5
+"""Time for a worker to end by itself after its parent has ended: less than the second of `alarm` below."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Finished:
-    """The outcome of the next spec in order, and the time that it took."""
+    """The outcome of the next spec, and the time it took."""
 
     outcome: BackendResult
     seconds: float
@@ -41,7 +41,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """What would fail every spec alike."""
+    """An error that affects all specs."""
 
     reason: str
     user_error: bool
@@ -51,31 +51,31 @@ Message = Ready | Finished | Failed
 
 
 def main(connection: Connection, log_path: Path, parent: int, bind: bool) -> None:
-    """Work until the parent closes the connection, or goes."""
+    """Measure specs until the parent closes the connection or ends."""
     _leave_group()
     if bind:
         _bind_to_parent()
     log = _redirect_output(log_path)
-    os.set_inheritable(connection.fileno(), False)  # a program that a spec starts must not hold it open
+    os.set_inheritable(connection.fileno(), False)  # programs that a spec starts must not keep it open
     inbox: SimpleQueue[bytes | None] = SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox, parent), daemon=True).start()
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody is left to answer
-        for message in _answers(inbox, log):
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has ended
+        for message in _messages(inbox, log):
             connection.send_bytes(_pickled(message))
 
 
 def _leave_group() -> None:
-    """Lead a group of its own, which the parent can kill whole, and leave Ctrl-C to the parent."""
+    """Start a process group that the parent can kill, and leave Ctrl-C to the parent."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the parent blocked it up to here
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the parent blocked it during the start
 
 
 def _bind_to_parent() -> None:
     """Have Linux end this process a second after its parent, even while C code holds the interpreter lock.
 
-    The signal's handler is alarm(2) itself: called with SIGHUP, which is 1, it leaves `_receive` a second to
-    end the children of this process too. SIGKILL would leave them behind; a handler in Python needs the lock.
+    The handler of the signal is alarm(2) itself. Called with SIGHUP, which is 1, it gives `_receive` one second to kill
+    the children of this process. SIGKILL would leave them behind, and a Python handler would need the lock.
     """
     with contextlib.suppress(OSError, AttributeError):  # not Linux
         libc = ctypes.CDLL(None)
@@ -86,28 +86,28 @@ def _bind_to_parent() -> None:
 
 
 def _redirect_output(log_path: Path) -> int:
-    """Send all that is printed here to a log: evidence if this process dies, and no noise if it does not."""
+    """Redirect the output to a log, which is evidence if this process dies."""
     log = os.open(log_path, os.O_WRONLY | os.O_APPEND)
-    log_path.unlink()  # the parent has it open, and a file without a name cannot be left behind
+    log_path.unlink()  # the parent has it open; an unlinked file cannot be left behind
     os.dup2(log, 1)
     os.dup2(log, 2)
     return log
 
 
 def _receive(connection: Connection, inbox: "SimpleQueue[bytes | None]", parent: int) -> None:
-    """Keep the connection drained, so that the parent never waits to send, and end with the parent."""
+    """Drain the connection, so that the parent never blocks on sending, and end with the parent."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             inbox.put(connection.recv_bytes())
     inbox.put(None)
-    time.sleep(FAREWELL_SECONDS)
-    while os.getppid() == parent:  # it closed the connection on purpose, and looks after the rest
-        time.sleep(FAREWELL_SECONDS)
+    time.sleep(GRACE_SECONDS)
+    while os.getppid() == parent:  # it closed the connection on purpose, and ends this process itself
+        time.sleep(GRACE_SECONDS)
     os.killpg(0, signal.SIGKILL)
 
 
-def _answers(inbox: "SimpleQueue[bytes | None]", log: int) -> Iterator[Message]:
-    """Load the backend, then measure what comes."""
+def _messages(inbox: "SimpleQueue[bytes | None]", log: int) -> Iterator[Message]:
+    """Load the backend, then measure the specs that arrive."""
     try:
         if (settings := inbox.get()) is None:
             return
@@ -115,7 +115,7 @@ def _answers(inbox: "SimpleQueue[bytes | None]", log: int) -> Iterator[Message]:
         yield Ready()
         while (chunk := inbox.get()) is not None:
             for spec in pickle.loads(chunk):  # noqa: S301
-                os.ftruncate(log, 0)  # whatever is in the log is about one spec
+                os.ftruncate(log, 0)  # the log holds the output of one spec
                 yield _measured(backend, spec)
     except UserError as error:
         yield Failed(str(error), user_error=True)
@@ -129,7 +129,7 @@ def _measured(backend: Backend, spec: Spec) -> Finished:
 
 
 def _pickled(message: Message) -> bytes:
-    """The message, or what kept it from being sent: an outcome that cannot be pickled is its spec's fault."""
+    """Pickle a message; an outcome that cannot be pickled counts as a crash of its spec."""
     try:
         return pickle.dumps(message)
     except Exception as error:
