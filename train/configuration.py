@@ -1,6 +1,5 @@
 """Configuration of a run: Hydra composes `conf/train.yaml`, this module validates the result."""
 
-import difflib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -12,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from vramcast.dataset_builder.composition import Command, compose_config
-from vramcast.errors import UserError, check_choice, check_count
+from vramcast.errors import UserError, check_choice, check_count, suggestion
 from vramcast.models.classifiers import NetworkSettings
 from vramcast.train.settings import DataSettings, RunSettings, TrainerSettings, check_split
 from vramcast.virtual_gpu.records import canonical_json, from_mapping
@@ -152,8 +151,7 @@ def _network(values: Mapping[str, Any]) -> tuple[NetworkSettings, int]:
 def _check_keys(owner: str, values: Mapping[str, Any], allowed: set[str], required: bool = True) -> None:
     unknown = sorted(map(str, values.keys() - allowed))
     if unknown:
-        near = difflib.get_close_matches(unknown[0], allowed, n=1)
-        hint = f"did you mean {near[0]}?" if near else "remove them"
+        hint = suggestion(unknown[0], sorted(allowed), "remove them")
         raise UserError(f"expected only the keys {sorted(allowed)} in {owner}, found {unknown}: {hint}")
     missing = sorted(allowed - values.keys())
     if missing and required:

@@ -8,7 +8,7 @@ from vramcast.collocation.commands.service_token import TOKEN, read_token
 from vramcast.dataset_builder.defaults import CHECKPOINT, RISK
 from vramcast.dataset_builder.devices import DEFAULT_DEVICE
 from vramcast.dataset_builder.exit_codes import exit_code
-from vramcast.errors import UserError, check_count, check_probability
+from vramcast.errors import UserError, check_choice, check_count, check_probability
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,10 +34,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"expected the packages of the service, found no {error.name}: pip install 'vramcast[serve]'"
         ) from error
-    if arguments.resource not in RESOURCES:
-        raise UserError(
-            f"expected --resource to be one of {sorted(RESOURCES)}, found {arguments.resource!r}: change it"
-        )
+    check_choice("--resource", arguments.resource, sorted(RESOURCES))
     serve(
         Settings(
             checkpoint=arguments.checkpoint,

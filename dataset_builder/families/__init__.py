@@ -7,7 +7,7 @@ from typing import Any
 from vramcast.dataset_builder.families import cnn, mlp, template, transformer
 from vramcast.dataset_builder.plan import Plan
 from vramcast.dataset_builder.schema import Spec
-from vramcast.errors import UserError
+from vramcast.errors import UserError, suggestion
 from vramcast.virtual_gpu.records import from_mapping, without_defaults
 from vramcast.virtual_gpu.training_setup import TrainingSetup
 
@@ -34,7 +34,8 @@ def family_of(name: str) -> Family:
     """Return the family of this name."""
     if name not in FAMILIES:
         raise UserError(
-            f"expected a family that can be built here, one of {sorted(FAMILIES)}, found {name!r}: choose one"
+            f"expected a family that can be built here, one of {sorted(FAMILIES)}, found {name!r}: "
+            f"{suggestion(name, FAMILIES)}"
         )
     return FAMILIES[name]
 

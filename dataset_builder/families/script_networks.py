@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name that every PyTorch reader knows
 
 from vramcast.dataset_builder.families.libraries import import_library
-from vramcast.errors import UserError
+from vramcast.errors import UserError, suggestion
 
 
 class Mnist(nn.Module):
@@ -69,5 +69,5 @@ NETWORKS: Mapping[str, Callable[[int], nn.Module]] = {"mnist": Mnist, "unet_resn
 def build_script_network(name: str, num_classes: int) -> nn.Module:
     """Build a network by its name."""
     if name not in NETWORKS:
-        raise UserError(f"expected a network of {sorted(NETWORKS)}, found {name!r}: choose one")
+        raise UserError(f"expected a network of {sorted(NETWORKS)}, found {name!r}: {suggestion(name, NETWORKS)}")
     return NETWORKS[name](num_classes)

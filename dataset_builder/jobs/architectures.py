@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vramcast.errors import UserError
+from vramcast.errors import UserError, suggestion
 
 Sizes = Mapping[str, Any]
 
@@ -104,8 +104,6 @@ def find_architecture(name: str) -> tuple[str, Sizes]:
     while (shorter := _DECORATION.sub("", plain)) != plain and plain not in ARCHITECTURES:
         plain = shorter
     if plain not in ARCHITECTURES:
-        raise UserError(
-            f"expected one of {sorted(ARCHITECTURES)} or the path of a config.json, found {name!r}: "
-            "download the config.json of that network and name hf:PATH"
-        )
+        fix = suggestion(name, ARCHITECTURES, "download the config.json of that network and name hf:PATH")
+        raise UserError(f"expected one of {sorted(ARCHITECTURES)} or the path of a config.json, found {name!r}: {fix}")
     return ARCHITECTURES[plain]

@@ -6,7 +6,6 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +23,7 @@ from vramcast.dataset_builder.jobs.job import ModuleJob
 from vramcast.dataset_builder.jobs.optimizers import single_optimizer
 from vramcast.dataset_builder.jobs.targets import BuildRequest, Target, parse_shape
 from vramcast.dataset_builder.plan import InputTensor
-from vramcast.errors import UserError
+from vramcast.errors import UserError, suggestion
 from vramcast.virtual_gpu.training_step import random_inputs
 
 _SEQUENCE = 512
@@ -181,24 +180,23 @@ def _timm(request: BuildRequest) -> dict[str, Any]:
     name, arguments = request.target.name, dict(request.arguments)
     timm = import_library("timm")
     if not timm.is_model(name):
-        raise UserError(f"expected a network of timm, found {name!r}: {_nearest(name, timm.list_models())}")
+        raise UserError(f"expected a network of timm, found {name!r}: {_suggestion(name, timm.list_models())}")
     config = timm.get_pretrained_cfg(name)  # metadata only, no weights
     shape = _input_shape(request) or (config.input_size if config else (3, 224, 224))
     classes = arguments.pop("num_classes", None) or (config.num_classes if config else 0) or 1000
     return {"name": name, "input_shape": list(shape), "num_classes": classes, "arguments": arguments}
 
 
-def _nearest(name: str, known: Sequence[str]) -> str:
-    """Suggest names that resemble an unknown one."""
-    near = [item for item in known if name in item][:5] or get_close_matches(name, known, n=5)
-    return f"choose one such as {near}" if near else f"choose one of its {len(known)}"
+def _suggestion(name: str, names: Sequence[str]) -> str:
+    """Return the end of an error about a name that a library does not have."""
+    return suggestion(name, names, f"choose one of its {len(names)}")
 
 
 def _torchvision(request: BuildRequest) -> dict[str, Any]:
     arguments, name = dict(request.arguments), request.target.name
     known = import_library("torchvision").models.list_models()
     if name not in known:
-        raise UserError(f"expected a network of torchvision, found {name!r}: {_nearest(name, known)}")
+        raise UserError(f"expected a network of torchvision, found {name!r}: {_suggestion(name, known)}")
     shape = _input_shape(request) or ((3, 299, 299) if "inception" in name else (3, 224, 224))
     classes = arguments.pop("num_classes", 1000)
     return {"name": name, "input_shape": list(shape), "num_classes": classes, "arguments": arguments}
