@@ -298,7 +298,7 @@ def test_a_missing_factor_is_named(family: str) -> None:
 
 
 def test_an_unknown_family_is_rejected() -> None:
-    sentence = r"one of \['cnn', 'mlp', 'template', 'transformer'\], found 'gnn': choose one"
+    sentence = r"one of \['cnn', 'mlp', 'template', 'transformer'\], found 'gnn': did you mean cnn"
     with pytest.raises(UserError, match=sentence):
         make_spec("gnn", {}, SETUP)
     with pytest.raises(UserError, match=sentence):

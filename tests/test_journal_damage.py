@@ -120,7 +120,7 @@ def test_repair_moves_bad_lines_and_keeps_the_rest(tmp_path):
     path.write_bytes(b"".join(lines))
     path.chmod(0o640)
     report = repair(tmp_path)
-    assert (report.kept, list(report.moved), report.header_lost) == (2, [3, 5, 6], False)
+    assert (report.valid, list(report.moved), report.header_lost) == (2, [3, 5, 6], False)
     assert "does not match the schema" in report.moved[5]
     assert str(report).startswith(f"2 rows and rejections are valid, 3 moved to {report.bad_path} (line 3 does not")
     assert path.stat().st_mode & 0o777 == 0o640
@@ -134,7 +134,7 @@ def test_repair_of_a_valid_journal_changes_nothing(tmp_path):
     path = write(tmp_path, [1])
     before = path.read_bytes()
     report = repair(path)
-    assert (report.kept, dict(report.moved), report.bad_path.exists()) == (1, {}, False)
+    assert (report.valid, dict(report.moved), report.bad_path.exists()) == (1, {}, False)
     assert str(report) == "1 rows and rejections are valid, none had to be moved"
     assert path.read_bytes() == before
 

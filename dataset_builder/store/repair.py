@@ -17,7 +17,7 @@ BAD_NAME = "journal.bad"
 class RepairReport:
     """The result of a repair."""
 
-    kept: int
+    valid: int
     """Number of valid rows and rejections."""
     moved: Mapping[int, str]
     """Faults of the lines that were moved to `bad_path`, by line number."""
@@ -29,7 +29,7 @@ class RepairReport:
         faults = "; ".join(f"line {number} {fault}" for number, fault in self.moved.items())
         moved = f"{len(self.moved)} moved to {self.bad_path} ({faults})" if self.moved else "none had to be moved"
         lost = "; the settings of the build are lost, so it cannot be resumed" if self.header_lost else ""
-        return f"{self.kept} rows and rejections are valid, {moved}{lost}"
+        return f"{self.valid} rows and rejections are valid, {moved}{lost}"
 
 
 def repair(directory: Path | str) -> RepairReport:
@@ -37,19 +37,19 @@ def repair(directory: Path | str) -> RepairReport:
     journal = locate(directory)
     bad_path = journal.with_name(BAD_NAME)
     with locked(journal.parent):
-        kept, moved, raws = 0, {}, []
+        valid, moved, raws = 0, {}, []
         for line in read_lines(journal):
             if fault := _fault(journal, line):
                 moved[line.number] = fault
                 raws.append(line.raw)
             elif line.number > 1:
-                kept += 1
-        if kept == 0 and 1 in moved:
+                valid += 1
+        if valid == 0 and 1 in moved:
             raise UserError(f"expected a journal at {journal}, found no valid line: move the file away")
         if moved:
             _append_raw(bad_path, raws)
             _rewrite(journal, moved)
-    return RepairReport(kept, moved, bad_path, 1 in moved)
+    return RepairReport(valid, moved, bad_path, 1 in moved)
 
 
 def _fault(journal: Path, line: Line) -> str | None:
