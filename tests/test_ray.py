@@ -94,9 +94,9 @@ class TestDeathsOfWorkers:
     @pytest.mark.parametrize(
         ("do", "evidence"),
         [
-            (("end", 7, "cannot go on"), "2 attempts, at last: worker ended with exit code 7: cannot go on"),
-            (("kill", signal.SIGSEGV), "2 attempts, at last: worker killed by SIGSEGV"),
-            (("kill_host",), "2 attempts, at last: WorkerCrashedError: The worker died unexpectedly"),
+            (("end", 7, "cannot go on"), "2 attempts, the last: worker ended with exit code 7: cannot go on"),
+            (("kill", signal.SIGSEGV), "2 attempts, the last: worker killed by SIGSEGV"),
+            (("kill_host",), "2 attempts, the last: WorkerCrashedError: The worker died unexpectedly"),
         ],
     )
     def test_a_spec_that_dies_at_every_attempt_is_a_crash(self, backend: Any, do: Any, evidence: str) -> None:
