@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vramcast.dataset_builder.store.durable import replacing
-from vramcast.errors import UserError
+from vramcast.errors import UserError, suggestion
 from vramcast.models._base import Estimator
 from vramcast.models.classifiers import NetworkClassifier
 from vramcast.models.ensemble import Ensemble
@@ -48,7 +48,8 @@ def checkpoint_directory(name: str) -> Path:
     if (RELEASED / name).is_dir():
         return RELEASED / name
     known = sorted(path.name for path in RELEASED.iterdir() if path.is_dir()) if RELEASED.is_dir() else []
-    raise UserError(f"expected a checkpoint's directory or a released one of {known}, found {name!r}: name another")
+    hint = suggestion(name, known, "name another")
+    raise UserError(f"expected a checkpoint's directory or a released one of {known}, found {name!r}: {hint}")
 
 
 def load_checkpoint(directory: Path) -> Estimator:
