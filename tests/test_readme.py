@@ -58,6 +58,15 @@ def test_the_commands_of_the_readme_run(run, tmp_path, capfd):
     assert outputs[3].strip() == "1"
 
 
+def test_the_python_code_of_the_readme_prints_what_it_shows(tmp_path, monkeypatch, capsys):
+    network, code = blocks(README, "python")
+    (tmp_path / "net.py").write_text(network)
+    monkeypatch.syspath_prepend(tmp_path)
+    exec(compile(code, "README.md", "exec"), {})
+    (shown,) = blocks(README, "text")
+    assert capsys.readouterr().out.startswith(shown.strip("\n"))
+
+
 def test_the_service_of_the_readme_answers(tmp_path):
     (words,) = [words for words in commands(README) if words[1] == "serve"]
     command = [sys.executable, "-m", "vramcast", *words[1:], "--port", "0"]
