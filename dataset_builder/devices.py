@@ -6,7 +6,7 @@ They are read without Hydra, which takes half a second to import.
 import os
 import re
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,10 +110,15 @@ def device_of_gpu(gpu_name: str) -> str | None:
     out. Of two profiles with the same title, the user's own is preferred.
     """
     words = _words(gpu_name)
-    titles = {name: str(read_device(name).get("title")) for name in device_names()}
+    titles = _titles(tuple(device_names()))
     candidates = {name: _words(title) for name, title in titles.items() if "," not in title}
     matches = {name: title for name, title in candidates.items() if title <= words and not (words - title) & _OTHER_GPU}
     return max(matches, key=lambda name: (len(matches[name]), not is_shipped(name)), default=None)
+
+
+@lru_cache(maxsize=4)  # reading all profiles takes tens of milliseconds, and the service looks up many names
+def _titles(names: tuple[str, ...]) -> dict[str, str]:
+    return {name: str(read_device(name).get("title")) for name in names}
 
 
 def device_or_default(gpu_name: str | None, note: Callable[[str], None]) -> str:

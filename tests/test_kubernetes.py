@@ -127,17 +127,27 @@ def test_odd_annotations_of_nodes_tell_nothing() -> None:
             assert not kubernetes.gpus_of(node, lambda _: None), (key, text)
 
 
-def test_what_was_told_of_a_node_is_forgotten() -> None:
+def test_the_gpus_of_a_node_expire() -> None:
     now = [0.0]
-    book = NodeRegistry(seconds=60, most=2, clock=lambda: now[0])
-    book.note("a", [GpuState("0", 1, 1)])
-    assert book.get("a")
-    now[0] = 61
-    assert book.get("a") is None
-    for name in "bcd":
-        book.note(name, [])
-    assert len(book) == 2
-    assert book.get("b") is None
+    registry = NodeRegistry(seconds=60, clock=lambda: now[0])
+    registry.put("a", [GpuState("0", 1, 2)])
+    now[0] = 50
+    registry.put("b", [])
+    assert registry.get("a") == [GpuState("0", 1, 2)]
+    now[0] = 70
+    registry.put("c", [])
+    assert (registry.get("a"), registry.get("b"), len(registry)) == (None, [], 2)
+
+
+def test_the_node_registry_is_bounded_by_bytes() -> None:
+    registry = NodeRegistry(limit_bytes=100_000)
+    for index in range(1000):
+        registry.put(f"node{index}", [GpuState(str(gpu), 1, 2) for gpu in range(index % 100)])
+        assert registry.size_bytes <= 100_000
+    assert 0 < len(registry) < 100
+    for index in range(1000):
+        registry.put(f"node{index}", [])
+    assert registry.size_bytes <= 100_000
 
 
 def patched(review: Any, reply: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from vramcast.collocation.commands import serve_command as serve
 from vramcast.collocation.observed_peak import REPEAT_MARGIN
 from vramcast.collocation.service import engine, history, history_file
 from vramcast.collocation.service.settings import Limits, Settings
-from vramcast.collocation.service.trace_pool import LostError, OverloadedError, PoolError
+from vramcast.collocation.service.worker_pool import LostError, OverloadedError, PoolError
 from vramcast.dataset_builder.store.lines import encode_line
 from vramcast.errors import UserError
 
@@ -143,7 +143,7 @@ def test_a_job_is_known_however_it_is_spelled(tmp_path: Path) -> None:
         ):
             assert await runs(service, job) == 0, job
 
-    run(scenario, Settings(known=known))
+    run(scenario, Settings(named_specs=known))
 
 
 def test_tables_and_features_are_known_too() -> None:
@@ -349,7 +349,7 @@ def test_several_are_told_at_once_and_a_bad_one_spoils_none() -> None:
             {"observations": [one, {**one, "peak_mib": 15361}, {"job": {"name": "x"}, "peak_mib": 1}, one]},
         )
         assert [item["status"] for item in found.json["answers"]] == ["ok", "error", "error", "ok"]
-        assert "at most 15360, which t4 has, found 15361" in found.json["answers"][1]["error"]
+        assert "at most 15360, the memory of t4, found 15361" in found.json["answers"][1]["error"]
         assert await runs(service, JOB) == 2
         text = (await service.get("/metrics")).body.decode()
         assert "vramcast_remembered_jobs 1.0" in text
@@ -408,7 +408,7 @@ def test_a_peak_that_no_process_can_have_says_what_was_meant() -> None:
         assert found.status == 422
         assert found.json["error"] == (
             "expected peak_mib above 180, which CUDA alone takes on t4, found 15: "
-            "tell of the whole process as nvidia-smi shows it, in MiB"
+            "report the memory of the whole process as nvidia-smi shows it, in MiB"
         )
         await tell(service, JOB, 180.5)
 

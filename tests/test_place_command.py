@@ -125,7 +125,7 @@ def test_gpus_that_cannot_be_read_are_told(tmp_path: Path, text: str, capsys: py
         ["--resource", "abacus"],
         ["--checkpoint", "nowhere"],
         ["--device", "abacus"],
-        ["--known", "nowhere.jsonl"],
+        ["--named-specs", "nowhere.jsonl"],
         ["--history", "/dev/null/history"],
     ],
 )

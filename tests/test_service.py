@@ -161,7 +161,7 @@ def test_known_networks_are_traced_before_the_service_is_ready(tmp_path: Path) -
         assert found.json["target"] == "mine@8"
         assert len(service.pool.asked) == 1
 
-    run(scenario, Settings(known=path))
+    run(scenario, Settings(named_specs=path))
 
 
 def test_slurm_is_answered_in_lines() -> None:

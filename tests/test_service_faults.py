@@ -2,8 +2,12 @@
 
 import asyncio
 import json
+import os
 import shutil
+import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +15,20 @@ import pytest
 from served import MLP, Scripted, Service, serving
 
 from vramcast.collocation.service.estimating import Checkpoint
+from vramcast.collocation.service.fair_queue import CLIENT
 from vramcast.collocation.service.settings import Limits, Settings
-from vramcast.collocation.service.trace_pool import LostError, OverloadedError, PoolError, TracePool
+from vramcast.collocation.service.worker_pool import (
+    AbandonedError,
+    LostError,
+    OverloadedError,
+    PoolError,
+    PoolLimits,
+    Waiters,
+    WorkerPool,
+)
 from vramcast.errors import UserError
 from vramcast.models.checkpoint import RELEASED
+from vramcast.virtual_gpu.training_setup import parse_call
 
 
 def run(scenario: Callable[[Service], Awaitable[None]], settings: Settings | None = None, **options: Any) -> None:
@@ -171,17 +185,20 @@ def test_other_content_than_json_is_refused() -> None:
     run(scenario)
 
 
-def test_an_error_of_the_service_is_told_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_error_is_a_problem_of_its_job_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Scripted):
         def answers(self, asked: Any) -> Any:
-            if asked[0].bucket_mib == 666:
+            if any(item.bucket_mib == 666 for item in asked):
                 raise RuntimeError("a secret of the inside")
             return super().answers(asked)
 
     async def scenario(service: Service) -> None:
-        found = await service.post("/v1/classify", {"spec": MLP, "bucket_mib": 666})
-        assert found.status == 500
-        assert b"secret" not in found.body
+        bad, good = {"spec": MLP, "bucket_mib": 666}, {"spec": MLP}
+        response = await service.post("/v1/classify", bad)
+        assert (response.status, "RuntimeError" in response.json["error"]) == (422, True)
+        assert b"secret" not in response.body
+        answers = (await service.post("/v1/classify", {"jobs": [good, bad, good]})).json["answers"]
+        assert [item["status"] for item in answers] == ["ok", "error", "ok"]
 
     run(scenario, load=Broken)
     assert "a secret of the inside" in caplog.text
@@ -223,9 +240,12 @@ def test_a_network_that_was_lost_is_tried_again() -> None:
     run(scenario)
 
 
-def odd(scenario: Callable[[TracePool], Awaitable[None]], **limits: Any) -> None:
+LIMITS = PoolLimits(waiting=64, seconds=20, abandoned_seconds=0.5, worker_bytes=1 << 30)
+
+
+def with_pool(scenario: Callable[[WorkerPool], Awaitable[None]], module: str = "os", **limits: Any) -> None:
     async def whole() -> None:
-        pool = TracePool(1, Limits(**limits), "odd_worker")
+        pool = WorkerPool(1, replace(LIMITS, **limits), module)
         await pool.start()
         try:
             await scenario(pool)
@@ -235,55 +255,84 @@ def odd(scenario: Callable[[TracePool], Awaitable[None]], **limits: Any) -> None
     asyncio.run(whole())
 
 
-@pytest.fixture
-def _workers_find_the_odd_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    root = Path(__file__).parents[1]
-    monkeypatch.setenv("PYTHONPATH", f"{root}:{root / 'tests' / 'support'}")
-
-
-@pytest.mark.usefixtures("_workers_find_the_odd_one")
 def test_a_worker_that_hangs_or_dies_is_replaced() -> None:
-    async def scenario(pool: TracePool) -> None:
-        first = await pool.trace("pid")
-        with pytest.raises(UserError, match="traced within"):
-            await pool.trace("hang")
-        second = await pool.trace("pid")
-        with pytest.raises(UserError, match="died"):
-            await pool.trace("die")
-        third = await pool.trace("pid")
+    async def scenario(pool: WorkerPool) -> None:
+        first = await pool.run(os.getpid)
+        with pytest.raises(LostError, match="takes at most"):
+            await pool.run(partial(time.sleep, 60))
+        second = await pool.run(os.getpid)
+        with pytest.raises(LostError, match="died"):
+            await pool.run(partial(os._exit, 7))
+        third = await pool.run(os.getpid)
         assert len({first, second, third}) == 3
-        with pytest.raises(UserError, match="expected less"):
-            await pool.trace("refuse")
-        assert await pool.trace("pid") == third, "a refusal costs no worker"
+        with pytest.raises(UserError, match="invalid literal"):
+            await pool.run(partial(int, "seven"))
+        with pytest.raises(UserError, match="Adam"):
+            await pool.run(partial(parse_call, "Adam("))
+        with pytest.raises(UserError, match="with a result of at most"):
+            await pool.run(partial(bytes, 100 << 20))
+        assert await pool.run(os.getpid) == third, "a refusal costs no worker"
 
-    odd(scenario, trace_seconds=0.5)
+    with_pool(scenario, seconds=1.0)
 
 
-@pytest.mark.usefixtures("_workers_find_the_odd_one")
-def test_more_networks_than_may_wait_are_turned_away() -> None:
-    async def scenario(pool: TracePool) -> None:
-        waiting = [asyncio.create_task(pool.trace("pid")) for _ in range(2)]
+def test_more_calls_than_may_wait_are_refused_and_the_clients_are_served_in_turn() -> None:
+    async def scenario(pool: WorkerPool) -> None:
+        order: list[str] = []
+
+        async def run(client: str) -> None:
+            CLIENT.set(client)
+            await pool.run(partial(time.sleep, 0.01))
+            order.append(client)
+
+        greedy = [asyncio.create_task(run("greedy")) for _ in range(5)]
         await asyncio.sleep(0)
-        with pytest.raises(OverloadedError):
-            await pool.trace("pid")
-        await asyncio.gather(*waiting)
+        modest = asyncio.create_task(run("modest"))
+        outcomes = await asyncio.gather(*greedy, modest, return_exceptions=True)
+        assert [type(item) for item in outcomes] == [type(None)] * 4 + [OverloadedError, type(None)]
+        assert order[:3] == ["greedy", "greedy", "modest"], "one was running, one had its turn"
         assert pool.waiting == 0
-        assert await pool.trace("pid")
 
-    odd(scenario, waiting_traces=2)
+    with_pool(scenario, waiting=4)
 
 
-@pytest.mark.usefixtures("_workers_find_the_odd_one")
-def test_workers_that_cannot_start_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ODD_WORKER_FAILS", "1")
+def test_a_call_that_nobody_waits_for_is_dropped_or_ended() -> None:
+    async def scenario(pool: WorkerPool) -> None:
+        process = await pool.run(os.getpid)
+        waiters = Waiters()
+        with waiters:
+            running = asyncio.create_task(pool.run(partial(time.sleep, 60), waiters))
+            await asyncio.sleep(0.05)
+            queued = asyncio.create_task(pool.run(partial(time.sleep, 60)))
+            await asyncio.sleep(0.05)
+            queued.cancel()
+        start = time.monotonic()
+        assert await pool.run(os.getpid) != process
+        assert time.monotonic() - start < 15, "neither of them was waited for"
+        with pytest.raises(AbandonedError):
+            await running
 
-    async def scenario(pool: TracePool) -> None:
+    with_pool(scenario)
+
+
+def test_a_short_call_that_nobody_waits_for_is_finished() -> None:
+    async def scenario(pool: WorkerPool) -> None:
+        with (waiters := Waiters()):
+            running = asyncio.create_task(pool.run(partial(os.path.join, "a", "b"), waiters))
+            await asyncio.sleep(0)
+        assert await running == "a/b"
+
+    with_pool(scenario)
+
+
+def test_a_worker_that_cannot_start_is_an_error_of_the_pool() -> None:
+    async def scenario(pool: WorkerPool) -> None:
         with pytest.raises(PoolError):
-            await pool.trace("pid")
-        monkeypatch.delenv("ODD_WORKER_FAILS")
-        assert await pool.trace("pid"), "and are tried again"
+            await pool.run(os.getpid)
+        with pytest.raises(PoolError):
+            await pool.run(os.getpid)
 
-    odd(scenario)
+    with_pool(scenario, "no_such_module")
 
 
 @pytest.fixture
@@ -306,7 +355,7 @@ def test_a_checkpoint_that_is_deleted_or_damaged_goes_on_answering(checkpoint: P
         assert await ready(service) == ("ready", "same")
         weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
         assert await ready(service) == ("degraded", "damaged")
-        with pytest.raises(UserError, match="sound estimator"):
+        with pytest.raises(UserError, match="sound checkpoint"):
             await service.engine.reload()
         shutil.rmtree(checkpoint)
         assert await ready(service) == ("degraded", "missing")
@@ -316,6 +365,7 @@ def test_a_checkpoint_that_is_deleted_or_damaged_goes_on_answering(checkpoint: P
         assert answer.json["estimate_mib"] == before.json["estimate_mib"]
         reload = await service.post("/v1/checkpoints/reload", b"", authorization="Bearer t")
         assert reload.status == 422
+        assert str(checkpoint.parent) not in reload.body.decode(), "a client sees no path"
         shutil.copytree(RELEASED / "universal", checkpoint)
         await service.engine.reload()
         assert await ready(service) == ("ready", "same")

@@ -1,6 +1,6 @@
-"""The scheduler extender: kube-scheduler's questions and answers (kubernetes, pkg/scheduler/extender.go).
+"""Requests and replies of kube-scheduler's extender (kubernetes, pkg/scheduler/extender.go).
 
-Its types carry no JSON tags, so keys are Go names. Go reads them in any case, and so does this.
+Its types carry no JSON tags, so keys are Go names. Go reads them in any case, and so does this module.
 """
 
 import json
@@ -12,13 +12,20 @@ from vramcast.collocation.placement import GpuState, Need, rank, refusals
 from vramcast.errors import UserError
 
 JOB, NEED, RISK, BASIS = "vramcast/job", "vramcast/need-mib", "vramcast/risk", "vramcast/basis"
-"""Annotations of a pod: what it trains; what to set aside, which the webhook writes; how often that may be low; and
-whether it was forecast or observed, which the webhook writes too."""
+"""Annotations of a pod: its job; its need, written by the webhook; the risk that the need is too low; and the basis of
+the need (forecast or observed), also written by the webhook."""
 GPUS = "vramcast/gpus"
 """Annotation of a node: [{"id", "free_mib", "total_mib", "device"}, ...]."""
 HAMI_GPUS = "hami.io/node-nvidia-register"
-"""HAMi's annotation of a node (pkg/device/nvidia/device.go): what cards there are, not what is free on them."""
+"""HAMi's annotation of a node (pkg/device/nvidia/device.go): which GPUs there are, not what is free on them."""
 _GPU_COUNTS = ("nvidia.com/gpu", "volcano.sh/vgpu-number")
+MOST_NODES = 20_000
+"""In one request; Kubernetes supports clusters of 5,000."""
+MOST_GPUS = 128
+"""Of a node: 16 GPUs in 7 MIG slices are 112."""
+_LONGEST_ANNOTATION = 64 << 10
+_LONGEST_TEXT = 100
+_LARGEST_MIB = 2**30
 _HIGHEST = 10
 """MaxExtenderPriority, kube-scheduler extender/v1."""
 
@@ -27,7 +34,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ExtenderArgs:
-    """A pod, and the nodes that it could go to: whole, or by name alone where the extender knows them."""
+    """A pod and the nodes that it could go to: as objects, or as names of nodes that were sent before."""
 
     pod: Object
     nodes: Sequence[Object] | None
@@ -35,7 +42,7 @@ class ExtenderArgs:
 
 
 def read_args(body: Any) -> ExtenderArgs:
-    """Of a request, whatever the case of its keys."""
+    """Read ExtenderArgs, with keys in any case."""
     if not isinstance(body, Mapping):
         raise UserError(f"expected ExtenderArgs as an object, found {type(body).__name__}: check urlPrefix and verb")
     keys = {str(key).lower(): value for key, value in body.items()}
@@ -49,82 +56,105 @@ def read_args(body: Any) -> ExtenderArgs:
         return ExtenderArgs(pod, items, [name_of(item) for item in items])
     if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
         raise UserError("expected Nodes or NodeNames, found neither: check the scheduler's version")
+    if len(names) > MOST_NODES:
+        raise UserError(f"expected at most {MOST_NODES} nodes, found {len(names)}: set nodeCacheCapable to false")
     return ExtenderArgs(pod, None, names)
 
 
 def annotations_of(thing: Object) -> Mapping[str, str]:
-    """Of a pod or a node; only those that are text, as all should be."""
-    found = _map(_map(thing.get("metadata")).get("annotations"))
-    return {key: value for key, value in found.items() if isinstance(value, str)}
+    """Return the annotations of a pod or a node that are text, as all should be."""
+    annotations = _map(_map(thing.get("metadata")).get("annotations"))
+    return {key: value for key, value in annotations.items() if isinstance(value, str)}
 
 
 def name_of(thing: Object) -> str:
-    """The object's name."""
+    """Return the name of an object."""
     return str(_map(thing.get("metadata")).get("name", ""))
 
 
 def gpu_count(pod: Object) -> int:
-    """How many GPUs the pod's containers ask for, at least one."""
+    """Return the number of GPUs that the containers of a pod ask for, at least one."""
     containers = _map(pod.get("spec")).get("containers")
     limits = [limits_of(item) for item in containers] if isinstance(containers, list) else []
-    asked = [str(item.get(key, "")) for item in limits for key in _GPU_COUNTS]
-    return max(1, sum(int(text) for text in asked if text.isdecimal() and len(text) < 6))
+    counts = [str(item.get(key, "")) for item in limits for key in _GPU_COUNTS]
+    return max(1, sum(int(text) for text in counts if text.isdecimal() and len(text) < 6))
 
 
 def limits_of(container: Any) -> Object:
-    """What a container may take at most."""
+    """Return the resource limits of a container."""
     return _map(_map(_map(container).get("resources")).get("limits"))
 
 
 def gpus_of(node: Object, device_of: Callable[[str], str | None]) -> list[GpuState] | None:
-    """The GPUs of a node as its annotations tell; None where they tell nothing, or nothing that can be read.
+    """Return the GPUs in the annotations of a node; None if there are none, or none that can be read.
 
-    `device_of` finds the device profile of a card's name.
+    `device_of` finds the device profile of a GPU's name.
     """
     annotations = annotations_of(node)
     for key, read in ((GPUS, _plain), (HAMI_GPUS, _hami)):
         if key in annotations:
             try:
-                return read(annotations[key], name_of(node), device_of)
-            except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+                return _checked(read(annotations[key][: _LONGEST_ANNOTATION + 1], name_of(node), device_of))
+            except Exception:  # whatever a node says, pods are scheduled
                 return None
     return None
 
 
-def _plain(text: str, node: str, _: Callable[[str], str | None]) -> list[GpuState]:
-    items = json.loads(text)
+def _checked(gpus: list[GpuState]) -> list[GpuState]:
+    """Refuse more GPUs than a node can have, and amounts that are no amounts: all of this is kept in memory."""
+    if len(gpus) > MOST_GPUS:
+        raise ValueError("too many GPUs")
+    for gpu in gpus:
+        amounts = (gpu.free_mib, gpu.total_mib or 0)
+        if len(gpu.id) > _LONGEST_TEXT or not all(0 <= amount <= _LARGEST_MIB for amount in amounts):
+            raise ValueError("a GPU with impossible values")
+    return gpus
+
+
+def _plain(text: str, node: str, device_of: Callable[[str], str | None]) -> list[GpuState]:
+    items = _items(text)
     return [
         GpuState(
-            str(item["id"]), float(item["free_mib"]), float(item["total_mib"]), item.get("device"), node,
-            int(item.get("jobs", 0)),
+            str(item["id"]), float(item["free_mib"]), float(item["total_mib"]), _device(item.get("device"), device_of),
+            node, int(item.get("jobs", 0)),
         )
         for item in items
     ]  # fmt: skip
 
 
 def _hami(text: str, node: str, device_of: Callable[[str], str | None]) -> list[GpuState]:
-    """JSON since HAMi 2.6; before that 'ID,slots,MiB,cores,type,NUMA,healthy[,...]:' for each card."""
+    """Read JSON since HAMi 2.6; before that 'ID,slots,MiB,cores,type,NUMA,healthy[,...]:' for each GPU."""
     if text.lstrip().startswith("["):
-        cards = [
-            (item["id"], item["devmem"], item.get("type", ""), item.get("health", True)) for item in json.loads(text)
-        ]
+        gpus = [(item["id"], item["devmem"], item.get("type", ""), item.get("health", True)) for item in _items(text)]
     else:
-        parts = [item.split(",") for item in text.split(":") if item]
-        cards = [(item[0], int(item[2]), item[4], item[6].lower() == "true") for item in parts]
+        parts = [item.split(",") for item in text.split(":", MOST_GPUS + 1) if item]
+        gpus = [(item[0], int(item[2]), item[4], item[6].lower() == "true") for item in parts]
     return [
-        GpuState(str(id_), float(mib), float(mib), device_of(kind), node)
-        for id_, mib, kind, healthy in cards
+        GpuState(str(id_), float(mib), float(mib), _device(kind, device_of), node)
+        for id_, mib, kind, healthy in gpus
         if healthy
     ]
 
 
-Known = Mapping[str, list[GpuState] | None]
-"""GPUs by node; None where nothing is known of one."""
+def _items(text: str) -> list[Any]:
+    """Return a JSON list of at most as many items as a node can have GPUs."""
+    items = json.loads(text)
+    if not isinstance(items, list) or len(items) > MOST_GPUS:
+        raise ValueError("no list of GPUs")
+    return items
+
+
+def _device(name: Any, device_of: Callable[[str], str | None]) -> str | None:
+    return device_of(name) if isinstance(name, str) and len(name) <= _LONGEST_TEXT else None
+
+
+GpusByNode = Mapping[str, list[GpuState] | None]
+"""GPUs by node; None for a node whose GPUs are unknown."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which nodes a pod may go to; the others with their reasons."""
+    """The nodes that a pod may go to, and the reasons why it may not go to the others."""
 
     fitting: Collection[str]
     failed: Mapping[str, str]
@@ -132,30 +162,31 @@ class Verdict:
 
     @property
     def reasons(self) -> Mapping[str, str]:
-        """Why each node that does not fit does not."""
+        """The reason for each node that does not fit."""
         return {**self.failed, **self.unresolvable}
 
 
-def judge(need: Need, count: int, known: Known) -> Verdict:
-    """A node fits with `count` GPUs that have room. Of one that nobody knows nothing is said: it stays."""
+def judge(need: Need, count: int, gpus_by_node: GpusByNode) -> Verdict:
+    """Decide which nodes have `count` GPUs with room. A node with unknown GPUs is never refused."""
     fitting: list[str] = []
     failed: dict[str, str] = {}
     unresolvable: dict[str, str] = {}
-    for name, gpus in known.items():
+    for name, gpus in gpus_by_node.items():
         if gpus is None or len(rank(need, gpus)) >= count:
             fitting.append(name)
             continue
         refused = refusals(need, gpus)
         reason = refused[0].reason if refused else f"wants {count} GPUs, the node has {len(gpus)}"
-        could = len(gpus) - sum(item.for_good for item in refused)
-        (failed if could >= count else unresolvable)[name] = reason
+        large_enough = len(gpus) - sum(item.for_good for item in refused)
+        (failed if large_enough >= count else unresolvable)[name] = reason
     return Verdict(fitting, failed, unresolvable)
 
 
 def filter_reply(args: ExtenderArgs, verdict: Verdict) -> dict[str, Any]:
-    """ExtenderFilterResult; nodes come back in the form in which they came."""
-    names = [name for name in args.names if name in set(verdict.fitting)]
-    nodes = None if args.nodes is None else {"items": [item for item in args.nodes if name_of(item) in set(names)]}
+    """Return an ExtenderFilterResult, with nodes in the form in which they came."""
+    fitting = set(verdict.fitting)
+    names = [name for name in args.names if name in fitting]
+    nodes = None if args.nodes is None else {"items": [item for item in args.nodes if name_of(item) in fitting]}
     return {
         "Nodes": nodes,
         "NodeNames": names if args.nodes is None else None,
@@ -166,13 +197,15 @@ def filter_reply(args: ExtenderArgs, verdict: Verdict) -> dict[str, Any]:
 
 
 def filter_failed(sentence: str) -> dict[str, Any]:
-    """What cannot be judged is said; with `ignorable: true` the scheduler goes on without us."""
+    """Return an ExtenderFilterResult with an error, which the scheduler ignores under `ignorable: true`."""
     return {"Nodes": None, "NodeNames": None, "FailedNodes": {}, "FailedAndUnresolvableNodes": {}, "Error": sentence}
 
 
-def prioritize_reply(need: Need | None, names: Sequence[str], known: Known, policy: str) -> list[dict[str, Any]]:
-    """HostPriorityList: 0 to 10 by what a policy likes; 0 where nothing is known or nothing fits."""
-    return [{"Host": name, "Score": _score(need, known.get(name), policy)} for name in names]
+def prioritize_reply(
+    need: Need | None, names: Sequence[str], gpus_by_node: GpusByNode, policy: str
+) -> list[dict[str, Any]]:
+    """Return a HostPriorityList: 0 to 10 by policy; 0 if nothing fits, or if the GPUs of a node are unknown."""
+    return [{"Host": name, "Score": _score(need, gpus_by_node.get(name), policy)} for name in names]
 
 
 def _score(need: Need | None, gpus: list[GpuState] | None, policy: str) -> int:
@@ -182,9 +215,9 @@ def _score(need: Need | None, gpus: list[GpuState] | None, policy: str) -> int:
     if policy not in ("best-fit", "most-free"):
         return _HIGHEST
     left = ranked[0].left_mib / max(ranked[0].gpu.total_mib or 0, 1)
-    return round(_HIGHEST * min(1.0, left if policy == "most-free" else 1 - left))
+    return round(_HIGHEST * min(1.0, max(0.0, left if policy == "most-free" else 1 - left)))
 
 
 def _map(value: Any) -> Object:
-    """An object, or an empty one in the place of anything else."""
+    """Return an object, or an empty one in place of anything else."""
     return value if isinstance(value, Mapping) else {}

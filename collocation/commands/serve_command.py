@@ -10,6 +10,8 @@ from vramcast.dataset_builder.devices import DEFAULT_DEVICE
 from vramcast.dataset_builder.exit_codes import exit_code
 from vramcast.errors import UserError, check_choice, check_count, check_probability
 
+_LARGEST_PORT = 65_535
+
 
 def main(argv: Sequence[str]) -> int:
     """Serve until told to stop; the return value is the exit code."""
@@ -18,6 +20,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> None:
+    if not 0 <= arguments.port <= _LARGEST_PORT:
+        raise UserError(f"expected --port from 0 to {_LARGEST_PORT}, found {arguments.port}: choose another")
     check_count("--workers", arguments.workers)
     check_probability("--risk", arguments.risk)
     check_count("--max-body-kib", arguments.max_body_kib)
@@ -44,7 +48,7 @@ def _serve(arguments: argparse.Namespace) -> None:
             port=arguments.port,
             workers=arguments.workers,
             token=read_token(arguments.token_file),
-            known=arguments.known,
+            named_specs=arguments.named_specs,
             history=arguments.history,
             tls_cert=arguments.tls_cert,
             tls_key=arguments.tls_key,
@@ -64,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default=DEFAULT_DEVICE, help="for jobs that name none; default: %(default)s")
     parser.add_argument("--risk", type=float, default=RISK, help="how often a safe answer may be low")
     parser.add_argument("--workers", type=int, default=1, help="processes that trace networks")
-    parser.add_argument("--known", type=Path, metavar="FILE", help="JSON lines of specs that go by a name")
+    parser.add_argument("--named-specs", type=Path, metavar="FILE", help="JSON lines of specs with names")
     parser.add_argument("--history", type=Path, metavar="FILE", help="keep what jobs were seen to take there")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"clients must show it; else from ${TOKEN}")
     parser.add_argument("--tls-cert", type=Path, metavar="FILE")

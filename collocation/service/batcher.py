@@ -1,51 +1,78 @@
-"""Questions that arrive while others are being answered make up the next batch: nobody waits for a timer."""
+"""Requests that arrive while the estimator is busy form the next batch; there is no timer."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
+from vramcast.collocation.service.fair_queue import CLIENT, FairQueue
+
+P = ParamSpec("P")
 Q = TypeVar("Q")
 A = TypeVar("A")
+R = TypeVar("R")
 
 
 class Batcher(Generic[Q, A]):
-    """Answers in a thread of its own, so that the event loop goes on taking requests."""
+    """Answers batches of questions in one thread, so that the event loop goes on and competes with one thread alone."""
 
-    def __init__(self, answer: Callable[[Sequence[Q]], Sequence[A]], largest: int) -> None:
+    def __init__(
+        self,
+        answer: Callable[[Sequence[Q]], Sequence[A]],
+        largest: int,
+        weight: Callable[[Q], int] = lambda _: 1,
+        heaviest: int | None = None,
+    ) -> None:
+        """Make batches of at most `largest` questions, whose weights add up to at most `heaviest`."""
         self._answer = answer
         self._largest = largest
-        self._waiting: list[tuple[Q, asyncio.Future[A]]] = []
+        self._weight = weight
+        self._heaviest = heaviest or largest
+        self._waiting: FairQueue[tuple[Q, asyncio.Future[A]]] = FairQueue(1 << 30)  # bounded by requests in flight
         self._task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="forward")
         self.batches = 0
         self.answered = 0
 
     async def ask(self, question: Q) -> A:
-        """The answer to one question, worked out together with those of others."""
+        """Return the answer to a question, which shares a batch with others."""
         future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
-        self._waiting.append((question, future))
+        self._waiting.put(CLIENT.get(), (question, future))
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
         return await future
 
+    async def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run other work of a request in the same thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*args, **kwargs))
+
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._waiting:
-            batch, self._waiting = self._waiting[: self._largest], self._waiting[self._largest :]
+        while batch := self._next():
             outcomes = await loop.run_in_executor(self._thread, self._outcomes, [item for item, _ in batch])
             self.batches += 1
             self.answered += len(batch)
             for (_, future), outcome in zip(batch, outcomes, strict=True):
-                if future.done():  # whoever asked was cancelled
+                if future.done():  # the caller was cancelled
                     continue
                 if isinstance(outcome, Exception):
                     future.set_exception(outcome)
                 else:
                     future.set_result(outcome)
 
+    def _next(self) -> list[tuple[Q, "asyncio.Future[A]"]]:
+        """Take the next batch from the queue; questions whose callers left are dropped."""
+        batch: list[tuple[Q, asyncio.Future[A]]] = []
+        weight = 0
+        while len(self._waiting) and len(batch) < self._largest and weight < self._heaviest:
+            question, future = self._waiting.pop()
+            if not future.done():
+                batch.append((question, future))
+                weight += self._weight(question)
+        return batch
+
     def _outcomes(self, questions: list[Q]) -> Sequence[A | Exception]:
-        """One bad question is not to spoil the answers to others."""
+        """Answer a batch. If that fails, answer its questions one by one, so that only the bad ones fail."""
         try:
             return self._answer(questions)
         except Exception as error:

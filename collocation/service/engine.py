@@ -1,21 +1,25 @@
-"""From a job in a request to its answer: cached, traced in a worker, and asked of the checkpoint with others."""
+"""From the job of a request to its answer: simulated in a worker, and estimated in a batch with others."""
 
 import asyncio
+import contextvars
 import logging
 import math
 import pickle
+import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
 
+from vramcast.collocation.service import parsing, tracing
 from vramcast.collocation.service.batcher import Batcher
 from vramcast.collocation.service.byte_cache import ByteCache, content_key
 from vramcast.collocation.service.estimating import Asked, Checkpoint, Estimated, Estimating, Seen, observed_json
 from vramcast.collocation.service.history import History
 from vramcast.collocation.service.history_file import NotStoredError
-from vramcast.collocation.service.logs import event
+from vramcast.collocation.service.logs import event, failure
 from vramcast.collocation.service.metrics import ServiceMetrics
 from vramcast.collocation.service.named_specs import read_named_specs, spec_of_name
 from vramcast.collocation.service.requests import (
@@ -27,10 +31,17 @@ from vramcast.collocation.service.requests import (
     SpecJobBody,
     TableJobBody,
 )
-from vramcast.collocation.service.settings import Settings
+from vramcast.collocation.service.settings import Limits, Settings
 from vramcast.collocation.service.tables import id_of_table, question_of_features, question_of_table_body, training_of
-from vramcast.collocation.service.trace_pool import LostError, OverloadedError, PoolError, TracePool
-from vramcast.collocation.service.tracing import TraceQuestion, check_layers
+from vramcast.collocation.service.worker_pool import (
+    AbandonedError,
+    LostError,
+    OverloadedError,
+    PoolError,
+    PoolLimits,
+    Waiters,
+    WorkerPool,
+)
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.families import FAMILIES, make_spec
 from vramcast.dataset_builder.schema import Spec
@@ -41,188 +52,243 @@ from vramcast.models.predictor import Question
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.sizes import MIB
 
-_FOUND, _REFUSED = b"F", b"R"
-"""How a trace ended: refusals are kept too, since the same network will be refused again."""
+P = ParamSpec("P")
+R = TypeVar("R")
 
-
-_OUTCOMES = {LostError: "lost", OverloadedError: "overloaded", PoolError: "failed"}
+_SIMULATED, _REFUSED = b"S", b"R"
+"""How a trace ended. Refusals are cached too, since the same network is refused again."""
+_OUTCOMES = {LostError: "lost", AbandonedError: "abandoned", OverloadedError: "overloaded", PoolError: "failed"}
 _SEARCHES = 4
-"""For the largest batch, at once: each waits for traces, of which a few at a time are made in any case."""
+"""Concurrent searches for the largest batch: each waits for traces, of which only a few run at a time."""
+
+
+class JobFailedError(UserError):
+    """An unexpected error of one job. It never fails the other jobs of a request."""
+
+
+def _guarded(method: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Turn any unexpected error of a job into a problem of that job."""
+
+    @wraps(method)
+    async def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return await method(*args, **kwargs)
+        except (UserError, OverloadedError, PoolError, NotStoredError):
+            raise
+        except Exception as error:
+            failure("job failed", error)
+            raise JobFailedError(
+                f"expected a job that can be estimated, found one that fails with {type(error).__name__}: "
+                "check its figures, and the service's log"
+            ) from error
+
+    return guarded
+
+
+@dataclass(eq=False)
+class _Trace:
+    """A trace under way, and the requests that wait for it."""
+
+    task: "asyncio.Task[bytes]"
+    waiters: Waiters
 
 
 class Engine:
-    """All that requests share."""
+    """The state that all requests share."""
 
     def __init__(
         self, settings: Settings, metrics: ServiceMetrics, load: Callable[[str], Estimating] = Checkpoint
     ) -> None:
         self.settings = settings
         self.metrics = metrics
+        limits = settings.limits
         self._load = load
-        self.known = read_named_specs(settings.known)
-        load_profile(settings.device)  # a device that there is not is told at once
+        self.named_specs = read_named_specs(settings.named_specs)
+        load_profile(settings.device)  # an unknown device fails immediately
         self.checkpoint = load(settings.checkpoint)
         self.reload_note: str | None = None
         self.ready = False
-        self.responses = ByteCache(settings.limits.response_cache_bytes)
-        self.traces = ByteCache(settings.limits.trace_cache_bytes)
-        self.pool = TracePool(settings.workers, settings.limits)
-        self.batcher: Batcher[Asked, Estimated] = Batcher(self._answers, settings.limits.largest_batch)
-        self.history = History(settings.history, settings.limits)
+        self.responses = ByteCache(limits.response_cache_bytes)
+        self.traces = ByteCache(limits.trace_cache_bytes)
+        self.tracers = WorkerPool(settings.workers, _trace_limits(limits), tracing.__name__)
+        self.parsers = WorkerPool(1, _parse_limits(limits), parsing.__name__)
+        self.batcher: Batcher[Asked, Estimated] = Batcher(
+            self._answers, limits.largest_batch, _layers_of, limits.batch_layers
+        )
+        self.history = History(settings.history, limits)
         self._hit, self._miss = (metrics.cached.labels("responses", outcome) for outcome in ("hit", "miss"))
         self._searches = ThreadPoolExecutor(_SEARCHES, thread_name_prefix="largest-batch")
-        self._under_way: dict[bytes, asyncio.Task[bytes]] = {}
+        self._under_way: dict[bytes, _Trace] = {}
         self._reloading = asyncio.Lock()
-        metrics.watch("vramcast_response_cache_bytes", "Size of kept responses", lambda: self.responses.size_bytes)
-        metrics.watch("vramcast_trace_cache_bytes", "Size of kept traces", lambda: self.traces.size_bytes)
-        metrics.watch("vramcast_traces_waiting", "Networks that wait for a worker", lambda: self.pool.waiting)
-        metrics.watch("vramcast_remembered_jobs", "Jobs that were observed", lambda: len(self.history))
+        metrics.watch("vramcast_response_cache_bytes", "Size of cached responses", lambda: self.responses.size_bytes)
+        metrics.watch("vramcast_trace_cache_bytes", "Size of cached traces", lambda: self.traces.size_bytes)
+        metrics.watch("vramcast_traces_waiting", "Networks that wait for a worker", lambda: self.tracers.waiting)
+        metrics.watch("vramcast_bodies_waiting", "Bodies that wait to be parsed", lambda: self.parsers.waiting)
+        metrics.watch("vramcast_remembered_jobs", "Jobs with observations", lambda: len(self.history))
         metrics.watch("vramcast_forward_batches", "Forward passes so far", lambda: self.batcher.batches)
         metrics.watch("vramcast_forward_jobs", "Jobs in them", lambda: self.batcher.answered)
 
     def count_response(self, hit: bool) -> None:
-        """Count a lookup of a kept response."""
+        """Count a lookup in the response cache."""
         (self._hit if hit else self._miss).inc()
 
     def _answers(self, asked: Sequence[Asked]) -> list[Estimated]:
-        return self.checkpoint.answers(asked)  # of the moment: it may have been reloaded
+        return self.checkpoint.answers(asked)  # the current one, which may have been reloaded
 
     async def start(self) -> None:
-        """Have workers ready, and the known networks traced."""
-        await self.pool.start()
-        for name, spec in self.known.items():
+        """Start the workers, and trace the named specs."""
+        await asyncio.gather(self.parsers.start(), self.tracers.start())
+        for name, spec in self.named_specs.items():
             try:
                 await self._traced(spec, (self.settings.device,))
             except UserError as error:
-                event("known network refused", logging.WARNING, name=name, reason=str(error))
+                event("named spec refused", logging.WARNING, name=name, reason=str(error))
         self.ready = True
 
     async def close(self) -> None:
-        """End what was started."""
+        """End everything that was started."""
         self.ready = False
-        await self.pool.close()
+        await asyncio.gather(self.parsers.close(), self.tracers.close())
         self.batcher.close()
         self._searches.shutdown(wait=False, cancel_futures=True)
         await self.history.close()
 
     async def reload(self) -> dict[str, Any]:
-        """Read the checkpoint again. Batches that are under way end with the old one; a bad one changes nothing."""
+        """Read the checkpoint again. Batches under way end with the old one; a bad checkpoint changes nothing."""
         async with self._reloading:
             try:
                 fresh = await asyncio.to_thread(self._load, self.settings.checkpoint)
-            except (UserError, OSError) as error:
-                # whoever asks may know no path of this machine: the reason is for the log
-                self.reload_note = "the last reload failed, and what was loaded goes on answering; the log says why"
+            except Exception as error:
+                # The reason goes to the log: clients must not see paths of this machine.
+                self.reload_note = "the last reload failed, and the loaded checkpoint still answers; see the log"
                 self.metrics.reloads.labels("failed").inc()
-                event("reload failed", logging.ERROR, reason=str(error))
-                raise
+                event("reload failed", logging.ERROR, reason=str(error) or type(error).__name__)
+                raise UserError(
+                    "expected a sound checkpoint, found one that cannot be loaded: see the service's log"
+                ) from error
             self.checkpoint, self.reload_note = fresh, None
             self.responses.clear()
             self.metrics.reloads.labels("done").inc()
             event("reloaded", content=fresh.status["content"])
             return fresh.status
 
+    async def parse(self, path: str, body: bytes) -> Any:
+        """Return the checked body of a request; a large one is parsed in a worker process."""
+        if len(body) <= self.settings.limits.inline_body_bytes:
+            return parsing.parse_body(path, body)
+        return await self.parsers.run(partial(parsing.parse_body, path, body))
+
+    @_guarded
     async def classify(self, job: AnyJobBody) -> dict[str, Any]:
-        """The answer to one job, as it goes over the wire."""
+        """Return the answer to a job as it is sent to the client."""
         return (await self.estimate(job)).to_json()
 
     async def estimate(self, job: AnyJobBody, device: str | None = None) -> Estimated:
-        """The answer to one job, on its own device or another."""
+        """Return the answer to a job, on its own device or another."""
         start = time.perf_counter()
         device = self._device(job, device)
-        found = await self._on(job, await self._said(job), device, (device,))
+        estimated = await self._on(job, await self._job_id(job), device, (device,))
         if isinstance(job, SpecJobBody) and job.max_batch_size:
-            most = await self._largest(job, device, found)
-            found = replace(found, answer=replace(found.answer, max_batch_size=most))
+            most = await self._largest(job, device, estimated)
+            estimated = replace(estimated, answer=replace(estimated.answer, max_batch_size=most))
         seconds = round(time.perf_counter() - start, 6)
-        return replace(found, answer=replace(found.answer, seconds=seconds))
+        return replace(estimated, answer=replace(estimated.answer, seconds=seconds))
 
+    @_guarded
     async def estimates(self, job: AnyJobBody, devices: Iterable[str | None]) -> dict[str | None, Estimated]:
-        """One job on several devices, traced once for all of them."""
+        """Return the answers to a job on several devices, for which it is traced once."""
         names = self._names(job, devices)
         if isinstance(job, SpecJobBody | NamedJobBody):
             await self._traced(self._spec(job), tuple(sorted(set(names.values()))))
-        said = await self._said(job)
-        found = await asyncio.gather(*(self._on(job, said, name, names.values()) for name in names.values()))
-        return dict(zip(names, found, strict=True))
+        job_id = await self._job_id(job)
+        estimates = await asyncio.gather(*(self._on(job, job_id, name, names.values()) for name in names.values()))
+        return dict(zip(names, estimates, strict=True))
 
+    @_guarded
     async def seen(self, job: AnyJobBody, devices: Iterable[str | None]) -> dict[str | None, Seen] | None:
-        """What one job took on several devices, None unless it ran on all of them. Nothing is traced for that."""
-        said, found = await self._said(job), {}
+        """Return the observations of a job on several devices, or None unless it ran on all. Nothing is traced."""
+        job_id, seen = await self._job_id(job), {}
         for device, name in self._names(job, devices).items():
-            observed, profile = self.history.get(_key(said, name)), load_profile(name)
+            observed, profile = self.history.get(_key(job_id, name)), load_profile(name)
             if observed is None:
                 return None
-            found[device] = Seen(name, profile.available_bytes / MIB, observed)
-        return found
+            seen[device] = Seen(name, profile.available_bytes / MIB, observed)
+        return seen
 
     async def set_aside(
         self, job: AnyJobBody, devices: Collection[str | None]
     ) -> Mapping[str | None, Seen] | Mapping[str | None, Estimated]:
-        """For schedulers that want no more than a figure: what is known already, else what is forecast."""
+        """Return what a scheduler reserves for a job: from observations if there are any, else from the forecast."""
         return await self.seen(job, devices) or await self.estimates(job, devices)
 
     def _names(self, job: AnyJobBody, devices: Iterable[str | None]) -> dict[str | None, str]:
         return {device: self._device(job, device) for device in devices}
 
     def _device(self, job: AnyJobBody, device: str | None) -> str:
-        """The one that is named beside a job, its own, or the service's."""
+        """Return the device that is named beside a job, its own, or the service's."""
         return device or job.device or self.settings.device
 
-    async def _on(self, job: AnyJobBody, said: bytes, device: str, devices: Iterable[str]) -> Estimated:
-        found = await self._ask(await self._question(job, device, tuple(sorted(set(devices)))), job)
-        return replace(found, observed=self.history.get(_key(said, device)))
+    async def _on(self, job: AnyJobBody, job_id: bytes, device: str, devices: Iterable[str]) -> Estimated:
+        estimated = await self._ask(await self._question(job, device, tuple(sorted(set(devices)))), job)
+        return replace(estimated, observed=self.history.get(_key(job_id, device)))
 
-    async def observe(self, told: ObservationBody | ForgetBody) -> dict[str, Any]:
-        """Remember what a job took, or forget it; what is now known of it, as it goes over the wire."""
-        return await self._remember(told, *await self._understood(told))
+    async def observe(self, observation: ObservationBody | ForgetBody) -> dict[str, Any]:
+        """Store or remove an observation, and return the history of its job as it is sent to the client."""
+        return await self._store(observation, *await self._checked(observation))
 
-    async def observe_all(self, told: Sequence[ObservationBody | ForgetBody]) -> list[dict[str, Any] | BaseException]:
-        """The same for several, in their order: a wrong peak may be taken back before the right one is told."""
-        understood = await asyncio.gather(*(self._understood(item) for item in told), return_exceptions=True)
+    async def observe_all(
+        self, observations: Sequence[ObservationBody | ForgetBody]
+    ) -> list[dict[str, Any] | BaseException]:
+        """Do the same for several, in order: a wrong peak may be removed before the right one is stored."""
+        checked = await asyncio.gather(*(self._checked(item) for item in observations), return_exceptions=True)
         sound = [
-            self._remember(item, *found)
-            for item, found in zip(told, understood, strict=True)
-            if not isinstance(found, BaseException)
+            self._store(item, *outcome)
+            for item, outcome in zip(observations, checked, strict=True)
+            if not isinstance(outcome, BaseException)
         ]
         outcomes = iter(await asyncio.gather(*sound, return_exceptions=True))
-        return [found if isinstance(found, BaseException) else next(outcomes) for found in understood]
+        return [outcome if isinstance(outcome, BaseException) else next(outcomes) for outcome in checked]
 
-    async def _understood(self, told: ObservationBody | ForgetBody) -> tuple[bytes, str]:
-        """The key of a job, and the device that it ran on."""
-        profile = load_profile(self._device(told.job, told.device))
-        if isinstance(told, ObservationBody):
-            check_peak(told.peak_mib, profile)
-            await self._check(told.job, profile.name)
-        return _key(await self._said(told.job), profile.name), profile.name
+    @_guarded
+    async def _checked(self, observation: ObservationBody | ForgetBody) -> tuple[bytes, str]:
+        """Return the key of a job and its device. Refuse an observation that cannot be true."""
+        profile = load_profile(self._device(observation.job, observation.device))
+        if isinstance(observation, ObservationBody):
+            check_peak(observation.peak_mib, profile)
+            await self._check(observation.job, profile.name)
+        return _key(await self._job_id(observation.job), profile.name), profile.name
 
-    async def _remember(self, told: ObservationBody | ForgetBody, key: bytes, device: str) -> dict[str, Any]:
-        known = None
+    @_guarded
+    async def _store(self, observation: ObservationBody | ForgetBody, key: bytes, device: str) -> dict[str, Any]:
+        observed = None
         try:
-            if isinstance(told, ObservationBody):
-                known = await self.history.observe(key, math.ceil(told.peak_mib * MIB))
+            if isinstance(observation, ObservationBody):
+                observed = await self.history.observe(key, math.ceil(observation.peak_mib * MIB))
             else:
                 await self.history.forget(key)
         except NotStoredError:
             self.metrics.observations.labels("not stored").inc()
             raise
-        self.metrics.observations.labels("remembered" if known else "forgotten").inc()
-        figures = observed_json(known) if known else {"runs": 0, "peak_mib": None}
+        self.metrics.observations.labels("remembered" if observed else "forgotten").inc()
+        figures = observed_json(observed) if observed else {"runs": 0, "peak_mib": None}
         return {"status": "ok", "device": device, **figures}
 
     async def _check(self, job: AnyJobBody, device: str) -> None:
-        """Refuse, in the words of an answer, what can never be asked for; nothing is traced for that."""
+        """Refuse a job that `classify` would refuse. Nothing is traced."""
         if isinstance(job, TableJobBody | FeaturesJobBody):
             await self._question(job, device, (device,))
-        elif (spec := self._spec(job)).family in FAMILIES:
-            await asyncio.to_thread(check_layers, spec, self.settings.limits.layers)
+            return
+        spec, limits = self._spec(job), self.settings.limits
+        trace = self.traces.get(_trace_key(spec, (device,)))
+        if spec.family in FAMILIES and (trace is None or trace[:1] == _REFUSED):
+            await self.parsers.run(partial(parsing.check_layers, spec, limits.layers, limits.layer_passes))
 
-    async def _said(self, job: AnyJobBody) -> bytes:
-        """What a job says of its network and its training, however the request spells them."""
+    async def _job_id(self, job: AnyJobBody) -> bytes:
+        """Return an id of a job's network and training, which does not depend on the spelling of the request."""
         if isinstance(job, SpecJobBody | NamedJobBody):
             spec = self._spec(job)
             return replace(spec, training=spec.training.without_rate).id.encode()
-        return (await asyncio.to_thread(id_of_table, job)).encode()
+        return (await self.batcher.call(id_of_table, job)).encode()
 
     async def _ask(self, question: Question, job: AnyJobBody) -> Estimated:
         return await self.batcher.ask(Asked(question, job.risk or self.settings.risk, job.bucket_mib, job.distribution))
@@ -230,9 +296,9 @@ class Engine:
     async def _question(self, job: AnyJobBody, device: str, traced_on: tuple[str, ...]) -> Question:
         profile = load_profile(device)
         if isinstance(job, TableJobBody):
-            return await asyncio.to_thread(question_of_table_body, job, profile)
+            return await self.batcher.call(question_of_table_body, job, profile)
         if isinstance(job, FeaturesJobBody):
-            return await asyncio.to_thread(question_of_features, job, profile)
+            return await self.batcher.call(question_of_features, job, profile)
         spec = self._spec(job)
         target = job.name if isinstance(job, NamedJobBody) else spec.id
         simulation = pickle.loads(await self._traced(spec, traced_on))  # noqa: S301 - from our own worker
@@ -240,73 +306,126 @@ class Engine:
 
     def _spec(self, job: SpecJobBody | NamedJobBody) -> Spec:
         if isinstance(job, NamedJobBody):
-            return spec_of_name(job.name, self.known)
+            return spec_of_name(job.name, self.named_specs)
         check_size(job.spec.network, self.settings.limits.layers)
         return make_spec(job.spec.family, job.spec.network, training_of(job.spec.training))
 
-    async def _largest(self, job: SpecJobBody, device: str, found: Estimated) -> int:
-        """The search is one for all of the project and waits for each answer; so it has a thread."""
+    async def _largest(self, job: SpecJobBody, device: str, estimated: Estimated) -> int:
+        """Search for the largest batch. The search waits for each answer, so it runs in a thread."""
         spec, loop = self._spec(job), asyncio.get_running_loop()
+        answering: list[Future[Answer]] = []
+        cancelled = threading.Event()
 
         def ask(size: int) -> Answer:
+            if cancelled.is_set():
+                raise AbandonedError("expected a caller who waits, found none: call again")
             training = replace(spec.training, batch_size=size, last_batch_size=None)
-            asked = self._at(replace(spec, training=training), job, device)
-            return asyncio.run_coroutine_threadsafe(asked, loop).result(2 * self.settings.limits.trace_seconds)
+            answer = self._at(replace(spec, training=training), job, device)
+            answering[:] = [asyncio.run_coroutine_threadsafe(answer, loop)]
+            return answering[0].result(2 * self.settings.limits.trace_seconds)
 
-        return (await loop.run_in_executor(self._searches, largest_batch, ask, found.answer))[0]
+        context = contextvars.copy_context()
+        try:
+            most, _ = await loop.run_in_executor(
+                self._searches, lambda: context.run(largest_batch, ask, estimated.answer)
+            )
+        finally:
+            cancelled.set()
+            for future in answering:
+                future.cancel()
+        return most
 
     async def _at(self, spec: Spec, job: SpecJobBody, device: str) -> Answer:
         simulation = pickle.loads(await self._traced(spec, (device,)))  # noqa: S301 - from our own worker
         return (await self._ask(Question.of_simulation(spec.id, simulation, load_profile(device)), job)).answer
 
     async def _traced(self, spec: Spec, devices: tuple[str, ...]) -> bytes:
-        """Pickled simulations: kept ones, those that another request waits for, or fresh ones."""
-        key = content_key(spec.id.encode(), *(name.encode() for name in devices))
-        kept = self.traces.get(key)
-        self.metrics.cached.labels("traces", "miss" if kept is None else "hit").inc()
-        if kept is None:
-            if key not in self._under_way:
-                task = self._under_way[key] = asyncio.create_task(self._trace(key, spec, devices))
-                task.add_done_callback(lambda _: self._under_way.pop(key, None))
-            kept = await asyncio.shield(self._under_way[key])  # the next who asks is to find it, whoever leaves
-        if kept[:1] == _REFUSED:
-            raise UserError(kept[1:].decode())
-        return kept[1:]
+        """Return a pickled `Simulation`: from the cache, from a trace that another request waits for, or from a new one."""
+        key = _trace_key(spec, devices)
+        trace = self.traces.get(key)
+        self.metrics.cached.labels("traces", "miss" if trace is None else "hit").inc()
+        if trace is None:
+            under_way = self._under_way.get(key) or self._start_trace(key, spec, devices)
+            with under_way.waiters:
+                trace = await asyncio.shield(under_way.task)  # it goes on while others wait for it
+        if trace[:1] == _REFUSED:
+            raise UserError(trace[1:].decode())
+        return trace[1:]
 
-    async def _trace(self, key: bytes, spec: Spec, devices: tuple[str, ...]) -> bytes:
+    def _start_trace(self, key: bytes, spec: Spec, devices: tuple[str, ...]) -> _Trace:
+        waiters = Waiters()
+        task = asyncio.create_task(self._trace(key, spec, devices, waiters))
+        self._under_way[key] = trace = _Trace(task, waiters)
+        task.add_done_callback(lambda _: self._trace_ended(key, task))
+        return trace
+
+    def _trace_ended(self, key: bytes, task: "asyncio.Task[bytes]") -> None:
+        self._under_way.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # an abandoned trace has nobody to read it
+
+    async def _trace(self, key: bytes, spec: Spec, devices: tuple[str, ...], waiters: Waiters) -> bytes:
+        limits = self.settings.limits
+        question = tracing.TraceQuestion(spec, devices, limits.layers, limits.layer_passes)
         try:
-            found = _FOUND + await self.pool.trace(TraceQuestion(spec, devices, self.settings.limits.layers))
-        except (LostError, OverloadedError, PoolError) as error:  # another time it may go well
+            trace = _SIMULATED + await self.tracers.run(partial(tracing.trace, question), waiters)
+        except (LostError, AbandonedError, OverloadedError, PoolError) as error:  # it may go well another time
             self.metrics.traces.labels(_OUTCOMES[type(error)]).inc()
             raise
         except UserError as error:
-            found = _REFUSED + str(error).encode()
-        self.metrics.traces.labels("traced" if found[:1] == _FOUND else "refused").inc()
-        self.traces.put(key, found)
-        return found
+            trace = _REFUSED + str(error).encode()
+        self.metrics.traces.labels("traced" if trace[:1] == _SIMULATED else "refused").inc()
+        self.traces.put(key, trace)
+        return trace
 
 
-def _key(said: bytes, device: str) -> bytes:
-    """What a job is remembered by on a device."""
-    return content_key(said, device.encode())
+def _trace_limits(limits: Limits) -> PoolLimits:
+    return PoolLimits(
+        waiting=limits.waiting_traces,
+        seconds=limits.trace_seconds,
+        abandoned_seconds=limits.abandoned_seconds,
+        worker_bytes=limits.worker_bytes,
+    )
+
+
+def _parse_limits(limits: Limits) -> PoolLimits:
+    return PoolLimits(
+        waiting=limits.waiting_bodies,
+        seconds=limits.parse_seconds,
+        abandoned_seconds=limits.abandoned_seconds,
+        worker_bytes=limits.parser_bytes,
+    )
+
+
+def _layers_of(asked: Asked) -> int:
+    return len(asked.question.example.layers)
+
+
+def _trace_key(spec: Spec, devices: tuple[str, ...]) -> bytes:
+    return content_key(spec.id.encode(), *(name.encode() for name in devices))
+
+
+def _key(job_id: bytes, device: str) -> bytes:
+    """Return the key of a job on a device in the history."""
+    return content_key(job_id, device.encode())
 
 
 def check_peak(peak_mib: float, profile: DeviceProfile) -> None:
-    """Refuse what no job can have taken on a card: other units, another card, or the tensors alone."""
+    """Refuse a peak that no job can have on a device: of another unit, of another device, or of tensors alone."""
     if peak_mib > profile.total_mib:
         raise UserError(
-            f"expected peak_mib of at most {profile.total_mib}, which {profile.name} has, found {peak_mib:g}: "
+            f"expected peak_mib of at most {profile.total_mib}, the memory of {profile.name}, found {peak_mib:g}: "
             "check the device"
         )
     if peak_mib <= profile.context_mib:
         raise UserError(
             f"expected peak_mib above {profile.context_mib}, which CUDA alone takes on {profile.name}, found "
-            f"{peak_mib:g}: tell of the whole process as nvidia-smi shows it, in MiB"
+            f"{peak_mib:g}: report the memory of the whole process as nvidia-smi shows it, in MiB"
         )
 
 
 def check_size(network: Mapping[str, Any], most_layers: int) -> None:
-    """Refuse what is too deep before anybody lists its layers."""
+    """Refuse a network that is too deep before its layers are listed."""
     stages = network.get("stages")
     blocks = sum(stage[-1] for stage in stages if stage) if isinstance(stages, list) else 0
     for name, value in {"depth": network.get("depth"), "layers": network.get("layers"), "stages": blocks}.items():
@@ -316,15 +435,24 @@ def check_size(network: Mapping[str, Any], most_layers: int) -> None:
             )
 
 
-def many(outcomes: Sequence[dict[str, Any] | BaseException]) -> list[dict[str, Any]]:
-    """Answers and problems in order; overload concerns them all, and a disk that stored nothing."""
-    found = []
-    stored = any(isinstance(item, dict) for item in outcomes)
+def replies(outcomes: Sequence[dict[str, Any] | BaseException]) -> list[dict[str, Any]]:
+    """Return answers and problems in order.
+
+    An error of the whole service (overload, a full disk) is raised instead, unless some observation was stored.
+    """
+    stored = any(isinstance(item, dict) and "runs" in item for item in outcomes)
+    replies_in_order = []
     for item in outcomes:
-        if isinstance(item, UserError) or (stored and isinstance(item, NotStoredError)):
-            found.append({"status": "error", "error": str(item), "where": None})
-        elif isinstance(item, BaseException):
-            raise item
+        if isinstance(item, dict):
+            replies_in_order.append(item)
+        elif isinstance(item, UserError) or (stored and isinstance(item, NotStoredError)):
+            replies_in_order.append(_problem(str(item)))
+        elif isinstance(item, Exception) and stored:
+            replies_in_order.append(_problem("expected a service with room for this job, found none: send it again"))
         else:
-            found.append(item)
-    return found
+            raise item
+    return replies_in_order
+
+
+def _problem(sentence: str) -> dict[str, Any]:
+    return {"status": "error", "error": sentence, "where": None}

@@ -179,7 +179,7 @@ class Checkpoint:
         try:
             load_checkpoint(self.directory)
             content = _content(self.directory)
-        except UserError:  # its message has the path, which is nobody's business
+        except Exception:  # whatever is wrong with the files; messages have paths, which clients must not see
             return "damaged", f"the files of {self.directory.name} are damaged; answers come from what was loaded"
         if content != self._record:
             return "changed", "another checkpoint lies there now: reload to use it"
@@ -203,7 +203,7 @@ def _content(directory: Path) -> str:
     """The hash that a checkpoint states of itself."""
     try:
         return str(json.loads((directory / ESTIMATOR).read_text(encoding="utf-8"))["content"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"expected a checkpoint in {directory}, found none that can be read: name another") from error
 
 

@@ -1,48 +1,47 @@
-"""What stands before every request: bounds on size, time and number, the token, the log line, the metrics."""
+"""Checks before every request: size, time, number and token; and its log line and metrics."""
 
 import asyncio
 import hmac
 import logging
+import math
 import time
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 
 from vramcast.collocation.service.answers import problem_bytes
+from vramcast.collocation.service.body_reader import BodyReader, ClientLeftError, RefusedError
 from vramcast.collocation.service.engine import Engine
+from vramcast.collocation.service.fair_queue import CLIENT
 from vramcast.collocation.service.logs import LOGGER, event
 from vramcast.collocation.service.response_cache import Application, Message, Receive, ResponseCache, Scope, Send
 
 ALWAYS = ("/healthz", "/readyz", "/metrics")
-"""Answered under overload too: they tell of it."""
+"""Paths that are answered under overload too, because they report it."""
 RETRY_SECONDS = 1
-
-
-class Refused(Exception):  # noqa: N818 - an outcome of reading, which never leaves this module
-    """A request that is answered before anybody looks at it."""
-
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status = status
-
-
-class Gone(Exception):  # noqa: N818
-    """The client left before it had said everything."""
+_SHARE_OF_ONE_CLIENT = 7 / 8
+"""Of the requests in flight."""
 
 
 class Guard:
-    """Pure ASGI, since a cached answer takes little longer than its middleware."""
+    """Pure ASGI, since a cached response takes little longer than its middleware."""
 
     def __init__(self, app: Application, engine: Engine, paths: Collection[str]) -> None:
         self.app = app
-        self.keeping = ResponseCache(app, engine)
+        self.cache = ResponseCache(app, engine)
         self.engine = engine
         self.metrics = engine.metrics
         settings = engine.settings
         self.limits = settings.limits
         self.paths = frozenset(paths)
-        """Others are counted as one: a metric for each path that a client can think of would fill the memory."""
+        """Other paths are counted as one: a metric for each path that a client can invent would fill the memory."""
         self.log_requests = settings.log_requests
         self.in_flight = 0
+        self.in_flight_bytes = 0
+        self.bodies = BodyReader(self.limits)
+        self._by_client: Counter[str] = Counter()
         self.metrics.watch("vramcast_requests_in_flight", "Requests being answered", lambda: self.in_flight)
+        self.metrics.watch("vramcast_bodies_in_flight", "Bodies being received", lambda: len(self.bodies))
         self._token = settings.token.encode() if settings.token else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,70 +57,97 @@ class Guard:
                 status = message["status"]
             await send(message)
 
-        self.in_flight += 1
         try:
             await self._answer(scope, receive, watched)
-        except Refused as refused:
+        except RefusedError as refused:
             await refuse(watched, refused.status, str(refused))
-        except Gone:
-            status = 499  # nobody is there to be told; the number is nginx's
+        except ClientLeftError:
+            status = status or 499  # as nginx logs it; nobody is there to receive a response
         except Exception:
-            LOGGER.exception("failed", extra={"fields": {"path": scope["path"]}})
+            LOGGER.exception("failed", extra={"fields": {"path": scope["path"][:200]}})
             if not status:
                 await refuse(watched, 500, "expected to answer, found an error of the service's own: see its log")
         finally:
-            self.in_flight -= 1
             self._count(scope, status, time.perf_counter() - start)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
-        if self.in_flight > self.limits.in_flight and path not in ALWAYS:
-            raise Refused(503, f"expected at most {self.limits.in_flight} requests at once, found more: come back soon")
+        path, client = scope["path"], (scope.get("client") or ["?"])[0]
+        CLIENT.set(client)
+        self._check_room(path, client, 0)
         headers = dict(scope["headers"])
         if self._token and path.startswith("/v1/") and not self._is_allowed(headers.get(b"authorization", b"")):
-            raise Refused(401, "expected 'Authorization: Bearer TOKEN', found no token or another: send the service's")
+            raise RefusedError(
+                401, "expected 'Authorization: Bearer TOKEN', found no token or another: send the service's"
+            )
         if scope["method"] in ("GET", "HEAD"):
-            await self.app(scope, receive, send)
+            with self._counted(client, 0):
+                await self.app(scope, receive, send)
             return
-        body = await self._body(headers, receive)
-        given = False
+        body = await self.bodies.read(headers, receive)
+        self._check_room(path, client, len(body))
+        with self._counted(client, len(body)):
+            key = self.cache.key(scope, body)
+            cached = None if key is None else self.cache.get(key)
+            if cached is not None:
+                await self.cache.replay(path, cached, send)
+            else:
+                await self._run(scope, body, key, receive, send)
+
+    def _check_room(self, path: str, client: str, size_bytes: int) -> None:
+        most = self.limits.in_flight
+        if path in ALWAYS:
+            return
+        if (
+            self.in_flight >= most
+            or self._by_client[client] >= math.ceil(_SHARE_OF_ONE_CLIENT * most)
+            or (size_bytes and self.in_flight_bytes + size_bytes > max(self.limits.in_flight_bytes, size_bytes))
+        ):
+            raise RefusedError(503, f"expected at most {most} requests at once, found more: come back soon")
+
+    @contextmanager
+    def _counted(self, client: str, size_bytes: int) -> Iterator[None]:
+        self.in_flight += 1
+        self.in_flight_bytes += size_bytes
+        self._by_client[client] += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            self.in_flight_bytes -= size_bytes
+            self._by_client[client] -= 1
+            if not self._by_client[client]:
+                del self._by_client[client]
+
+    async def _run(self, scope: Scope, body: bytes, key: bytes | None, receive: Receive, send: Send) -> None:
+        """Run the application until it has answered, or the client leaves."""
+        leaving = asyncio.ensure_future(_client_leaves(receive))
+        sent = False
 
         async def replayed() -> Message:
-            nonlocal given
-            if given:
-                return await receive()
-            given = True
+            nonlocal sent
+            if sent:
+                await leaving
+                return {"type": "http.disconnect"}
+            sent = True
             return {"type": "http.request", "body": body, "more_body": False}
 
-        await self.keeping.answer(scope, body, replayed, send)
+        answering = asyncio.ensure_future(
+            self.app(scope, replayed, send) if key is None else self.cache.fill(key, scope, replayed, send)
+        )
+        try:
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                raise ClientLeftError
+            await answering
+        finally:
+            leaving.cancel()
+            answering.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await answering
 
     def _is_allowed(self, header: bytes) -> bool:
         scheme, _, token = header.partition(b" ")
         return scheme.lower() == b"bearer" and hmac.compare_digest(token, self._token or b"")
-
-    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
-        """All of the body, within its bounds."""
-        limit, stated = self.limits.body_bytes, headers.get(b"content-length", b"0")
-        if stated.isdigit() and int(stated) > limit:
-            raise Refused(413, f"expected a body of at most {limit} bytes, found {int(stated)}: send less at once")
-        parts: list[bytes] = []
-        size = 0
-        try:
-            async with asyncio.timeout(self.limits.body_seconds):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise Gone
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    if size > limit:
-                        raise Refused(413, f"expected a body of at most {limit} bytes, found more: send less at once")
-                    if not message.get("more_body", False):
-                        return b"".join(parts)
-        except TimeoutError:
-            raise Refused(
-                408, f"expected the body within {self.limits.body_seconds:g} s, found part of it: send it faster"
-            ) from None
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
         path = scope["path"] if scope["path"] in self.paths else "other"
@@ -135,6 +161,11 @@ class Guard:
                 ms=round(1000 * seconds, 3),
                 client=(scope.get("client") or ["?"])[0],
             )
+
+
+async def _client_leaves(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def refuse(send: Send, status: int, sentence: str) -> None:

@@ -1,184 +1,166 @@
 """The paths that Kubernetes and Volcano call. They fail open: a pod without a figure is scheduled as usual."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from fastapi import APIRouter, Body, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from vramcast.collocation.adapters import admission, kubernetes, volcano
-from vramcast.collocation.adapters.kubernetes import JOB, NEED, RISK, Known
-from vramcast.collocation.placement import GpuState, Need
+from vramcast.collocation.adapters.kubernetes import GpusByNode
+from vramcast.collocation.placement import Need
 from vramcast.collocation.service.engine import Engine
 from vramcast.collocation.service.estimating import Estimated, Seen
-from vramcast.collocation.service.http import PROBLEMS, StrictRoute, engine_of, reply
+from vramcast.collocation.service.http import PROBLEMS, ParsedRoute, engine_of, parsed_body, reply
 from vramcast.collocation.service.logs import event
 from vramcast.collocation.service.node_registry import NodeRegistry
-from vramcast.collocation.service.slurm import job_from_text
-from vramcast.dataset_builder.devices import device_names, device_of_gpu
+from vramcast.collocation.service.parsing import BadBodyError, PodRequest, ReviewRequest
 from vramcast.errors import UserError
 
-Anything = Annotated[dict[str, Any], Body()]
 POLICY = "best-fit"
+_INLINE_GPUS = 1000
+"""Decisions about more GPUs are made outside of the event loop."""
 
-router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
+_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
+router = APIRouter(route_class=ParsedRoute, responses=PROBLEMS)
 
 
-def _book(request: Request) -> NodeRegistry:
+def _registry(request: Request) -> NodeRegistry:
     if not hasattr(request.app.state, "nodes"):
-        request.app.state.nodes = NodeRegistry()
-    book: NodeRegistry = request.app.state.nodes
-    return book
+        limit_bytes = engine_of(request).settings.limits.node_registry_bytes
+        request.app.state.nodes = NodeRegistry(limit_bytes=limit_bytes)
+    registry: NodeRegistry = request.app.state.nodes
+    return registry
 
 
-profile_for = lru_cache(maxsize=256)(device_of_gpu)
-
-
-async def need_of(engine: Engine, pod: Mapping[str, Any], gpus: Sequence[GpuState]) -> Need | None:
-    """What the pod needs on each kind of card: as it says itself, or as its job is answered; None without either."""
-    stated = _stated(pod)
-    if stated is not None:
-        return stated
-    found = await _set_aside(engine, pod, {gpu.device for gpu in gpus} or {None})
-    return {device: item.set_aside_mib for device, item in found.items()} if found else None
-
-
-def _stated(pod: Mapping[str, Any]) -> float | None:
-    """What the pod says itself that it needs."""
-    text = kubernetes.annotations_of(pod).get(NEED, "")
-    return float(text[:12]) if text.isdecimal() else None
-
-
-async def _set_aside(
-    engine: Engine, pod: Mapping[str, Any], devices: Collection[str | None]
-) -> Mapping[str | None, Seen] | Mapping[str | None, Estimated]:
-    """The pod's job on each device; nothing where it names none."""
-    notes = kubernetes.annotations_of(pod)
-    if JOB not in notes:
-        return {}
-    job = job_from_text(notes[JOB])
-    if RISK in notes and job.risk is None:
-        job.risk = _risk(notes[RISK])
-    return await engine.set_aside(job, devices)
-
-
-def _risk(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = 0.0
-    if not 0 < found < 0.5:
-        raise UserError(f"expected {RISK} between 0 and 0.5, found {text[:20]!r}: change it")
-    return found
-
-
-def _known(
-    request: Request, nodes: Sequence[Mapping[str, Any]] | None, names: Sequence[str]
-) -> dict[str, list[GpuState] | None]:
-    """The GPUs of each node: as it says itself, else as it was told before."""
-    book = _book(request)
-    found: dict[str, list[GpuState] | None] = {}
-    for node in nodes or ():
-        gpus = kubernetes.gpus_of(node, profile_for)
+def _with_known_gpus(request: Request, names: Sequence[str], stated: GpusByNode) -> GpusByNode:
+    """Return the GPUs of each node: as it states them, or as it stated them before."""
+    registry = _registry(request)
+    for name, gpus in stated.items():
         if gpus is not None:
-            book.note(kubernetes.name_of(node), [_with_profile(gpu) for gpu in gpus])
-    for name in names:
-        found[name] = book.get(name)
-    return found
+            registry.put(name, gpus)
+    return {name: stated.get(name) or registry.get(name) for name in names}
 
 
-def _with_profile(gpu: GpuState) -> GpuState:
-    """A device that has no profile is answered for as the default one."""
-    known = gpu.device is None or gpu.device in device_names()
-    return gpu if known else GpuState(gpu.id, gpu.free_mib, gpu.total_mib, None, gpu.node, gpu.jobs)
-
-
-async def _need_or_none(request: Request, pod: Mapping[str, Any], known: Known) -> Need | None:
+async def _need(engine: Engine, pod: PodRequest, gpus_by_node: GpusByNode) -> Need | None:
+    """Return the need of a pod on each device, or None if there is no figure, whatever the reason."""
+    if pod.need_mib is not None:
+        return pod.need_mib
     try:
-        return await need_of(engine_of(request), pod, [gpu for gpus in known.values() for gpu in gpus or ()])
-    except UserError as error:
-        event("pod without a figure", logging.WARNING, pod=kubernetes.name_of(pod), reason=str(error))
+        reservations = await _reservations(
+            engine, pod, {gpu.device for gpus in gpus_by_node.values() for gpu in gpus or ()}
+        )
+    except Exception as error:
+        event("pod without a figure", logging.WARNING, pod=pod.name, reason=_reason(error))
         return None
+    return {device: item.set_aside_mib for device, item in reservations.items()} or None
 
 
-@router.post("/k8s/filter")
-async def filter_nodes(request: Request, body: Anything) -> Response:
-    """ExtenderArgs to ExtenderFilterResult."""
+async def _reservations(
+    engine: Engine, pod: PodRequest, devices: set[str | None]
+) -> Mapping[str | None, Seen] | Mapping[str | None, Estimated]:
+    """Return the reservation for a pod's job on each device; nothing if it has no job."""
+    if pod.problem:
+        raise UserError(pod.problem)
+    return await engine.set_aside(pod.job, devices or {None}) if pod.job else {}
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, UserError) else type(error).__name__
+
+
+async def _decided(engine: Engine, decide: Callable[[], Any], gpus_by_node: GpusByNode) -> Any:
+    """Make a decision, outside of the event loop if there are many GPUs."""
+    gpus = sum(len(item or ()) for item in gpus_by_node.values())
+    return decide() if gpus <= _INLINE_GPUS else await engine.batcher.call(decide)
+
+
+@router.post("/k8s/filter", openapi_extra=_BODY)
+async def filter_nodes(request: Request) -> Response:
+    """Answer ExtenderArgs with an ExtenderFilterResult."""
     try:
-        args = kubernetes.read_args(body)
-    except UserError as error:
-        return reply(kubernetes.filter_failed(str(error)))
-    known = _known(request, args.nodes, args.names)
-    need = await _need_or_none(request, args.pod, known)
+        body = await parsed_body(request)
+    except BadBodyError:
+        raise
+    except Exception as error:
+        return reply(kubernetes.filter_failed(_reason(error)))
+    gpus_by_node = _with_known_gpus(request, body.args.names, body.gpus)
+    need = await _need(engine_of(request), body.pod, gpus_by_node)
+    everywhere = kubernetes.Verdict(body.args.names, {}, {})
     if need is None:
-        return reply(kubernetes.filter_reply(args, kubernetes.Verdict(args.names, {}, {})))
-    return reply(kubernetes.filter_reply(args, kubernetes.judge(need, kubernetes.gpu_count(args.pod), known)))
+        return reply(kubernetes.filter_reply(body.args, everywhere))
+    verdict = await _decided(
+        engine_of(request), lambda: kubernetes.judge(need, body.pod.gpus, gpus_by_node), gpus_by_node
+    )
+    return reply(kubernetes.filter_reply(body.args, verdict))
 
 
-@router.post("/k8s/prioritize")
-async def prioritize(request: Request, body: Anything) -> Response:
-    """ExtenderArgs to HostPriorityList."""
+@router.post("/k8s/prioritize", openapi_extra=_BODY)
+async def prioritize(request: Request) -> Response:
+    """Answer ExtenderArgs with a HostPriorityList."""
     try:
-        args = kubernetes.read_args(body)
-    except UserError as error:
-        event("extender arguments refused", logging.WARNING, reason=str(error))
+        body = await parsed_body(request)
+    except BadBodyError:
+        raise
+    except Exception as error:
+        event("extender arguments refused", logging.WARNING, reason=_reason(error))
         return reply([])
-    known = _known(request, args.nodes, args.names)
-    need = await _need_or_none(request, args.pod, known)
-    return reply(kubernetes.prioritize_reply(need, args.names, known, POLICY))
+    return reply(await _scores(request, body.pod, body.args.names, body.gpus))
 
 
-@router.post("/k8s/nodes")
-async def tell_nodes(request: Request, body: Anything) -> Response:
-    """A NodeList, whose annotations say what is free: for extenders that are only told names."""
-    items = body.get("items")
-    if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
-        raise UserError("expected a NodeList with items, found none: send what kubectl get nodes -o json prints")
-    found = _known(request, items, [kubernetes.name_of(item) for item in items])
-    return reply({"known": sum(gpus is not None for gpus in found.values())})
+async def _scores(request: Request, pod: PodRequest, names: Sequence[str], stated: GpusByNode) -> list[dict[str, Any]]:
+    engine, gpus_by_node = engine_of(request), _with_known_gpus(request, names, stated)
+    need = await _need(engine, pod, gpus_by_node)
+    scores: list[dict[str, Any]] = await _decided(
+        engine, lambda: kubernetes.prioritize_reply(need, names, gpus_by_node, POLICY), gpus_by_node
+    )
+    return scores
 
 
-@router.post("/k8s/mutate")
-async def mutate(request: Request, body: Anything) -> Response:
-    """AdmissionReview in and out: the pod's limits or annotations say what its job will take."""
-    asked = admission.read_review(body)
-    engine = engine_of(request)
+@router.post("/k8s/nodes", openapi_extra=_BODY)
+async def put_nodes(request: Request) -> Response:
+    """Keep the GPUs of a NodeList, for an extender that only receives names."""
+    body = await parsed_body(request)
+    gpus_by_node = _with_known_gpus(request, body.names, body.gpus)
+    return reply({"known": sum(gpus is not None for gpus in gpus_by_node.values())})
+
+
+@router.post("/k8s/mutate", openapi_extra=_BODY)
+async def mutate(request: Request) -> Response:
+    """Answer an AdmissionReview: a patch writes the need of its job into the pod."""
+    body = await parsed_body(request)
     try:
-        patch = await _patch(engine, asked.pod)
-    except UserError as error:
-        return reply(admission.review_reply(asked.uid, [], f"vramcast: {error}"))
-    return reply(admission.review_reply(asked.uid, patch))
+        patch = await _patch(engine_of(request), body)
+    except Exception as error:
+        return reply(admission.review_reply(body.review.uid, [], f"vramcast: {_reason(error)}"))
+    return reply(admission.review_reply(body.review.uid, patch))
 
 
-async def _patch(engine: Engine, pod: Mapping[str, Any]) -> list[dict[str, Any]]:
-    stated = _stated(pod)
-    if stated is not None:
-        return admission.patch_of(pod, stated, engine.settings.resource)
-    found = await _set_aside(engine, pod, {None})
-    if not found:
+async def _patch(engine: Engine, body: ReviewRequest) -> list[dict[str, Any]]:
+    if body.pod.need_mib is not None:
+        return admission.patch_of(body.review.pod, body.pod.need_mib, engine.settings.resource)
+    reservations = await _reservations(engine, body.pod, {None})
+    if not reservations:
         return []
-    return admission.patch_of(pod, found[None].set_aside_mib, engine.settings.resource, found[None].basis)
+    reservation = reservations[None]
+    return admission.patch_of(body.review.pod, reservation.set_aside_mib, engine.settings.resource, reservation.basis)
 
 
-@router.post("/volcano/predicate")
-async def predicate(request: Request, body: Anything) -> Response:
-    """A task and a node to whether it may go there."""
-    pod, node = volcano.read_task(body), volcano.read_node(body.get("node"))
-    known = _known(request, [node], [kubernetes.name_of(node)])
-    need = await _need_or_none(request, pod, known)
+@router.post("/volcano/predicate", openapi_extra=_BODY)
+async def predicate(request: Request) -> Response:
+    """Answer whether a task may go to a node."""
+    body = await parsed_body(request)
+    gpus_by_node = _with_known_gpus(request, body.names, body.gpus)
+    need = await _need(engine_of(request), body.pod, gpus_by_node)
     if need is None:
         return reply(volcano.predicate_reply(None))
-    verdict = kubernetes.judge(need, kubernetes.gpu_count(pod), known)
+    verdict = kubernetes.judge(need, body.pod.gpus, gpus_by_node)
     return reply(volcano.predicate_reply(next(iter(verdict.reasons.values()), None)))
 
 
-@router.post("/volcano/prioritize")
-async def volcano_prioritize(request: Request, body: Anything) -> Response:
-    """A task and nodes to a score for each."""
-    pod, nodes = volcano.read_task(body), volcano.read_nodes(body)
-    names = [kubernetes.name_of(node) for node in nodes]
-    known = _known(request, nodes, names)
-    need = await _need_or_none(request, pod, known)
-    scores = kubernetes.prioritize_reply(need, names, known, POLICY)
+@router.post("/volcano/prioritize", openapi_extra=_BODY)
+async def volcano_prioritize(request: Request) -> Response:
+    """Answer a task and nodes with a score for each node."""
+    body = await parsed_body(request)
+    scores = await _scores(request, body.pod, body.names, body.gpus)
     return reply(volcano.prioritize_reply({item["Host"]: float(item["Score"]) for item in scores}))

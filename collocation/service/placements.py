@@ -1,4 +1,4 @@
-"""A job and GPUs from a request: what it needs on each kind of card, and where that is free."""
+"""The reply to a placement request: the need of a job on each device, and the GPUs that have room for it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,19 +7,30 @@ from vramcast.collocation.placement import GpuState, rank, refusals
 from vramcast.collocation.service.engine import Engine
 from vramcast.collocation.service.estimating import Estimated, Seen
 from vramcast.collocation.service.requests import PlacementBody
-from vramcast.collocation.service.trace_pool import OverloadedError, PoolError
+from vramcast.collocation.service.worker_pool import OverloadedError, PoolError
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.errors import UserError
 
+_INLINE_GPUS = 500
+"""The reply for more GPUs is made outside of the event loop."""
+
 
 async def placements(engine: Engine, body: PlacementBody) -> dict[str, Any]:
-    """The reply to a placement request."""
-    found = await _found(engine, body)
+    """Return the reply to a placement request."""
+    by_device = await _forecast_or_seen(engine, body)
+    if len(body.gpus) <= _INLINE_GPUS:
+        return _reply(body, by_device)
+    return await engine.batcher.call(_reply, body, by_device)
+
+
+def _reply(body: PlacementBody, by_device: Mapping[str | None, Estimated | Seen]) -> dict[str, Any]:
     gpus = [
-        GpuState(item.id, item.free_mib, _total(item.total_mib, found[item.device]), item.device, item.node, item.jobs)
+        GpuState(
+            item.id, item.free_mib, _total(item.total_mib, by_device[item.device]), item.device, item.node, item.jobs
+        )
         for item in body.gpus
     ]
-    need = needs(found, body.margin_mib)
+    need = needs(by_device, body.margin_mib)
     return {
         "policy": body.policy,
         "placements": [
@@ -28,7 +39,7 @@ async def placements(engine: Engine, body: PlacementBody) -> dict[str, Any]:
                 "node": item.gpu.node,
                 "need_mib": round(item.need_mib, 1),
                 "left_mib": round(item.left_mib, 1),
-                "basis": found[item.gpu.device].basis,
+                "basis": by_device[item.gpu.device].basis,
             }
             for item in rank(need, gpus, body.policy)
         ],
@@ -36,12 +47,12 @@ async def placements(engine: Engine, body: PlacementBody) -> dict[str, Any]:
             {"gpu": item.gpu.id, "node": item.gpu.node, "reason": item.reason, "for_good": item.for_good}
             for item in refusals(need, gpus, body.policy)
         ],
-        "answers": {item.device: item.to_json() for item in found.values() if isinstance(item, Estimated)},
+        "answers": {item.device: item.to_json() for item in by_device.values() if isinstance(item, Estimated)},
     }
 
 
-async def _found(engine: Engine, body: PlacementBody) -> Mapping[str | None, Estimated | Seen]:
-    """Forecasts for whoever wants to see them; without any, what is known of the job will do."""
+async def _forecast_or_seen(engine: Engine, body: PlacementBody) -> Mapping[str | None, Estimated | Seen]:
+    """Return forecasts by device, or if there are none, the observations of the job."""
     devices = {gpu.device for gpu in body.gpus}
     try:
         return await engine.estimates(body.job, devices)
@@ -52,10 +63,10 @@ async def _found(engine: Engine, body: PlacementBody) -> Mapping[str | None, Est
         return seen
 
 
-def needs(found: Mapping[str | None, Estimated | Seen], margin_mib: float = 0.0) -> dict[str | None, float]:
-    """What to set aside on each device, and a margin of the asker's."""
-    return {device: item.need_mib + margin_mib for device, item in found.items()}
+def needs(by_device: Mapping[str | None, Estimated | Seen], margin_mib: float = 0.0) -> dict[str | None, float]:
+    """Return the need on each device with the client's own margin."""
+    return {device: item.need_mib + margin_mib for device, item in by_device.items()}
 
 
-def _total(stated_mib: float | None, found: Estimated | Seen) -> float:
-    return load_profile(found.device).total_mib if stated_mib is None else stated_mib
+def _total(stated_mib: float | None, need: Estimated | Seen) -> float:
+    return load_profile(need.device).total_mib if stated_mib is None else stated_mib

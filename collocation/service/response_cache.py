@@ -1,7 +1,7 @@
-"""Good answers are kept by all that was asked, and given again before anything is parsed."""
+"""Response cache: replays a 200 response for an identical request before the body is parsed."""
 
 import struct
-from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 from vramcast.collocation.observed_peak import ObservedPeak
@@ -15,78 +15,78 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-KEPT = {
+CACHED = {
     "/v1/classify": b"application/json",
     "/v1/placements": b"application/json",
     "/v1/slurm": b"text/plain; charset=utf-8",
 }
-"""Paths whose answers depend on the body, the checkpoint and what was observed, and what they answer with."""
-
-NOT_KEPT = (b"cache-control", b"no-store")
-"""Of an answer that may be another the next time."""
-
-
-_COUNT, _TOLD = struct.Struct(">H"), struct.Struct(">16sQQ")
-"""Before a kept answer: how many jobs it looked up, and what it was told of each, 0 runs where nothing was known."""
+"""Paths whose responses depend on the body, the checkpoint and the observations alone, with their content types."""
+NO_STORE = (b"cache-control", b"no-store")
+"""The header of a response that may differ the next time."""
+_COUNT, _OBSERVED = struct.Struct(">H"), struct.Struct(">16sQQ")
+"""An entry starts with the number of jobs that were looked up, and their observations; 0 runs means none."""
 
 
 class ResponseCache:
-    """Pure ASGI around the application: a kept answer takes a fraction of the time of the frameworks behind it."""
+    """Responses by request. An entry is valid while the observations that it was made with are the same."""
 
-    def __init__(self, app: Application, engine: Engine, paths: Collection[str] = tuple(KEPT)) -> None:
+    def __init__(self, app: Application, engine: Engine) -> None:
         self.app = app
         self.engine = engine
-        self.paths = frozenset(paths)
 
-    async def answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Answer a request whose body was read; `receive` gives it once more to whoever works it out."""
-        path = scope["path"]
-        if path not in self.paths or scope["method"] != "POST":
-            await self.app(scope, receive, send)
-            return
-        # The content type is part of what is said: a body of another kind is refused.
-        kind = next((text for name, text in scope["headers"] if name == b"content-type"), b"")
-        key = content_key(path.encode(), kind, body)
-        kept = self._still_true(self.engine.responses.get(key))
-        self.engine.count_response(kept is not None)
-        if kept is None:
-            await self._worked_out(key, scope, receive, send)
-            return
-        headers = [(b"content-type", KEPT[path]), (b"content-length", str(len(kept)).encode())]
+    def key(self, scope: Scope, body: bytes) -> bytes | None:
+        """Return the key of a request, or None if its responses are not cached."""
+        if scope["path"] not in CACHED or scope["method"] != "POST":
+            return None
+        # The content type matters, because another one is refused.
+        content_type = next((text for name, text in scope["headers"] if name == b"content-type"), b"")
+        return content_key(scope["path"].encode(), content_type, body)
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the body of the cached response."""
+        entry = self.engine.responses.get(key)
+        body = None if entry is None else self._valid(entry)
+        self.engine.count_response(body is not None)
+        return body
+
+    async def replay(self, path: str, body: bytes, send: Send) -> None:
+        """Send a cached response."""
+        headers = [(b"content-type", CACHED[path]), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": kept})
+        await send({"type": "http.response.body", "body": body})
 
-    async def _worked_out(self, key: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+    async def fill(self, key: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have the application answer, and keep its response if it is good."""
         checkpoint, good, parts = self.engine.checkpoint, False, []
-        told: dict[bytes, ObservedPeak | None] = {}
-        LOOKED_UP.set(told)
+        looked_up: dict[bytes, ObservedPeak | None] = {}
+        LOOKED_UP.set(looked_up)
 
-        async def noted(message: Message) -> None:
+        async def record(message: Message) -> None:
             nonlocal good
             if message["type"] == "http.response.start":
-                good = message["status"] == 200 and NOT_KEPT not in message["headers"]
+                good = message["status"] == 200 and NO_STORE not in message["headers"]
             else:
                 parts.append(message.get("body", b""))
             await send(message)
 
-        await self.app(scope, receive, noted)
-        if good and checkpoint is self.engine.checkpoint:  # not reloaded meanwhile
-            self.engine.responses.put(key, _heading(told) + b"".join(parts))
+        await self.app(scope, receive, record)
+        if good and checkpoint is self.engine.checkpoint:  # it was not reloaded meanwhile
+            self.engine.responses.put(key, _heading(looked_up) + b"".join(parts))
 
-    def _still_true(self, entry: bytes | None) -> bytes | None:
-        """The answer that was kept, unless a job that it is about was observed or forgotten since."""
-        if entry is None:
-            return None
+    def _valid(self, entry: bytes) -> bytes | None:
+        """Return the body of an entry, unless one of its jobs was observed or forgotten since."""
         (count,) = _COUNT.unpack_from(entry)
-        start = _COUNT.size + count * _TOLD.size
-        told = _TOLD.iter_unpack(memoryview(entry)[_COUNT.size : start])
-        same = all(_figures(self.engine.history.get(key)) == figures for key, *figures in told)
+        start = _COUNT.size + count * _OBSERVED.size
+        observed = _OBSERVED.iter_unpack(memoryview(entry)[_COUNT.size : start])
+        same = all(_figures(self.engine.history.get(key)) == figures for key, *figures in observed)
         return entry[start:] if same else None
 
 
-def _heading(told: Mapping[bytes, ObservedPeak | None]) -> bytes:
-    return _COUNT.pack(len(told)) + b"".join(_TOLD.pack(key, *_figures(found)) for key, found in told.items())
+def _heading(looked_up: Mapping[bytes, ObservedPeak | None]) -> bytes:
+    return _COUNT.pack(len(looked_up)) + b"".join(
+        _OBSERVED.pack(key, *_figures(peak)) for key, peak in looked_up.items()
+    )
 
 
-def _figures(found: ObservedPeak | None) -> list[int]:
-    return [found.runs, found.peak_bytes] if found else [0, 0]
+def _figures(peak: ObservedPeak | None) -> list[int]:
+    return [peak.runs, peak.peak_bytes] if peak else [0, 0]

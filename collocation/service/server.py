@@ -1,8 +1,10 @@
 """uvicorn around the application: signals, slow clients, TLS."""
 
 import asyncio
+import resource
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,10 +18,16 @@ from vramcast.collocation.service.guard import Guard
 from vramcast.collocation.service.settings import Settings
 from vramcast.errors import UserError
 
+_SWITCH_SECONDS = 0.001
+"""How long the thread of the forward pass may keep the event loop waiting for the GIL; the default is 5 ms."""
+
 
 def serve(settings: Settings) -> None:
     """Serve until told to stop; requests that are under way are finished."""
     logs.set_up()
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # a slow client costs one, and may have many
+    sys.setswitchinterval(_SWITCH_SECONDS)
     server = HttpServer(settings, make_app(settings))
     server.run()
 

@@ -1,4 +1,4 @@
-"""What an operator decides. Defaults are for one process on loopback."""
+"""The settings of a service. The defaults suit one process on loopback."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,30 +9,51 @@ from vramcast.dataset_builder.devices import DEFAULT_DEVICE
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Bounds, each of which ends in an answer (408, 413, 422, 503 or 507) or in something forgotten."""
+    """Bounds on what clients can make the service do and keep. Beyond them it answers 408, 413, 422, 503 or 507."""
 
     body_bytes: int = 1 << 20
-    """Looked at before anything is parsed. 1 MB is also what HAMi's extender takes (pkg/scheduler/routes/route.go)."""
+    """Checked before a body is parsed. 1 MiB is also the limit of HAMi's extender (pkg/scheduler/routes/route.go)."""
     body_seconds: float = 10.0
-    """A client may take so long to send a body, and below its headers."""
+    """Time for a client to send a body."""
     header_seconds: float = 10.0
+    """Time for a client to send the headers."""
+    reading_bodies: int = 1024
+    """Bodies that are being received. Beyond that, the oldest one is given up."""
+    reading_bytes: int = 64 << 20
+    """Their size so far. Beyond that, the oldest one is given up too."""
     in_flight: int = 512
-    """Requests at once; more are told to come back."""
+    """Requests that are being answered; one client may have seven eighths of them."""
+    in_flight_bytes: int = 64 << 20
+    """The size of their bodies."""
+    inline_body_bytes: int = 8 << 10
+    """Larger bodies are parsed in a worker process, because parsing blocks the event loop."""
+    waiting_bodies: int = 256
+    """Bodies that wait for that."""
+    parse_seconds: float = 5.0
+    parser_bytes: int = 1 << 30
+    """Memory of the process that parses bodies."""
     waiting_traces: int = 64
     trace_seconds: float = 20.0
-    """Of one network, in a worker process, which is ended after that."""
+    """Time for the simulation of one network, in a worker process."""
+    abandoned_seconds: float = 2.0
+    """The same, once nobody waits for it. Slurm's plugin does not wait, and comes back for the result."""
     worker_bytes: int = 4 << 30
-    """Of memory that a worker process may take."""
+    """Memory of a process that simulates networks."""
     layers: int = 3000
-    """Of a network or a table: attention over layers and the work of a trace grow with them."""
+    """Layers of a network or a table: attention over layers and the time of a simulation grow with them."""
+    layer_passes: int = 16_000
+    """Layers times accumulated passes: each takes about 0.7 ms of simulation."""
     largest_batch: int = 64
     """Jobs in one forward pass."""
+    batch_layers: int = 6_000
+    """Their layers, so that a forward pass does not take seconds; a single job may have more."""
     response_cache_bytes: int = 32 << 20
     trace_cache_bytes: int = 128 << 20
+    node_registry_bytes: int = 32 << 20
     history_jobs: int = 100_000
-    """Jobs of which is remembered what they took, a few hundred bytes each."""
+    """Jobs with observations, of a few hundred bytes each."""
     store_seconds: float = 4.0
-    """Of the disk, with an observation: less than `Client` waits, so that it is told."""
+    """Time for the disk to store an observation: less than `Client` waits, so that a client learns of a failure."""
     shutdown_seconds: float = 30.0
 
 
@@ -48,17 +69,17 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8080
     workers: int = 1
-    """Processes that trace networks."""
+    """Processes that simulate networks."""
     token: str | None = field(default=None, repr=False)
-    known: Path | None = None
-    """JSON lines of specs that go by a name; traced before the service is ready."""
+    named_specs: Path | None = None
+    """JSON lines of specs with names; they are simulated before the service is ready."""
     history: Path | None = None
-    """Where to keep what jobs were seen to take; without it that is forgotten when the service ends."""
+    """The file of observations; without it they are lost when the service ends."""
     tls_cert: Path | None = None
     tls_key: Path | None = None
     kubernetes: bool = True
-    """Whether the paths below /k8s are there. kube-scheduler can send no token, so none is asked for on them."""
+    """Serve the paths below /k8s and /volcano. They need no token, because kube-scheduler cannot send one."""
     resource: str = "hami"
-    """What the admission webhook writes: see collocation.adapters.admission.RESOURCES."""
+    """The resource that the admission webhook writes: see collocation.adapters.admission.RESOURCES."""
     log_requests: bool = True
     limits: Limits = field(default_factory=Limits)

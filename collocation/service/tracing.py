@@ -3,11 +3,12 @@
 import pickle
 from dataclasses import dataclass
 
+from vramcast.collocation.service.parsing import check_work
 from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.filters import check
 from vramcast.dataset_builder.jobs.job import SpecJob, table_of
-from vramcast.dataset_builder.schema import LayerTable, Spec
+from vramcast.dataset_builder.schema import Spec
 from vramcast.dataset_builder.simulation.simulator import Simulator
-from vramcast.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -17,18 +18,15 @@ class TraceQuestion:
     spec: Spec
     devices: tuple[str, ...]
     most_layers: int
+    most_layer_passes: int
 
 
 def trace(question: TraceQuestion) -> bytes:
     """Return the pickled `Simulation`, which the service caches as it is."""
-    table = check_layers(question.spec, question.most_layers)
-    profiles = [load_profile(name) for name in question.devices]
-    return pickle.dumps(Simulator(SpecJob(question.spec, table)).simulate({}, profiles))
-
-
-def check_layers(spec: Spec, most: int) -> LayerTable:
-    """Return the layer table; raise if the network cannot be trained or has too many layers."""
-    table = table_of(spec)
-    if len(table.layers) > most:
-        raise UserError(f"expected at most {most} layers, found {len(table.layers)}: make the network smaller")
-    return table
+    try:
+        table = table_of(question.spec)
+        check_work(question.spec, len(table.layers), question.most_layers, question.most_layer_passes)
+        profiles = [load_profile(name) for name in question.devices]
+        return pickle.dumps(Simulator(SpecJob(question.spec, table)).simulate({}, profiles))
+    finally:
+        check.cache_clear()  # tables of thousands of layers take tens of MiB each

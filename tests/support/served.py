@@ -14,7 +14,7 @@ from vramcast.collocation.service.estimating import Asked, Estimated, Estimating
 from vramcast.collocation.service.guard import Guard
 from vramcast.collocation.service.server import HttpServer
 from vramcast.collocation.service.settings import Settings
-from vramcast.collocation.service.tracing import TraceQuestion, trace
+from vramcast.collocation.service.tracing import trace
 from vramcast.models.answer import Answer, Bucket
 from vramcast.virtual_gpu.sizes import MIB
 
@@ -89,7 +89,7 @@ class InProcess:
     """Stands in for the worker processes."""
 
     def __init__(self) -> None:
-        self.asked: list[TraceQuestion] = []
+        self.asked: list[Any] = []
         self.waiting = 0
         self.hold: asyncio.Event | None = None
         """Traces wait for it, where there is one."""
@@ -101,13 +101,14 @@ class InProcess:
     async def close(self) -> None:
         """There is nothing to end."""
 
-    async def trace(self, question: TraceQuestion) -> bytes:
-        self.asked.append(question)
+    async def run(self, function: Any, waiters: Any = None) -> Any:
+        if function.func is trace:
+            self.asked.append(function.args[0])
         if self.hold is not None:
             await self.hold.wait()
         if self.error is not None:
             raise self.error
-        return trace(question)
+        return function()
 
 
 @dataclass
@@ -191,7 +192,7 @@ class Service:
 def on_loopback(settings: Settings, load: Callable[[str], Estimating] = Scripted) -> Iterator[str]:
     """The URL of a service with a port, in a thread of this process."""
     guard = make_app(settings, load)
-    guard.engine.pool = InProcess()  # type: ignore[assignment]
+    guard.engine.tracers, guard.engine.parsers = InProcess(), InProcess()  # type: ignore[assignment]
     server = HttpServer(settings, guard)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -212,7 +213,8 @@ async def serving(
 ) -> AsyncIterator[Service]:
     """A service that has started."""
     guard = make_app(settings or Settings(), load or Scripted)
-    guard.engine.pool = pool = InProcess()  # type: ignore[assignment]
+    pool = InProcess()
+    guard.engine.tracers, guard.engine.parsers = pool, InProcess()  # type: ignore[assignment]
     async with guard.app.router.lifespan_context(guard.app):  # type: ignore[attr-defined]
         while not guard.engine.ready:
             await asyncio.sleep(0)

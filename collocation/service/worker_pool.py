@@ -1,0 +1,265 @@
+"""Worker processes that run calls for the service: bounded in time and memory, and replaced when they die."""
+
+import asyncio
+import logging
+import os
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from vramcast.collocation.service import worker
+from vramcast.collocation.service.fair_queue import CLIENT, FairQueue
+from vramcast.collocation.service.logs import event
+from vramcast.errors import UserError
+
+R = TypeVar("R")
+
+_START_SECONDS = 120.0
+"""Importing torch on a busy machine."""
+_POLL_SECONDS = 0.2
+"""How often a pool checks that somebody still waits for a running call."""
+_SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""A simulation has no arithmetic to share between threads."""
+
+
+class OverloadedError(Exception):
+    """There are more calls than can be run soon."""
+
+
+class LostError(UserError):
+    """A worker did not return from a call: because of the call, or because the machine is busy."""
+
+
+class AbandonedError(UserError):
+    """The callers left before a call was finished."""
+
+
+class PoolError(Exception):
+    """No worker process can be started."""
+
+
+class Waiters:
+    """The number of requests that wait for a call: enter to wait, leave when answered or gone."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> "Waiters":
+        self.count += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolLimits:
+    """Bounds of a pool."""
+
+    waiting: int
+    """Calls in the queue; more are refused."""
+    seconds: float
+    """Run time of a call, after which its worker is killed."""
+    abandoned_seconds: float
+    """Run time of a call that nobody waits for any more. A short one ends well, and its result is kept."""
+    worker_bytes: int
+    """Memory of a worker process."""
+
+
+@dataclass(eq=False)
+class _Call:
+    """A call, its result, and the requests that wait for it."""
+
+    function: Callable[[], Any]
+    waiters: Waiters
+    result: "asyncio.Future[Any]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    @property
+    def abandoned(self) -> bool:
+        return self.waiters.count == 0
+
+
+class WorkerPool:
+    """Processes that each run one call at a time, taking the clients in turn."""
+
+    def __init__(self, workers: int, limits: PoolLimits, module: str) -> None:
+        self._limits = limits
+        self._queue: FairQueue[_Call] = FairQueue(limits.waiting)
+        self._idle = [_Worker(limits, module) for _ in range(workers)]
+        self._all = list(self._idle)
+        self._running: set[asyncio.Task[None]] = set()
+
+    @property
+    def waiting(self) -> int:
+        """The number of calls that wait or run."""
+        return len(self._queue) + len(self._running)
+
+    async def start(self) -> None:
+        """Start all processes; calls made before that wait."""
+        workers, self._idle = self._idle, []
+        await asyncio.gather(*(self._start(item) for item in workers))
+
+    async def _start(self, one: "_Worker") -> None:
+        try:
+            await one.start()
+        except PoolError as error:
+            event("worker did not start", logging.ERROR, reason=str(error))
+        finally:
+            self._idle.append(one)
+            self._dispatch()
+
+    async def run(self, function: Callable[[], R], waiters: Waiters | None = None) -> R:
+        """Return the result of a call in a worker. `UserError` says why there is none.
+
+        Without `waiters`, the caller is the only one who waits.
+        """
+        with nullcontext(waiters) if waiters else Waiters() as counted:
+            result: R = await self._enqueued(_Call(function, counted)).result
+        return result
+
+    def _enqueued(self, call: _Call) -> _Call:
+        for dropped in self._queue.remove_if(lambda item: item.abandoned):
+            _fail(dropped, AbandonedError("expected a caller who waits, found none: call again"))
+        refused = self._queue.put(CLIENT.get(), call)
+        if refused is not None:
+            _fail(refused, OverloadedError())
+        self._dispatch()
+        return call
+
+    def _dispatch(self) -> None:
+        """Give waiting calls to idle workers."""
+        while self._idle and len(self._queue):
+            call = self._queue.pop()
+            if call.abandoned:
+                _fail(call, AbandonedError("expected a caller who waits, found none: call again"))
+                continue
+            task = asyncio.create_task(self._serve(self._idle.pop(), call))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+
+    async def _serve(self, one: "_Worker", call: _Call) -> None:
+        try:
+            result = await one.run(call)
+        except Exception as error:
+            _fail(call, error)
+        else:
+            if not call.result.done():
+                call.result.set_result(result)
+        finally:
+            self._idle.append(one)
+            self._dispatch()
+
+    async def close(self) -> None:
+        """End all processes."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        await asyncio.gather(*(item.end() for item in self._all))
+
+
+def _fail(call: _Call, error: Exception) -> None:
+    if not call.result.done():
+        call.result.set_exception(error)
+        call.result.exception()  # an abandoned call has nobody to read it
+
+
+class _Worker:
+    """One process, started when it is needed."""
+
+    def __init__(self, limits: PoolLimits, module: str) -> None:
+        self._limits = limits
+        self._module = module
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> asyncio.subprocess.Process:
+        if self._process is not None and self._process.returncode is None:
+            return self._process
+        self._process = process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            worker.__name__,
+            str(self._limits.worker_bytes),
+            self._module,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=_environment(os.environ),
+            start_new_session=True,  # Ctrl-C is for the service to handle
+        )
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                await _read(process)
+        except (TimeoutError, asyncio.IncompleteReadError) as error:
+            await self.end()
+            raise PoolError(f"a worker process did not start: {error!r}") from error
+        except asyncio.CancelledError:
+            await self.end()
+            raise
+        return process
+
+    async def run(self, call: _Call) -> Any:
+        process = await self.start()
+        try:
+            data = pickle.dumps(call.function)
+            process.stdin.write(worker.HEADER.pack(len(data)) + data)  # type: ignore[union-attr]
+            kind, value = pickle.loads(await self._reply(process, call))  # noqa: S301 - from our own worker
+        except TimeoutError:
+            await self.end()
+            if call.abandoned:
+                event("abandoned call ended", logging.INFO)
+                raise AbandonedError("expected a caller who waits, found none: call again") from None
+            event("call timed out", logging.WARNING, seconds=self._limits.seconds)
+            raise LostError(
+                f"expected a job that takes at most {self._limits.seconds:g} s, found a slower one: make it smaller"
+            ) from None
+        except (asyncio.IncompleteReadError, ConnectionError):
+            code = await self.end()
+            event("worker died", logging.WARNING, exit_code=code)
+            raise LostError(
+                "expected a job that can be simulated, found that its worker died: make it smaller"
+            ) from None
+        except asyncio.CancelledError:
+            await self.end()
+            raise
+        if kind == worker.REFUSED:
+            raise value
+        return value
+
+    async def _reply(self, process: asyncio.subprocess.Process, call: _Call) -> bytes:
+        """Read the result, for as long as somebody waits for it and it is in time."""
+        loop = asyncio.get_running_loop()
+        reading, start = asyncio.ensure_future(_read(process)), loop.time()
+        try:
+            while not reading.done():
+                limit = self._limits.abandoned_seconds if call.abandoned else self._limits.seconds
+                left = start + limit - loop.time()
+                if left <= 0:
+                    raise TimeoutError
+                await asyncio.wait({reading}, timeout=min(left, _POLL_SECONDS))
+            return reading.result()
+        finally:
+            reading.cancel()
+
+    async def end(self) -> int | None:
+        if self._process is None:
+            return None
+        process, self._process = self._process, None
+        with suppress(ProcessLookupError):
+            process.kill()
+        return await process.wait()
+
+
+async def _read(process: asyncio.subprocess.Process) -> bytes:
+    stream = process.stdout
+    if stream is None:
+        raise TypeError("the worker's output is a pipe")
+    (length,) = worker.HEADER.unpack(await stream.readexactly(worker.HEADER.size))
+    return await stream.readexactly(length)
+
+
+def _environment(outer: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a worker. It needs no token."""
+    return {**{name: value for name, value in outer.items() if name != "VRAMCAST_TOKEN"}, **_SINGLE_THREADED}
