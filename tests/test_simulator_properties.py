@@ -8,12 +8,14 @@ from clusters import GB, job, trace, truth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.soak.extreme_traces import fault
 from vramcast.collocation.placement import POLICIES, GpuState, rank
 from vramcast.collocation.simulator.cluster import AttemptRecord, simulate
 from vramcast.collocation.simulator.cluster_metrics import cluster_metrics
 from vramcast.collocation.simulator.free_memory import CLOSED, free_memory
 from vramcast.collocation.simulator.rules import LEDGERS, QUEUES, ClusterRules
 from vramcast.collocation.simulator.workload import Submission
+from vramcast.errors import UserError
 
 CAPACITY = 40 * GB
 KINDS = st.builds(
@@ -133,3 +135,14 @@ def test_the_index_chooses_as_the_placement_of_the_service_does(policy: str, dat
         ranked = rank(need, [GpuState(str(number), free_mib, 8) for number, free_mib in enumerate(free)], policy)
         expected = tuple(int(found.gpu.id) for found in ranked[:count]) if len(ranked) >= count else None
         assert index.choose(need, count) == expected
+
+
+def test_extreme_traces_lose_no_job_and_run_out_of_no_memory() -> None:
+    assert {seed: text for seed in range(400) if (text := fault(seed))} == {}
+
+
+@pytest.mark.parametrize(("arrival_s", "solo_s"), [(1.7e18, 100), (1e300, 1), (1e9, 1e-6)])
+def test_times_beyond_the_precision_of_floats_are_refused(arrival_s: float, solo_s: float) -> None:
+    submissions = trace((arrival_s, job("a", 1, solo_s)))
+    with pytest.raises(UserError, match="expected times of at most"):
+        simulate(submissions, truth(submissions), ClusterRules())

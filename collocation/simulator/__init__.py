@@ -1,1 +1,1 @@
-"""A cluster in which jobs share GPUs, simulated: what an estimator is worth to a scheduler."""
+"""Simulates a cluster in which jobs share GPUs, to show how much an estimator helps a scheduler."""

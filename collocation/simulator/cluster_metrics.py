@@ -1,4 +1,4 @@
-"""What a simulation came to, computed from its runs alone."""
+"""The metrics of a simulation, computed from its attempts alone."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,23 +21,23 @@ class ClusterMetrics:
     """Job completion time: from arrival to the end of the attempt that succeeded."""
     p95_jct_s: float
     mean_wait_s: float
-    """The part of a job's time in which no attempt of it ran."""
+    """The time in which no attempt of a job ran."""
     ooms: float
-    """Attempts that ran out of memory; a mean of several simulations need not be whole."""
+    """Attempts that ran out of memory; not an integer for a mean of several simulations."""
     wasted_gpu_s: float
     """GPU time of those attempts."""
     memory_utilisation: float
-    """Memory that jobs truly held."""
+    """Memory that jobs used."""
     gpu_utilisation: float
-    """Time in which a GPU had a job at all."""
+    """Time in which a GPU had a job."""
 
     def to_json(self) -> dict[str, float]:
-        """All figures by name."""
+        """Return all metrics by name."""
         return dict(vars(self))
 
 
 def cluster_metrics(runs: Sequence[AttemptRecord], rules: ClusterRules) -> ClusterMetrics:
-    """The figures of a simulation."""
+    """Return the metrics of a simulation."""
     start_s = min(run.submission.arrival_s for run in runs)
     makespan_s = max(run.end_s for run in runs) - start_s
     finished = [run for run in runs if not run.crashed]
@@ -68,7 +68,7 @@ def _byte_seconds(run: AttemptRecord) -> float:
 
 
 def _busy_s(runs: Sequence[AttemptRecord]) -> float:
-    """GPU time in which there was a job: overlapping runs count once."""
+    """Return the GPU time with a job; overlapping attempts count once."""
     busy_s, until_s = 0.0, dict[int, float]()
     for run in sorted(runs, key=lambda run: run.start_s):
         for gpu in run.gpus:

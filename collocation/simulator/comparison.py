@@ -1,4 +1,4 @@
-"""Estimators on one trace under the same rules, once or over arrivals that are shifted a little."""
+"""Compares estimators on a trace under the same rules, once or over copies with shifted arrivals."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,20 +16,20 @@ from vramcast.dataset_builder.progress import bar
 
 _OWN_RULES: Mapping[str, Mapping[str, Any]] = {NONE: {"ledger": OBSERVED}, ORACLE: {"remember": False}}
 _MANY_JOBS = 20_000
-"""Fewer are done before a bar would be read."""
+"""Fewer take too little time for a progress bar."""
 
 
 @dataclass(frozen=True)
 class EstimatorResult:
-    """An estimator's figures: means over the repeats, their standard deviations, and the runs of the first."""
+    """The metrics under an estimator: means over the repeats, standard deviations, and the attempts of the first."""
 
     metrics: ClusterMetrics
     deviations: Mapping[str, float]
-    """By figure; empty where a trace was run once."""
+    """By metric; empty if a trace was run once."""
     runs: Sequence[AttemptRecord]
 
     def to_json(self) -> dict[str, Any]:
-        """The figures by name."""
+        """Return the metrics by name."""
         return {**self.metrics.to_json(), **({"sd": dict(self.deviations)} if self.deviations else {})}
 
 
@@ -40,26 +40,26 @@ def compare(
     repeats: int = 1,
     jitter_s: float = 0.0,
 ) -> dict[str, EstimatorResult]:
-    """Run every estimator's needs; repeat k is the same shifted trace for all of them, and the first is not shifted.
+    """Run a trace under each estimator. Repeat k has the same shifted arrivals for all; the first is not shifted.
 
-    Without an estimator nothing is set aside, so that what is free can only be observed. The oracle need not remember.
+    Without an estimator nothing is reserved, so free memory is observed. The oracle needs no history.
     """
     traces = [trace, *(jittered(trace, jitter_s, seed) for seed in range(1, repeats))]
-    found = {}
+    results = {}
     total = len(needs_bytes) * len(traces)
-    with bar(total=total, unit="run", disable=total * len(trace) < _MANY_JOBS, leave=False) as shown:
+    with bar(total=total, unit="run", disable=total * len(trace) < _MANY_JOBS, leave=False) as progress:
         for name, needs in needs_bytes.items():
             own = replace(rules, **_OWN_RULES.get(name, {}))
             runs = []
             for item in traces:
                 runs.append(simulate(item, needs, own))
-                shown.update()
-            found[name] = _outcome(runs, own)
-    return found
+                progress.update()
+            results[name] = _result(runs, own)
+    return results
 
 
 def jittered(trace: Sequence[Submission], jitter_s: float, seed: int) -> list[Submission]:
-    """Each arrival later by up to so many seconds: how a queue packs is chaotic, and one trace is one throw."""
+    """Delay each arrival by up to `jitter_s`: packing is chaotic, so one trace is one sample."""
     random = Random(seed)  # noqa: S311 - nothing secret
     moved = sorted(
         (replace(item, arrival_s=item.arrival_s + random.uniform(0, jitter_s)) for item in trace),
@@ -68,7 +68,7 @@ def jittered(trace: Sequence[Submission], jitter_s: float, seed: int) -> list[Su
     return [replace(item, number=number) for number, item in enumerate(moved)]
 
 
-def _outcome(runs: Sequence[Sequence[AttemptRecord]], rules: ClusterRules) -> EstimatorResult:
+def _result(runs: Sequence[Sequence[AttemptRecord]], rules: ClusterRules) -> EstimatorResult:
     reports = [cluster_metrics(item, rules).to_json() for item in runs]
     if len(reports) == 1:
         return EstimatorResult(cluster_metrics(runs[0], rules), {}, runs[0])
@@ -91,11 +91,11 @@ _COLUMNS = {
 }
 
 
-def text_table(outcomes: Mapping[str, EstimatorResult]) -> str:
-    """All estimators, a line each, in Markdown; times in seconds."""
+def text_table(results: Mapping[str, EstimatorResult]) -> str:
+    """Return a Markdown table with a line for each estimator; times in seconds."""
     lines = [["estimator", *(title for title, _ in _COLUMNS.values())], ["---", *["---:"] * len(_COLUMNS)]]
-    for name, outcome in outcomes.items():
-        figures = outcome.metrics.to_json()
+    for name, result in results.items():
+        figures = result.metrics.to_json()
         lines.append([name, *(form.format(figures[column]) for column, (_, form) in _COLUMNS.items())])
     widths = [max(len(line[index]) for line in lines) for index in range(len(lines[0]))]
     return "\n".join(_line(line, widths) for line in lines)

@@ -1,4 +1,4 @@
-"""The Gantt chart. The only module of the package that knows matplotlib, and imported only where one is asked for."""
+"""Draws the Gantt chart. The only module of the package that imports matplotlib, and imported only for a chart."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from vramcast.errors import UserError
 from vramcast.models.drawing import picture, quiet
 
 MOST_GPUS = 32
-"""More would be lines too thin to see."""
+"""More would be too thin to see."""
 _HOUR_S = 3600
 _GIB = 2**30
 _CRASHED = "#d62728"
@@ -22,11 +22,11 @@ _LANE_INCHES = 0.13
 
 
 def draw_gantt(charts: Mapping[str, Sequence[GanttBar]], capacity_bytes: int, title: str, path: Path) -> None:
-    """A panel for each simulation, all over one axis of time; a bar's colour is the job's true peak."""
+    """Draw a panel for each estimator over a common time axis; the colour of a bar is the true peak of its job."""
     lanes = {name: _lanes(bars) for name, bars in charts.items()}
-    if any(len(found) > MOST_GPUS for found in lanes.values()):
+    if any(len(gpus) > MOST_GPUS for gpus in lanes.values()):
         raise UserError(f"expected at most {MOST_GPUS} GPUs in a chart, found more: leave --gantt out")
-    heights = [sum(found.values()) * _LANE_INCHES + 0.55 for found in lanes.values()]
+    heights = [sum(gpus.values()) * _LANE_INCHES + 0.55 for gpus in lanes.values()]
     with picture(path, 11, sum(heights) + 1.1) as figure:
         panels: Any = figure.subplots(len(charts), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
         scale = ScalarMappable(Normalize(0, capacity_bytes / _GIB), colormaps["YlGnBu"])
@@ -45,11 +45,11 @@ def _legend() -> list[Patch]:
 
 
 def _lanes(bars: Sequence[GanttBar]) -> dict[int, int]:
-    """How many lanes each GPU has."""
-    found: dict[int, int] = {}
+    """Return the number of lanes of each GPU."""
+    lanes: dict[int, int] = {}
     for bar in bars:
-        found[bar.gpu] = max(found.get(bar.gpu, 0), bar.lane + 1)
-    return dict(sorted(found.items()))
+        lanes[bar.gpu] = max(lanes.get(bar.gpu, 0), bar.lane + 1)
+    return dict(sorted(lanes.items()))
 
 
 def _panel(axes: Any, name: str, bars: Sequence[GanttBar], lanes: Mapping[int, int], scale: Any) -> None:

@@ -1,4 +1,4 @@
-"""Who was on which GPU when: the table behind the Gantt chart."""
+"""The table of the Gantt chart: which job was on which GPU, and when."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from vramcast.collocation.simulator.cluster import AttemptRecord
 
 @dataclass(frozen=True)
 class GanttBar:
-    """A run on one of its GPUs."""
+    """An attempt on one of its GPUs."""
 
     gpu: int
     lane: int
-    """Runs of a GPU that overlap lie in lanes of their own."""
+    """Overlapping attempts on a GPU are in different lanes."""
     start_s: float
     end_s: float
     job: str
@@ -22,7 +22,7 @@ class GanttBar:
 
 
 def gantt_table(runs: Sequence[AttemptRecord]) -> list[GanttBar]:
-    """All bars, GPU by GPU in order of time; each run lies in the lowest lane that is free."""
+    """Return all bars by GPU and time; each attempt is in the lowest free lane."""
     ends_s: dict[int, list[float]] = {}
     bars = []
     for run in sorted(runs, key=lambda run: (run.start_s, run.submission.number)):
@@ -36,7 +36,7 @@ def gantt_table(runs: Sequence[AttemptRecord]) -> list[GanttBar]:
 
 
 def _lane(ends_s: list[float], run: AttemptRecord) -> int:
-    """Take a lane whose last run is over, or open one."""
+    """Return a lane whose last attempt has ended, or a new one."""
     for lane, end_s in enumerate(ends_s):
         if end_s <= run.start_s:
             ends_s[lane] = run.end_s

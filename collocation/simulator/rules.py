@@ -1,4 +1,4 @@
-"""The rules of a simulated cluster; where a figure is another project's, it says whose."""
+"""The rules of a simulated cluster, with the source of each number that comes from another project."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from vramcast.errors import check_amount, check_choice, check_count
 from vramcast.virtual_gpu.sizes import MIB
 
 EXCLUSIVE, BEST_FIT, MOST_FREE = "exclusive", "best-fit", "most-free"
-"""Of the policies, those that are asked for by name."""
+"""The policies that other modules name."""
 HEAD_OF_LINE, BACKFILL = "head-of-line", "backfill"
 QUEUES = (HEAD_OF_LINE, BACKFILL)
 RESERVED, OBSERVED = "reserved", "observed"
@@ -16,36 +16,36 @@ LEDGERS = (RESERVED, OBSERVED)
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterRules:
-    """How jobs are placed, what sharing costs them, and what becomes of those that run out of memory."""
+    """How jobs are placed, what sharing costs them, and what happens when they run out of memory."""
 
     gpus: int = 4
     capacity_bytes: int = 40_410 * MIB
-    """What jobs and their contexts may use of a card together."""
+    """The memory of a GPU for all jobs and their contexts."""
     policy: str = MOST_FREE
     queue: str = HEAD_OF_LINE
-    """Whether a job that finds no place keeps those behind it waiting, as in CARMA, or lets them overtake."""
+    """A job without a place blocks the jobs behind it, as in CARMA, or lets them overtake."""
     ledger: str = OBSERVED
-    """What counts as taken: what was set aside for jobs, or what they are seen to use.
+    """What counts as taken: the reservations of jobs, or the memory that they are observed to use.
 
-    The second is CARMA's: a GPU is closed from when a job starts there until its peak is reached.
+    The second is CARMA's rule: a GPU accepts no job between the start of a job and its peak.
     """
     remember: bool = False
-    """Whether a job that ran before asks for what it took then, with the service's margin, and no more by estimate."""
+    """A job that ran before needs its observed peak and the service's margin, whatever the estimate."""
     slowdown: float = 0.4
-    """Of a job for each other one on its GPU: k jobs run at 1 / (1 + slowdown * (k - 1)) of their solo speed.
+    """The cost of sharing: k jobs on a GPU run at 1 / (1 + slowdown * (k - 1)) of their solo speed.
 
     An assumption. With 0.4, sharing under known peaks saves as much time as AEGIS measured (docs/collocation.md).
     """
     peak_after_s: float = 22.6
     """From start to peak. AEGIS lost 22.6 s on average to a job that ran out of memory."""
     retry_after_s: float = 30.0
-    """From a crash until it is noticed and queued again. CARMA looks at windows of 30 s."""
+    """From a crash until the job is queued again. CARMA checks every 30 s."""
     backfill_depth: int = 500
-    """How many waiting jobs are tried at a time: Slurm's bf_max_job_test, whose default is 500."""
+    """The number of waiting jobs that are tried: Slurm's bf_max_job_test, 500 by default."""
 
     def __post_init__(self) -> None:
         check_count("--gpus", self.gpus)
-        check_count("the card's capacity", self.capacity_bytes)
+        check_count("the capacity of the device", self.capacity_bytes)
         check_count("the depth of backfilling", self.backfill_depth)
         check_choice("--policy", self.policy, POLICIES)
         check_choice("--queue", self.queue, QUEUES)
@@ -54,5 +54,5 @@ class ClusterRules:
             check_amount(f"--{name.replace('_', '-')}", getattr(self, name))
 
     def rate(self, jobs: int) -> float:
-        """The speed of each of so many jobs on a GPU, where 1 is that of one alone."""
+        """Return the speed of each of several jobs on a GPU; 1 is the speed of a job alone."""
         return 1 / (1 + self.slowdown * (jobs - 1))

@@ -1,4 +1,4 @@
-"""`python -m collocation.simulator`, which is `vramcast simulate`: a trace of jobs on GPUs that they share."""
+"""`vramcast simulate`: runs a trace of jobs on shared GPUs under several estimators."""
 
 import argparse
 import json
@@ -37,23 +37,28 @@ def _parser() -> argparse.ArgumentParser:
     add("--gpus", type=int, default=rules["gpus"])
     add("--device", default=DEFAULT_DEVICE, help="a device profile")
     add("--policy", default=rules["policy"], choices=POLICIES)
-    add("--queue", default=rules["queue"], choices=QUEUES, help="whether jobs may overtake one that finds no place")
-    add("--ledger", default=rules["ledger"], choices=LEDGERS, help="what counts as taken of a GPU")
-    add("--remember", action="store_true", help="a job that ran before asks for what it took then")
-    add("--slowdown", type=float, default=rules["slowdown"], help="of a job for each other one on its GPU")
+    add("--queue", default=rules["queue"], choices=QUEUES, help="with backfill, jobs overtake one that finds no place")
+    add(
+        "--ledger",
+        default=rules["ledger"],
+        choices=LEDGERS,
+        help="what counts as taken: reservations, or observed memory",
+    )
+    add("--remember", action="store_true", help="a job that ran before needs its observed peak and a margin")
+    add("--slowdown", type=float, default=rules["slowdown"], help="cost of each other job on the same GPU")
     add("--peak-after-s", type=float, default=rules["peak_after_s"], help="from a job's start to its peak")
     add("--retry-after-s", type=float, default=rules["retry_after_s"], help="from a crash to being queued again")
     add("--margin-mib", type=int, default=0, help="added to point estimates (CARMA: 2048), not to bounds")
-    add("--floor-mib", type=int, default=FLOOR_MIB, help="what must be free where there is no estimator")
+    add("--floor-mib", type=int, default=FLOOR_MIB, help="free memory that a job needs without an estimator")
     add("--repeats", type=int, default=1, help="means over the trace and copies of it with shifted arrivals")
-    add("--jitter-s", type=float, default=60.0, help="by how much copies are shifted at most")
+    add("--jitter-s", type=float, default=60.0, help="the largest shift of an arrival")
     add("--checkpoint", default=CHECKPOINT, metavar="NAME", help="of ours: a released estimator, or its directory")
-    add("--risk", type=float, default=RISK, help="of ours: how often a job may take more than is set aside")
-    add("--bucket-mib", type=int, default=1, help="of ours: rounded up to the edge of such a bucket")
+    add("--risk", type=float, default=RISK, help="of ours: the share of jobs that may need more than their bound")
+    add("--bucket-mib", type=int, default=1, help="of ours: bounds are rounded up to a multiple")
     add("--definitions", metavar="FILE", help="of ours: which recipe defines which job")
     add("--cache", metavar="DIR", help="of ours: directory of simulations; default: the user's cache")
     add("--workers", type=int, default=2, help="of ours: processes that simulate networks")
-    add("--gantt", metavar="FILE", help="draw who was on which GPU when (PNG or SVG)")
+    add("--gantt", metavar="FILE", help="draw a Gantt chart (PNG or SVG)")
     add("--json", action="store_true")
     return parser
 
@@ -73,7 +78,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
     outcomes = compare(trace, needs, rules, arguments.repeats, arguments.jitter_s)
     if arguments.gantt:
         _draw(arguments, outcomes, rules)
-    _tell(arguments, outcomes)
+    _print(arguments, outcomes)
 
 
 def _rules(arguments: argparse.Namespace) -> ClusterRules:
@@ -101,15 +106,15 @@ def _draw(arguments: argparse.Namespace, outcomes: Mapping[str, EstimatorResult]
     draw_gantt(charts, rules.capacity_bytes, title, Path(arguments.gantt))
 
 
-def _tell(arguments: argparse.Namespace, outcomes: Mapping[str, EstimatorResult]) -> None:
+def _print(arguments: argparse.Namespace, outcomes: Mapping[str, EstimatorResult]) -> None:
     names = ("gpus", "device", "policy", "queue", "ledger", "remember", "slowdown", "margin_mib", "risk", "repeats")
     settings = {name: getattr(arguments, name) for name in names}
     if not arguments.json:
         print(text_table(outcomes))
         return
-    found: dict[str, Any] = {name: outcome.to_json() for name, outcome in outcomes.items()}
-    if len(found) == 1:
-        ((name, figures),) = found.items()
+    results: dict[str, Any] = {name: outcome.to_json() for name, outcome in outcomes.items()}
+    if len(results) == 1:
+        ((name, figures),) = results.items()
         print(json.dumps({"estimator": name, **figures, **settings}, allow_nan=False))
     else:
-        print(json.dumps({"estimators": found, **settings}, allow_nan=False))
+        print(json.dumps({"estimators": results, **settings}, allow_nan=False))

@@ -1,4 +1,4 @@
-"""What is to be run: jobs with their true peaks, and a trace that says when each arrives."""
+"""The workload of a simulation: jobs with their true peaks, and a trace of their arrivals."""
 
 import csv
 import math
@@ -14,14 +14,14 @@ ESTIMATE_COLUMNS: Mapping[str, str] = {
     "horus": "horus_mib",
     "faketensor": "faketensor_mib",
 }
-"""Estimates that others published, by the column of the table of jobs that has them."""
+"""The columns of the job table with the published estimates of others."""
 _JOB_COLUMNS = ("job", "num_gpus", "batch_size", "actual_peak_mib", "solo_seconds")
 _TRACE_COLUMNS = ("arrival_s", "job")
 
 
 @dataclass(frozen=True)
 class TraceJob:
-    """What a job takes and for how long it runs when it is alone."""
+    """A job of a trace: its memory, and its run time on GPUs of its own."""
 
     name: str
     gpus: int
@@ -30,12 +30,12 @@ class TraceJob:
     """On each of its GPUs, context included."""
     solo_s: float
     estimates_bytes: Mapping[str, int] = field(default_factory=dict)
-    """By the estimator that published it; an estimator that has none is absent."""
+    """By estimator; one without an estimate is absent."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A job of a trace."""
+    """The arrival of a job."""
 
     number: int
     arrival_s: float
@@ -43,7 +43,7 @@ class Submission:
 
 
 def read_jobs(path: Path) -> dict[str, TraceJob]:
-    """The table of jobs, by name."""
+    """Read the table of jobs, by name."""
     jobs: dict[str, TraceJob] = {}
     for number, line in _lines(path, _JOB_COLUMNS):
         job = _job(line, f"{path}:{number}")
@@ -54,19 +54,19 @@ def read_jobs(path: Path) -> dict[str, TraceJob]:
 
 
 def read_trace(path: Path, jobs: Mapping[str, TraceJob]) -> list[Submission]:
-    """The arrivals in a trace, in order of time."""
-    found = []
+    """Read the arrivals of a trace in order of time."""
+    arrivals = []
     for number, line in _lines(path, _TRACE_COLUMNS):
         if line["job"] not in jobs:
             raise UserError(
                 f"expected a job of the table at {path}:{number}, found {line['job']!r}: add it to the jobs"
             )
         arrival_s = _number(line["arrival_s"], "arrival_s", f"{path}:{number}", least=0)
-        found.append((arrival_s, jobs[line["job"]]))
-    if not found:
+        arrivals.append((arrival_s, jobs[line["job"]]))
+    if not arrivals:
         raise UserError(f"expected arrivals in {path}, found none: name another file")
-    found.sort(key=lambda item: item[0])  # stable: jobs of one moment stay in the order of the file
-    return [Submission(number, arrival_s, job) for number, (arrival_s, job) in enumerate(found)]
+    arrivals.sort(key=lambda item: item[0])  # stable: simultaneous arrivals keep the order of the file
+    return [Submission(number, arrival_s, job) for number, (arrival_s, job) in enumerate(arrivals)]
 
 
 def _lines(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
@@ -74,12 +74,12 @@ def _lines(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, str]
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             lines = [(reader.line_num, {key: value or "" for key, value in line.items() if key}) for line in reader]
-            found = list(reader.fieldnames or ())
+            names = list(reader.fieldnames or ())
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"expected a CSV table at {path}, found: {error}; name another file") from error
-    missing = [name for name in columns if name not in found]
+    missing = [name for name in columns if name not in names]
     if missing:
-        raise UserError(f"expected the columns {list(columns)} in {path}, found {found}: add {missing}")
+        raise UserError(f"expected the columns {list(columns)} in {path}, found {names}: add {missing}")
     return lines
 
 

@@ -1,0 +1,1 @@
+"""Attacks on the service and the cluster simulator, with the bounds that must hold (`make soak`)."""
