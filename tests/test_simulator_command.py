@@ -178,7 +178,7 @@ def test_our_bound_is_classified_here_and_what_cannot_be_built_is_left_out(
     assert list(found) == ["mnist_train"]
     assert found["mnist_train"] % (1024 * MIB) == 0
     assert 600 * MIB < found["mnist_train"] <= 42_000 * MIB
-    assert "no network can be built for dlrm" in capsys.readouterr().err
+    assert "no network is defined for dlrm" in capsys.readouterr().err
 
 
 def test_definitions_that_are_none_are_refused(tmp_path: Path) -> None:

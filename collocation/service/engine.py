@@ -340,7 +340,7 @@ class Engine:
         return (await self._ask(Question.of_simulation(spec.id, simulation, load_profile(device)), job)).answer
 
     async def _traced(self, spec: Spec, devices: tuple[str, ...]) -> bytes:
-        """Return a pickled `Simulation`: from the cache, from a trace that another request waits for, or from a new one."""
+        """Return a pickled `Simulation`: cached, of a trace that another request waits for, or of a new one."""
         key = _trace_key(spec, devices)
         trace = self.traces.get(key)
         self.metrics.cached.labels("traces", "miss" if trace is None else "hit").inc()
