@@ -53,30 +53,22 @@ def test_a_block_that_another_stream_uses_is_free_when_that_stream_has_passed() 
     allocator.free(block)
     assert (allocator.allocated_bytes, allocator.active_bytes, allocator.requested_bytes) == (0, mib(30), mib(30))
     assert allocator.segments()[0].blocks[0].state is BlockState.AWAITING_FREE
-    allocator.complete({1: before})  # recorded before the free: says nothing about it
+    allocator.complete(before)  # recorded before the free: says nothing about it
     allocator.malloc(mib(30))
     assert (allocator.reserved_bytes, allocator.peak_active_bytes) == (mib(60), mib(60))
     assert allocator.peak_allocated_bytes == mib(30)
-    after = allocator.record_event()
-    allocator.complete({2: after})
-    assert allocator.active_bytes == mib(60)
-    allocator.complete({1: after})
+    allocator.complete(allocator.record_event())
     assert allocator.active_bytes == mib(30)
     allocator.malloc(mib(30))
     assert allocator.reserved_bytes == mib(60)
     allocator.check()
 
 
-def test_a_block_waits_for_every_stream_that_used_it() -> None:
+def test_a_use_on_the_blocks_own_stream_does_not_defer_its_free() -> None:
     allocator = CachingAllocator()
-    block = allocator.malloc(mib(30))
-    for stream in (0, 1, 2, 1):  # the block's own stream does not count
-        allocator.record_stream(block, stream)
+    block = allocator.malloc(mib(30), stream=2)
+    allocator.record_stream(block, 2)
     allocator.free(block)
-    event = allocator.record_event()
-    allocator.complete({1: event})
-    assert allocator.active_bytes == mib(30)
-    allocator.complete({2: event})
     assert allocator.active_bytes == 0
     allocator.check()
 
@@ -127,7 +119,7 @@ def test_the_state_is_consistent_with_several_streams(
         elif live and size % 3 == 1:
             allocator.record_stream(live[size % len(live)], stream)
         else:
-            allocator.complete({stream: allocator.record_event()})
+            allocator.complete(allocator.record_event())
         allocator.check()
         assert allocator.peak_reserved_bytes >= allocator.peak_active_bytes >= allocator.active_bytes
     for block in live:
@@ -136,14 +128,10 @@ def test_the_state_is_consistent_with_several_streams(
     assert (allocator.reserved_bytes, allocator.active_bytes, allocator.requested_bytes) == (0, 0, 0)
 
 
-def test_the_host_knows_what_an_event_implies_through_waits() -> None:
+def test_events_are_numbered_in_the_order_of_recording() -> None:
     clock = StreamClock()
-    first = clock.record_event(1)
-    clock.wait_event(0, first)
-    clock.record_event(1)  # not waited for
-    last = clock.record_event(0)
-    assert clock.synchronize(last) == Complete({1: 1, 0: 3})
-    assert clock.synchronize(first) == Complete({})
+    first, last = clock.record_event(), clock.record_event()
+    assert (clock.synchronize(last), clock.synchronize(first)) == (Complete(2), Complete(1))
 
 
 def test_a_replay_places_blocks_on_streams_and_frees_them_by_events() -> None:
@@ -151,7 +139,7 @@ def test_a_replay_places_blocks_on_streams_and_frees_them_by_events() -> None:
         (0, 30 * MIB), (STREAM_OPERATION, 0), (0, FREE), (1, 30 * MIB), (STREAM_OPERATION, 1), (STREAM_OPERATION, 2),
         (2, 30 * MIB), (3, 12 * MIB),
     ]  # fmt: skip
-    operations = [RecordStream(0, 1), RecordEvent(), Complete({1: 1})]
+    operations = [RecordStream(0, 1), RecordEvent(), Complete(1)]
     result = replay(events, CachingAllocator(), streams={3: 1}, operations=operations)
     assert result.peak_reserved_bytes == 72 * MIB  # block 2 reuses the memory of block 0; block 3 is on stream 1
     assert (result.peak_allocated_bytes, result.peak_active_bytes) == (72 * MIB, 72 * MIB)

@@ -6,7 +6,7 @@ share one capacity. Graph capture and private pools are not modelled.
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from vramcast.errors import UserError, check_count
@@ -87,8 +87,8 @@ class CachingAllocator:
         """Blocks that were freed while another stream used them."""
         self._peak_awaiting_active_bytes = 0
         self._recorded_events = 0
-        self._awaited: dict[int, deque[tuple[int, Block]]] = {}
-        """By stream: freed blocks that wait for it, with the number of events recorded before the free."""
+        self._awaited: deque[tuple[int, Block]] = deque()
+        """Freed blocks that other streams use, with the number of events recorded before the free."""
 
     def _make_pools(self, stream: int) -> tuple[Pool, Pool]:
         expands = self.options.expandable_segments
@@ -183,7 +183,9 @@ class CachingAllocator:
             raise ValueError(f"the block at {block.address:#x} is not allocated: it was freed before")
         self.allocated_bytes -= block.size_bytes
         if block.stream_uses:
-            self._await_streams(block, block.stream_uses)
+            block.waits, block.stream_uses = True, None
+            self._awaiting_bytes += block.size_bytes
+            self._awaited.append((self._recorded_events, block))
             return
         block.allocated = False
         self.requested_bytes -= block.requested_bytes
@@ -204,36 +206,24 @@ class CachingAllocator:
         self._recorded_events += 1
         return self._recorded_events
 
-    def complete(self, passed: Mapping[int, int]) -> None:
-        """Note that streams have passed events, by number, and free the blocks that waited for them.
+    def complete(self, event: int) -> None:
+        """Note that all streams have passed an event and free the blocks that waited for it.
 
         PyTorch looks at its events at the next allocation (process_events); peaks are the same.
         """
-        for stream, event in passed.items():
-            awaited = self._awaited.get(stream, ())
-            while awaited and awaited[0][0] < event:
-                self._stop_waiting(awaited.popleft()[1])
+        while self._awaited and self._awaited[0][0] < event:
+            self._stop_waiting(self._awaited.popleft()[1])
 
     def synchronize(self) -> None:
         """Free all blocks that wait for streams (synchronize_and_free_events)."""
-        for awaited in self._awaited.values():
-            while awaited:
-                self._stop_waiting(awaited.popleft()[1])
-
-    def _await_streams(self, block: Block, streams: set[int]) -> None:
-        block.waits = len(streams)
-        block.stream_uses = None
-        self._awaiting_bytes += block.size_bytes
-        for stream in streams:
-            self._awaited.setdefault(stream, deque()).append((self._recorded_events, block))
+        while self._awaited:
+            self._stop_waiting(self._awaited.popleft()[1])
 
     def _stop_waiting(self, block: Block) -> None:
-        block.waits -= 1
-        if block.waits == 0:
-            self._awaiting_bytes -= block.size_bytes
-            self.requested_bytes -= block.requested_bytes
-            block.allocated = False
-            block.pool.merge_and_insert(block)
+        self._awaiting_bytes -= block.size_bytes
+        self.requested_bytes -= block.requested_bytes
+        block.allocated = block.waits = False
+        block.pool.merge_and_insert(block)
 
     def empty_cache(self) -> None:
         """Return all unsplit free segments, as torch.cuda.empty_cache() does (3428-)."""

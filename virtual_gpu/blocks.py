@@ -33,8 +33,8 @@ class Block:
         self.next: Block | None = None
         self.stream_uses: set[int] | None = None
         """Other streams that use the block (`record_stream`)."""
-        self.waits = 0
-        """Number of streams that must pass an event before the freed block returns to its pool."""
+        self.waits = False
+        """True if the block was freed and other streams must finish before it returns to its pool."""
 
     @property
     def end(self) -> int:

@@ -40,11 +40,10 @@ class Streams:
     def record(self, stream: "Stream | None") -> RecordedEvent:
         """Record an event on a stream."""
         self._tracer.operate(RecordEvent())
-        return self._clock.record_event((stream or self.current).stream_id)
+        return self._clock.record_event()
 
     def wait(self, stream: "Stream | None", event: RecordedEvent) -> None:
-        """Let a stream wait for an event."""
-        self._clock.wait_event((stream or self.current).stream_id, event)
+        """Let a stream wait for an event, which changes no memory."""
 
     def finish(self, event: RecordedEvent) -> None:
         """Let the host wait for an event."""
@@ -53,8 +52,7 @@ class Streams:
     def synchronize(self) -> None:
         """Let the host wait for all streams."""
         if self._made != MAIN_STREAM:
-            for number in range(self._made + 1):
-                self.finish(self.record(Stream(stream_id=number)))
+            self.finish(self.record(self.current))
 
 
 class Stream:

@@ -1,0 +1,32 @@
+"""Pipeline schedules exchange shapes between stages first, which needs data: here each stage is told its shapes.
+
+Patches _PipelineSchedule._warmup_p2p, which exists from torch 2.12 on; checked with torch 2.13.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.distributed.pipelining import schedules
+
+from vramcast.virtual_gpu.autocast import replaced
+
+_NAME = "_warmup_p2p"
+
+
+@contextmanager
+def static_pipeline() -> Iterator[None]:
+    """Let all stages of a pipeline use the shapes that they were given."""
+    schedule = schedules._PipelineSchedule
+    if not hasattr(schedule, _NAME):
+        yield
+        return
+
+    def use_given_shapes(_: Any, stages: list[Any], *__: Any, **___: Any) -> None:
+        from torch.distributed.pipelining._utils import InferenceMode  # noqa: PLC0415 - absent before the patch's time
+
+        for stage in stages:
+            stage._inference_mode = InferenceMode.STATIC
+
+    with replaced(schedule, _NAME, use_given_shapes):
+        yield

@@ -1,0 +1,267 @@
+"""A training run of one rank as a trace: torch.distributed wraps the network and runs its steps on the meta device."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vramcast.virtual_gpu.autocast import MetaScaler, autocast
+from vramcast.virtual_gpu.distributed.local_optimizer import ELEMENTWISE, LocalOptimizer
+from vramcast.virtual_gpu.distributed.parallelism import MODELLED, Parallelism
+from vramcast.virtual_gpu.distributed.pipeline import Pipeline
+from vramcast.virtual_gpu.distributed.rank_context import rank_context
+from vramcast.virtual_gpu.distributed.rank_tracer import RankTracer, local_tensor
+from vramcast.virtual_gpu.distributed.stages import stage_of
+from vramcast.virtual_gpu.distributed.strategies import (
+    MakeOptimizer,
+    parallel_optimizer,
+    parallelize,
+    pipeline_group,
+)
+from vramcast.virtual_gpu.distributed.zero_stages import ZeroStage
+from vramcast.virtual_gpu.kernels import cuda_kernels
+from vramcast.virtual_gpu.trace import Trace, Use
+from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
+from vramcast.virtual_gpu.training_step import DTYPES, training_steps
+from vramcast.virtual_gpu.training_step import make_optimizer as optimizer_of
+
+MakeInputs = Callable[[int], tuple[Any, ...]]
+FULL_STEPS = 3
+"""Steps with the full batch. DDP rebuilds its buckets after the first, and the optimizer's state is there from the
+second on."""
+
+
+def trace_rank(
+    subject: nn.Module,
+    make_inputs: MakeInputs,
+    setup: TrainingSetup,
+    parallelism: Parallelism,
+    rank: int = 0,
+    compute_capability: float = 8.0,
+    make_optimizer: MakeOptimizer | None = None,
+) -> Trace:
+    """Trace the training of one rank. Patches are global: one rank at a time per process.
+
+    Args:
+        subject: The network on the meta device, in training mode, or a module that holds it as `subject` and computes
+            a loss around it. The network is wrapped in place.
+        make_inputs: Returns a batch of a size; the size is that of one rank.
+        setup: How the subject is trained. `autocast` becomes the mixed precision of FSDP.
+        parallelism: The strategy and its degrees.
+        rank: The rank to trace.
+        compute_capability: Decides which CUDA kernels run.
+        make_optimizer: Replaces the optimizer that the setup names.
+    """
+    return _RankRun(subject, make_inputs, setup, parallelism, rank, compute_capability, make_optimizer).trace()
+
+
+class _RankRun:
+    """The steps of one rank under a tracer."""
+
+    def __init__(
+        self,
+        subject: nn.Module,
+        make_inputs: MakeInputs,
+        setup: TrainingSetup,
+        parallelism: Parallelism,
+        rank: int,
+        compute_capability: float,
+        make_optimizer: MakeOptimizer | None,
+    ) -> None:
+        self.subject = subject
+        self.make_inputs = make_inputs
+        self.setup = setup
+        self.parallelism = parallelism
+        self.rank = rank
+        self.compute_capability = compute_capability
+        self.make_optimizer = make_optimizer
+        self.tracer = RankTracer(cuda_kernels(compute_capability), cudnn_benchmark=setup.cudnn_benchmark)
+        self.names = _owner_names(subject)
+        self.pipeline: Pipeline | None = None
+        self.zero: ZeroStage | None = None
+
+    def trace(self) -> Trace:
+        """Wrap the network, run its steps and return the trace."""
+        with rank_context(self.tracer, self.rank, self.parallelism.world_size, self.compute_capability):
+            network = self._wrapped()
+            with self.tracer:
+                optimizer = self._optimizer(network)
+                for _ in self._steps(network, optimizer):
+                    self._note_uses(optimizer, network)
+            trace = self.tracer.trace
+            trace.events = list(trace.events)  # a copy: the end of the run frees the network, and is not part of it
+            trace.approximations.update(self.parallelism.notes)
+            return trace
+
+    def _wrapped(self) -> nn.Module:
+        """Place the parameters and wrap the network.
+
+        Sharded networks are created on meta and get memory for their shards alone. DDP and FSDP1 wrap a network that
+        is on the device already, unit by unit in the case of FSDP1.
+        """
+        strategy, network = self.parallelism.strategy, _network_of(self.subject)
+        if strategy in MODELLED:
+            self.zero = ZeroStage(network, self.parallelism, self.setup, self.tracer)
+            with self.tracer:
+                self.zero.place()
+            return self.subject
+        if strategy in ("fsdp1", "ddp", "zero1"):
+            if strategy != "fsdp1":
+                self._place(network)
+            self.tracer.phase = Use.PARAMETERS if strategy == "fsdp1" else Use.GRADIENTS
+            with self.tracer:
+                network = parallelize(network, self.parallelism, self.setup, self.tracer)
+            self.tracer.phase = Use.ACTIVATIONS
+            return self._around(network)
+        with RankTracer({}):  # collectives need no data; the full parameters never exist on a device
+            if self.parallelism.pipeline > 1:
+                network = self.subject = self._make_pipeline(network)
+            if strategy != "pp":
+                network = parallelize(network, self.parallelism, self.setup, self.tracer)
+            if self.parallelism.offload:
+                _move_to_host(network)
+        self._place(network)
+        return self._around(network)
+
+    def _around(self, network: nn.Module) -> nn.Module:
+        """Return the module that the training loop calls: the wrapped network, or the loss around it."""
+        if _network_of(self.subject) is self.subject:
+            return network
+        self.subject.subject = network
+        return self.subject
+
+    def _make_pipeline(self, network: nn.Module) -> nn.Module:
+        """Cut out the stage of this rank; stages are consecutive groups of the ranks that shard one."""
+        index = self.rank // self.parallelism.data
+        stage = stage_of(network, index, self.parallelism.pipeline)
+        group = pipeline_group(self.parallelism)
+        self.pipeline = Pipeline(stage, self.parallelism, self.setup.loss, group)
+        dtype = self.setup.autocast if self.parallelism.strategy != "pp" else None
+        self.pipeline.prepare(self.make_inputs, self._sizes, DTYPES[dtype] if dtype else None)
+        return stage
+
+    def _place(self, network: nn.Module) -> None:
+        """Allocate parameters and buffers in the order of `module.to(device)`: children first."""
+        self.tracer.phase = Use.PARAMETERS
+        for module in _children_first(network):
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                local = local_tensor(tensor.detach())
+                if local.is_meta:
+                    self.tracer.owner = self.names.get(id(tensor), "")
+                    self.tracer.see(local)
+        self.tracer.phase, self.tracer.owner = Use.ACTIVATIONS, ""
+
+    def _optimizer(self, network: nn.Module) -> Any:
+        parameters = [item for item in network.parameters() if item.requires_grad]
+        if self.parallelism.offload and self.zero is None:
+            return _HostOptimizer(parameters)
+        name, arguments = parse_call(self.setup.optimizer)
+        default = "single" if name == "Adafactor" else "foreach"
+        implementation = default if self.setup.implementation == "default" else self.setup.implementation
+        make = self._hooked(self.make_optimizer or partial(optimizer_of, name, dict(arguments), implementation))
+        if self.zero is not None:
+            return self.zero.optimizer(make)
+        if self.parallelism.strategy in ("fsdp2", "hsdp", "tp") and self.make_optimizer is None and name in ELEMENTWISE:
+            return LocalOptimizer(make, parameters)
+        return parallel_optimizer(make, parameters, self.parallelism)
+
+    def _hooked(self, make: MakeOptimizer) -> MakeOptimizer:
+        def make_hooked(parameters: list[Any]) -> torch.optim.Optimizer:
+            optimizer = make(parameters)
+            optimizer.register_step_pre_hook(lambda *_: self._enter(Use.OPTIMIZER_STATE))
+            optimizer.register_step_post_hook(lambda *_: self._enter(Use.ACTIVATIONS))
+            return optimizer
+
+        return make_hooked
+
+    def _enter(self, phase: Use) -> None:
+        self.tracer.phase = phase
+
+    @property
+    def _sizes(self) -> list[int]:
+        setup = self.setup
+        odd = [setup.last_batch_size, setup.batch_size] if setup.last_batch_size else []
+        return [setup.batch_size] * FULL_STEPS + odd
+
+    def _steps(self, network: nn.Module, optimizer: Any) -> Iterator[Any]:
+        setup = self.setup
+        sharded = self.parallelism.strategy in ("fsdp1", "fsdp2", "hsdp")  # FSDP casts parameters itself
+        context = autocast(setup.autocast) if setup.autocast and not sharded else nullcontext
+        if self.zero is not None:
+            return self.zero.steps(self._batch, optimizer, self._sizes, setup, network, nullcontext)
+        if self.pipeline is not None:
+            return self.pipeline.steps(self._batch, optimizer, self._sizes, context)
+        batches = ((self._batch(size) for _ in range(setup.accumulate)) for size in self._sizes)
+        scaler = MetaScaler() if setup.autocast == "fp16" and not sharded else None
+        return training_steps(network, optimizer, batches, setup.loss, context, scaler)
+
+    def _batch(self, size: int) -> tuple[Any, ...]:
+        self.tracer.phase = Use.INPUTS
+        inputs = self.make_inputs(size)
+        self.tracer.phase = Use.ACTIVATIONS
+        return inputs
+
+    def _note_uses(self, optimizer: Any, network: nn.Module) -> None:
+        """Tell gradients and optimizer state from the blocks that were allocated beside them."""
+        if self.zero is not None:
+            return  # its blocks are allocated with their use
+        local = getattr(optimizer, "optim", optimizer)  # the local part of ZeroRedundancyOptimizer
+        states = local.state
+        for parameter in network.parameters():
+            state = [item for item in states.get(parameter, {}).values() if isinstance(item, Tensor)]
+            self._note_use(Use.OPTIMIZER_STATE, state, parameter)
+            if parameter.grad is not None:
+                self._note_use(Use.GRADIENTS, [parameter.grad], parameter)
+
+    def _note_use(self, use: Use, tensors: Sequence[Tensor], parameter: nn.Parameter) -> None:
+        trace = self.tracer.trace
+        for tensor in tensors:
+            block = self.tracer.block_of(tensor)
+            if block is not None:
+                trace.uses[block], trace.owners[block] = use, self.names.get(id(parameter), "")
+
+
+class _HostOptimizer(torch.optim.Optimizer):
+    """An optimizer whose parameters, gradients and state are in host memory: a step takes nothing from the device."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> Any:
+        """Do nothing."""
+
+
+def _network_of(subject: nn.Module) -> nn.Module:
+    """Return the network to wrap. A module that holds a network as `subject` computes a loss around it."""
+    inner = getattr(subject, "subject", None)
+    return inner if isinstance(inner, nn.Module) else subject
+
+
+def _move_to_host(network: nn.Module) -> None:
+    """Put sharded parameters into host memory that is never written; buffers stay on the device."""
+    buffers = [
+        (module, name, buffer)
+        for module in network.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]  # fmt: skip
+    network.to_empty(device="cpu")
+    for module, name, buffer in buffers:
+        module._buffers[name] = buffer
+
+
+def _children_first(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        yield from _children_first(child)
+    yield module
+
+
+def _owner_names(network: nn.Module) -> dict[int, str]:
+    """Return the name of the module of each parameter and buffer."""
+    return {
+        id(tensor): name
+        for name, module in network.named_modules()
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    }
