@@ -1,1 +1,1 @@
-"""The virtual GPU: what training would take on a card, worked out without one."""
+"""The virtual GPU: simulates the memory of training on a GPU, without one."""

@@ -1,7 +1,7 @@
-"""Attention as CUDA runs it: which kernel takes a call, and what each allocates.
+"""Attention on CUDA: the choice of a kernel for a call, and the memory that each kernel allocates.
 
-The choice is that of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, without cuDNN's kernel: some releases prefer
-that one for compute capability 9.0 and 10.0, and it keeps what flash attention keeps.
+The choice follows aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, without cuDNN's kernel: some releases prefer
+it for compute capability 9.0 and 10.0, and it saves the same tensors as flash attention.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def attention(
     compute_capability: float, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
-    """scaled_dot_product_attention for CUDA (native/transformers/attention.cpp)."""
+    """Run scaled_dot_product_attention as CUDA does (native/transformers/attention.cpp)."""
     wants_gradient = torch.is_grad_enabled() and any(item.requires_grad for item in (q, k, v))
     if _flash_takes(compute_capability, q, k, v, attn_mask, is_causal, wants_gradient):
         return _flash(q, k, v, dropout_p, is_causal, scale)
@@ -34,7 +34,7 @@ def attention(
 
 
 def _fit(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """What both fused kernels ask: batches of heads, of at least one place, whose numbers lie side by side."""
+    """Check what both fused kernels require: four dimensions, at least one position, contiguous heads."""
     four = q.dim() == k.dim() == v.dim() == 4
     return four and q.shape[0] == k.shape[0] == v.shape[0] and 0 not in (q.shape[2], k.shape[2]) and all(
         item.stride(-1) == 1 or item.shape[-1] == 1 for item in (q, k, v)
@@ -44,7 +44,7 @@ def _fit(q: Tensor, k: Tensor, v: Tensor) -> bool:
 def _flash_takes(
     capability: float, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, wants_gradient: bool
 ) -> bool:
-    """Half precision on Ampere and later, heads of up to 256, no mask but a square causal one."""
+    """Check for half precision on Ampere or later, heads of up to 256, and no mask but a square causal one."""
     size = q.shape[-1]
     sizes = size == k.shape[-1] == v.shape[-1] and size <= 256
     # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120: their shared memory is too small
@@ -55,23 +55,23 @@ def _flash_takes(
 
 
 def _efficient_takes(capability: float, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Heads aligned to what a tensor core loads; no bfloat16 before Ampere (can_use_mem_efficient_attention)."""
+    """Check alignment for tensor cores, and no bfloat16 before Ampere (can_use_mem_efficient_attention)."""
     half = q.dtype in _HALF
-    known = q.dtype in (torch.float32, torch.float16) or (q.dtype == torch.bfloat16 and capability >= 8.0)
+    supported = q.dtype in (torch.float32, torch.float16) or (q.dtype == torch.bfloat16 and capability >= 8.0)
     alignment = _alignment(capability, half)
     sizes = q.shape[-1] == k.shape[-1] and q.shape[-1] % alignment == 0 and v.shape[-1] % alignment == 0
-    return known and sizes and q.shape[-1] > 0 and q.shape[1] == k.shape[1] == v.shape[1] and _fit(q, k, v)
+    return supported and sizes and q.shape[-1] > 0 and q.shape[1] == k.shape[1] == v.shape[1] and _fit(q, k, v)
 
 
 def _alignment(capability: float, half: bool) -> int:
-    """sdp_utils.cpp, minimum_gemm_alignment: 128 bits on tensor cores."""
+    """Return the alignment in elements: 128 bits on tensor cores (sdp_utils.cpp, minimum_gemm_alignment)."""
     if half and capability >= 7.0:
         return 8
     return 4 if capability >= 8.0 else 1
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool, scale: float | None) -> Tensor:
-    """Heads are padded to a multiple of 8, which copies queries, keys and values (pad_last_dim)."""
+    """Run flash attention; padding heads to a multiple of 8 copies queries, keys and values (pad_last_dim)."""
     size = q.shape[-1]
     if size % 8:
         scale = scale or size**-0.5
@@ -81,7 +81,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool, s
 
 
 def _prepared_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """A bool mask becomes a bias; rows are padded to 16 places; it is spread over batch and heads (attention.cpp)."""
+    """Turn a bool mask into a bias, pad its rows to 16 positions, expand it to batch and heads (attention.cpp)."""
     if mask is None:
         return None
     if mask.dtype == torch.bool:
@@ -97,13 +97,13 @@ def _new(tracer: Tracer, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def _gradients(tracer: Tracer, *inputs: Tensor) -> list[Tensor]:
-    """For each input a block in the order batch, place, head, number."""
+    """Allocate a gradient for each input, laid out as batch, position, head, element."""
     shapes = ((item.shape[0], item.shape[2], item.shape[1], item.shape[3]) for item in inputs)
     return [_new(tracer, shape, inputs[0].dtype).transpose(1, 2) for shape in shapes]
 
 
 def _flash_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Row sums and the queries' gradients in single precision (flash_attn/flash_api.cpp, mha_bwd)."""
+    """Allocate row sums and queries' gradients in single precision (flash_attn/flash_api.cpp, mha_bwd)."""
     _, q, k, v = args[:4]
     if not q.is_meta:
         return NotImplemented
@@ -111,16 +111,16 @@ def _flash_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any
     rows, columns = _up(length, 128), _up(size, 32 if size <= 128 else 64)
     made = _gradients(tracer, q, k, v)
     softmax_d = _new(tracer, (batch, heads, rows), torch.float32)
-    added_up = _new(tracer, (batch, rows, heads, columns), torch.float32)
-    if k.shape[1] != heads:  # heads that share keys get gradients of their own first, which are then summed
+    accumulated = _new(tracer, (batch, rows, heads, columns), torch.float32)
+    if k.shape[1] != heads:  # heads that share keys get separate gradients first, which are then summed
         expanded = [_new(tracer, (batch, k.shape[2], heads, size), q.dtype) for _ in range(2)]
         del expanded
-    del added_up, softmax_d
+    del accumulated, softmax_d
     return tuple(made)
 
 
 def _efficient_forward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Output and row sums; dropout's seed and offset stay on the host (cuda/attention.cu, outside of a graph)."""
+    """Allocate output and row sums; dropout's seed and offset stay on the host (cuda/attention.cu, without a graph)."""
     if not args[0].is_meta:
         return NotImplemented
     out, row_sums, *_ = aten._scaled_dot_product_efficient_attention.default(*args, **kwargs)
@@ -130,7 +130,7 @@ def _efficient_forward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, 
 
 def _efficient_backward(capability: float) -> Kernel:
     def backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Gradients, row sums of grad * out, then the kernel's workspace (cuda/attention_backward.cu)."""
+        """Allocate gradients, row sums of grad * out, then the workspace (cuda/attention_backward.cu)."""
         _, q, k, v, bias = args[:5]
         if not q.is_meta:
             return NotImplemented
@@ -147,7 +147,7 @@ def _efficient_backward(capability: float) -> Kernel:
 
 
 def _row_sums(tracer: Tracer, q: Tensor, size: int) -> Tensor:
-    """Half precision sums in the kernel (kKernelComputesDelta); single by a product, a sum and a copy before it."""
+    """Allocate the row sums: half precision sums in the kernel (kKernelComputesDelta), single in three steps before."""
     batch, heads, length, _ = q.shape
     if q.dtype in _HALF:
         return _new(tracer, (batch, heads, length), torch.float32)
@@ -159,7 +159,7 @@ def _row_sums(tracer: Tracer, q: Tensor, size: int) -> Tensor:
 
 
 def efficient_workspace_bytes(q: Tensor, k: Tensor, v: Tensor, capability: float) -> int:
-    """Gradients of queries, and of keys and values for large heads (kernel_backward.h, workspace_size)."""
+    """Return the bytes for gradients of queries, and of keys and values for large heads (kernel_backward.h)."""
     batch, heads, length, size = q.shape
     half, largest = q.dtype in _HALF, max(size, v.shape[-1])
     block_i, block_j = _blocks(half, largest, capability)
@@ -174,7 +174,7 @@ def efficient_workspace_bytes(q: Tensor, k: Tensor, v: Tensor, capability: float
 
 
 def _blocks(half: bool, size: int, capability: float) -> tuple[int, int]:
-    """The first kernel of mem_eff_attention/kernels/cutlassB.h that fits the head and the shared memory."""
+    """Return the blocks of the first kernel that fits head and shared memory (mem_eff_attention/kernels/cutlassB.h)."""
     roomy = capability in (7.0, 8.0) or 9.0 <= capability < 12.0
     if size <= 64 or not roomy or (not half and capability < 8.0):
         return 64, 64
@@ -182,7 +182,7 @@ def _blocks(half: bool, size: int, capability: float) -> tuple[int, int]:
 
 
 def _key_splits(parallel: int, key_blocks: int) -> int:
-    """attention_backward.cu: fewer splits where each needs room of its own for the gradients of keys and values."""
+    """Return the splits of keys: each needs its own gradients of keys and values (attention_backward.cu)."""
     splits = 1 if parallel >= 256 and key_blocks <= 2 else key_blocks
     return max(1, min(splits, 200 // parallel))
 
@@ -192,7 +192,7 @@ def _up(value: int, multiple: int) -> int:
 
 
 def attention_kernels(compute_capability: float) -> dict[Any, Kernel]:
-    """The fused kernels, where they take other memory than torch's meta functions show."""
+    """Return the fused kernels that allocate other memory than torch's meta functions show."""
     return {
         aten._scaled_dot_product_efficient_attention.default: _efficient_forward,
         aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,

@@ -1,9 +1,8 @@
-"""Autocast on the meta device: the casts, and the cache of cast weights, that torch.autocast("cuda") would make.
+"""Autocast on the meta device: the casts and the cache of cast weights of torch.autocast("cuda").
 
-Meta tensors have no autocast key of their own, so while a trace runs they borrow the CPU's: torch's own switches,
-nesting and checkpointing then work as they stand, and the rules under that key are CUDA's. Lists and policies are
-those of aten/src/ATen/autocast_mode.h, which every wheel of torch carries; `tests/test_virtual_rules.py` holds them
-to it.
+Meta tensors have no autocast key, so during a trace they use the CPU's key with CUDA's rules. torch's own switches,
+nesting and checkpointing then work unchanged. Lists and policies are from aten/src/ATen/autocast_mode.h, which every
+wheel of torch contains; `tests/test_virtual_rules.py` compares them.
 """
 
 import warnings
@@ -54,7 +53,7 @@ _LISTS = (*LOWER, *SINGLE, *SINGLE_OUTPUT, *APPENDED, *WIDEST, BANNED)
 
 
 def autocast(dtype: str) -> Callable[[], AbstractContextManager[Any]]:
-    """Mixed precision for a forward pass on meta, as `torch.autocast("cuda", dtype)` makes it on a card."""
+    """Return a context for a forward pass on meta that casts as `torch.autocast("cuda", dtype)` does on a GPU."""
     return partial(_forward_pass, DTYPES[dtype])
 
 
@@ -73,7 +72,7 @@ class _Rules:
         self._installed = False
 
     def install(self) -> None:
-        """Register the rules; not before a network asks, as it takes longer than a small trace."""
+        """Register the rules at first use: registration takes longer than a small trace."""
         if not self._installed:
             self._installed = True
             with warnings.catch_warnings():
@@ -114,12 +113,12 @@ class _Rules:
         return self._run(operator, torch.float32, args, kwargs)
 
     def _widest(self, operator: Any, *args: Any, **kwargs: Any) -> Any:
-        found = {item.dtype for item in _tensors(args) if _eligible(item)}
-        widest = torch.float32 if torch.float32 in found else torch.get_autocast_dtype("cpu")
+        dtypes = {item.dtype for item in _tensors(args) if _eligible(item)}
+        widest = torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype("cpu")
         return self._run(operator, widest, args, kwargs)
 
     def _single_output(self, operator: Any, *args: Any, **kwargs: Any) -> Any:
-        """Inputs as they are; the output in single precision, unless the caller asks for a dtype."""
+        """Leave inputs unchanged; return single precision, unless the caller passes a dtype."""
         if _eligible(args[0]):
             at = [item.name for item in operator._schema.arguments].index("dtype")
             if at < len(args):
@@ -156,7 +155,7 @@ def _eligible(item: Tensor) -> bool:
 
 
 def _cacheable(item: Tensor, dtype: torch.dtype) -> bool:
-    """A weight, in short: a leaf in single precision that wants a gradient (autocast_mode.cpp, cached_cast)."""
+    """Return whether a cast is cached: weights are, leaves in fp32 with a gradient (autocast_mode.cpp, cached_cast)."""
     wanted = dtype == torch.get_autocast_dtype("cpu") and item.dtype == torch.float32
     leaf = item.requires_grad and item.is_leaf and not item._is_view()
     return wanted and leaf and torch.is_autocast_cache_enabled()
@@ -171,7 +170,7 @@ def _tensors(args: tuple[Any, ...]) -> Iterator[Tensor]:
 
 
 def _with_defaults(operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The positional arguments of an overload that asks for more of them than its sister."""
+    """Add defaults for the additional positional arguments of another overload."""
     wanted = [item for item in operator._schema.arguments if not item.kwarg_only]
     filled = {"p": 2, "keepdim": False}
     return (*args, *(filled[item.name] for item in wanted[len(args) :]))
@@ -192,8 +191,8 @@ def _operator(name: str) -> Any:
 
 
 def _registered(key: str) -> list[str]:
-    found: list[str] = torch._C._dispatch_get_registrations_for_dispatch_key(key)
-    return [name for name in found if name.startswith("aten::")]
+    names: list[str] = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    return [name for name in names if name.startswith("aten::")]
 
 
 _active: list[_Rules] = []
@@ -201,7 +200,7 @@ _active: list[_Rules] = []
 
 @contextmanager
 def autocast_rules() -> Iterator[None]:
-    """While it lasts, torch.autocast("cuda") or ("meta") casts meta tensors as CUDA's would; may be nested."""
+    """Let torch.autocast("cuda") and ("meta") cast meta tensors as CUDA's; may be nested."""
     if _active:
         yield
         return
@@ -221,14 +220,14 @@ def autocast_rules() -> Iterator[None]:
 
 @contextmanager
 def autocast_rules_in_thread() -> Iterator[None]:
-    """Let the rules of another thread hold in this one too: dispatch keys are included by thread."""
+    """Apply the rules of another thread in this one: included dispatch keys are thread-local."""
     with torch._C._IncludeDispatchKeyGuard(_KEY):
         yield
 
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """For a while, another attribute."""
+    """Replace an attribute, and restore it on exit."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -273,12 +272,12 @@ def _both(clear: Callable[[], None], rules: _Rules) -> Callable[[], None]:
 
 
 class MetaScaler(torch.amp.GradScaler):
-    """Loss scaling for fp16: a few numbers on the device, gradients unscaled in place (torch/amp/grad_scaler.py)."""
+    """Loss scaling for fp16: a few scalars on the device, gradients unscaled in place (torch/amp/grad_scaler.py)."""
 
     def __init__(self) -> None:
         super().__init__("cpu")
         self._lazy_init_scale_growth_tracker(torch.device("meta"))
 
     def _maybe_opt_step(self, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
-        """No gradient overflows where there are no numbers."""
+        """Step always: meta tensors have no values that could overflow."""
         return optimizer.step(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Composite operators take other paths on CUDA than on meta; while a trace runs, meta tensors take the CUDA path."""
+"""Lets composite operators take their CUDA path on meta tensors during a trace."""
 
 import importlib
 import warnings
@@ -18,21 +18,21 @@ aten = torch.ops.aten
 
 
 def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
-    """CUDA has a fused dropout that keeps a mask of one byte an element (native/Dropout.cpp)."""
+    """Run CUDA's fused dropout, which saves a mask of one byte per element (native/Dropout.cpp)."""
     if not train or p == 0 or x.numel() == 0:
         return x
     return torch.native_dropout(x, p, True)[0] if p < 1 else x * 0
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-    """The bias of an input that is not contiguous is added in place, but not under a mode (native/Linear.cpp)."""
+    """Add the bias of a non-contiguous input in place; under a mode, torch would not (native/Linear.cpp)."""
     if bias is None or x.dim() <= 2 or x.is_contiguous():
         return aten.linear.default.decompose(x, weight, bias)
     return torch.matmul(x, weight.t()).add_(bias)
 
 
 def _mish_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """One kernel on CUDA; the composite form has temporaries (native_functions.yaml)."""
+    """Allocate the output alone: one kernel on CUDA, without the composite's temporaries (native_functions.yaml)."""
     return torch.empty_like(x)
 
 
@@ -48,7 +48,7 @@ def _rules(compute_capability: float) -> dict[str, Callable[..., Any]]:
 
 @contextmanager
 def cuda_paths(compute_capability: float = 8.0) -> Iterator[None]:
-    """Composite operators on meta tensors run as they would on CUDA; one inside another overrides it and gives way."""
+    """Let composite operators on meta tensors run as on CUDA; contexts may be nested, the innermost applies."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""The backward pass of embeddings: many tokens are sorted, and their gradients summed in segments.
+"""The backward pass of embeddings: many tokens are sorted, and their gradients are summed in segments.
 
 aten/src/ATen/native/cuda/Embedding.cu, embedding_dense_backward_cuda, then EmbeddingBackwardKernel.cu,
 embedding_backward_cuda_kernel, in the order of their allocations.
@@ -12,14 +12,14 @@ from torch import Tensor
 from vramcast.virtual_gpu.trace import Tracer
 
 _SORT_FROM = 3072
-_ROWS_A_THREAD = 10  # NROWS_PER_THREAD
+_ROWS_PER_THREAD = 10  # NROWS_PER_THREAD
 _WARP = 32
 _FEW = 512
 """Scratch of cub's scans, in indices: a few KiB."""
 
 
 def embedding_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The weight's gradient is as large as the weight; what else is taken grows with the tokens."""
+    """Allocate the weight's gradient, as large as the weight, and temporaries that grow with the tokens."""
     grad, indices, count = args[:3]
     if not grad.is_meta:
         return NotImplemented
@@ -39,7 +39,7 @@ def embedding_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, 
     segments = min(tokens, count)
     held += [new(segments), new(segments)]  # parts of each segment, and their sum so far
     new(_FEW)
-    parts = tokens // _ROWS_A_THREAD + segments
+    parts = tokens // _ROWS_PER_THREAD + segments
     held += [new(1), new(parts), new(parts, -(-size // _WARP) * _WARP, dtype=torch.float32)]
     held.clear()
     return out

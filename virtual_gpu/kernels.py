@@ -1,4 +1,4 @@
-"""CUDA kernels that allocate more, or in another order, than the outputs that torch's meta functions show."""
+"""CUDA kernels that allocate more memory, or in another order, than torch's meta functions show."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from vramcast.virtual_gpu.trace import ConvolutionCall, Kernel, LibraryCall, Tra
 
 aten = torch.ops.aten
 
-_ONE_OWNER, _ONE_STORAGE = 4, 2  # tests/test_virtual_rules.py holds the rule to what torch does without a mode
+_ONE_OWNER, _ONE_STORAGE = 4, 2  # tests/test_virtual_rules.py compares the rule with torch without a mode
 
 _FUSED = ("adagrad_", "adam_", "adamw_", "sgd_")
 _LISTS = ("aten::_foreach_", "aten::_amp_foreach_", *(f"aten::_fused_{name}" for name in _FUSED))
@@ -23,7 +23,7 @@ _REDUCTIONS = ("aten::_foreach_norm", "aten::_foreach_max", "aten::_foreach_pows
 
 
 def _convolution(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Output first, then cuDNN's workspace for the time of the call (native/cudnn/ConvShared.cpp)."""
+    """Allocate the output, then cuDNN's workspace for the duration of the call (native/cudnn/ConvShared.cpp)."""
     x, weight, _, stride, padding, dilation, transposed, _, groups = args
     if not x.is_meta or weight.shape[0 if transposed else 1] * (1 if transposed else groups) != x.shape[1]:
         return NotImplemented
@@ -38,7 +38,7 @@ def _convolution(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _transposed_convolution(tracer: Tracer, args: tuple[Any, ...]) -> Any:
-    """The way that a convolution takes its input's gradient (native/cudnn/ConvShared.cpp)."""
+    """Run as the gradient of a convolution's input (native/cudnn/ConvShared.cpp)."""
     x, weight, _, stride, *_, groups = args
     y = tracer.see(aten.convolution.default(*args))
     tracer.workspace(_call("data", y, weight, x, stride, groups))
@@ -46,7 +46,7 @@ def _transposed_convolution(tracer: Tracer, args: tuple[Any, ...]) -> Any:
 
 
 def _convolution_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The input's gradient, then the weight's, each with its workspace; then the bias's by a sum (ConvShared.cpp)."""
+    """Allocate the gradients of input and weight, each with its workspace, then of the bias (ConvShared.cpp)."""
     grad, x, weight, bias_sizes, stride, _, _, transposed, _, groups, mask = args
     if not x.is_meta:
         return NotImplemented
@@ -63,7 +63,7 @@ def _convolution_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[st
 
 
 def _spread(values: Sequence[int], x: Tensor) -> Sequence[int]:
-    """One value stands for all spatial dimensions."""
+    """Repeat a single value for all spatial dimensions."""
     return values if len(values) == x.dim() - 2 else list(values) * (x.dim() - 2)
 
 
@@ -76,9 +76,9 @@ def _matmul(operator: Any) -> Kernel:
     shape = SHAPES[operator]
 
     def product(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """cuBLAS takes a workspace for each handle and stream; forward and backward run in threads of their own.
+        """Hold a cuBLAS workspace for each handle and stream; forward and backward run in separate threads.
 
-        The output is there before a handle is asked for (cuda/Blas.cpp).
+        The output is allocated before the handle is requested (cuda/Blas.cpp).
         """
         out = shape(*args, **kwargs)
         if out is not NotImplemented:
@@ -91,7 +91,7 @@ def _matmul(operator: Any) -> Kernel:
 
 
 def _linear(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """addmm with a bias vector goes to cublasLt, which takes a workspace for the time of the call (cuda/Blas.cpp)."""
+    """Run addmm: with a bias vector it uses cublasLt, which has a workspace during the call (cuda/Blas.cpp)."""
     bias, a, b = args[:3]
     if not multiply(a, b) or bias.dtype != a.dtype:
         return NotImplemented
@@ -103,7 +103,7 @@ def _linear(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def _batch_norm(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Over images it is cuDNN's, whose kernels are loaded at first use (native/Normalization.cpp, use_cudnn)."""
+    """Note batch norm over images: cuDNN loads its kernels at first use (native/Normalization.cpp, use_cudnn)."""
     x = args[0]
     if x.is_meta and x.dim() > 2:
         tracer.trace.has_batch_norm = True
@@ -111,7 +111,7 @@ def _batch_norm(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _dropout(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The mask comes before the output (native/cuda/Dropout.cu, dropout_cuda); the order decides what fits where."""
+    """Allocate the mask before the output; the order decides the placement (native/cuda/Dropout.cu, dropout_cuda)."""
     x = args[0]
     if not x.is_meta:
         return NotImplemented
@@ -120,7 +120,7 @@ def _dropout(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def _softmax_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Beside its own output the product of gradient and output (native/cuda/SoftMax.cu, softmax_backward_cuda_out)."""
+    """Allocate the output, and the product of gradient and output (native/cuda/SoftMax.cu)."""
     operator = aten._softmax_backward_data.default
     made = SHAPES[operator](*args, **kwargs)
     if made is not NotImplemented:
@@ -130,7 +130,7 @@ def _softmax_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _foreach(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Lists of tensors in few kernels: new tensors for all, nothing for those in place (native/cuda/Foreach*.cu)."""
+    """Allocate a new tensor for each of a list (native/cuda/Foreach*.cu)."""
     items = _first_list(args)
     return [tracer.see(torch.empty_like(item)) for item in items] if items else NotImplemented
 
@@ -140,17 +140,17 @@ def _in_place_lists(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _first_list(args: tuple[Any, ...]) -> list[Tensor]:
-    """The tensors that an operator goes through, where they are on meta; a scalar may stand before them."""
+    """Return the first list of tensors among the arguments, if they are on meta; a scalar may precede it."""
     lists = (item for item in args if isinstance(item, (list, tuple)) and item and isinstance(item[0], Tensor))
-    found = list(next(lists, ()))
-    return found if found and found[0].is_meta else []
+    tensors = list(next(lists, ()))
+    return tensors if tensors and tensors[0].is_meta else []
 
 
 def _accumulate(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Autograd adds a gradient that arrives later to the first in place, if no one else holds that one.
+    """Add a later gradient to the first in place, as autograd does if nothing else references the first.
 
-    torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace; under a dispatch mode autograd would not, so the rule
-    does it here. Counts are those of a tensor that has but one owner, seen from inside the mode.
+    torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace; under a dispatch mode autograd would not, so this rule
+    does. The reference counts are those of a tensor with a single owner, as seen inside the mode.
     """
     a, b = args[:2]
     if not in_backward() or not isinstance(b, Tensor) or a.shape != b.shape or not a.is_meta or a.dtype != b.dtype:
@@ -160,12 +160,12 @@ def _accumulate(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _read_number(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Adafactor and ASGD read numbers of their state, on which no shape depends; elsewhere a number would be data."""
+    """Return a number to Adafactor and ASGD, which read values of their state that decide no shape."""
     return 1.0 if args[0].is_meta and tracer.phase is Use.OPTIMIZER_STATE else NotImplemented
 
 
 def _list_operators() -> Iterator[Any]:
-    """All operators over lists of tensors, those of optimizers among them."""
+    """Yield all operators over lists of tensors, including those of optimizers."""
     for name in torch._C._dispatch_get_all_op_names():
         if name.startswith(_LISTS) and not name.startswith(_REDUCTIONS):
             packet, _, overload = name.removeprefix("aten::").partition(".")
@@ -173,7 +173,7 @@ def _list_operators() -> Iterator[Any]:
 
 
 def cuda_kernels(compute_capability: float = 8.0) -> dict[Any, Kernel]:
-    """All of them, by operator."""
+    """Return all kernels by operator."""
     kernels: dict[Any, Kernel] = {
         aten.convolution.default: _convolution,
         aten.convolution_backward.default: _convolution_backward,

@@ -1,11 +1,11 @@
-"""Tell which layer of a network is running, so that a trace can name the owner of each block."""
+"""Identifies the layers of a network, so that a trace can name the owner of each block."""
 
 from torch import nn
 
-# Modules that are one layer to a reader although they are made of others.
+# Modules that users regard as one layer although they have children.
 _UNITS = (nn.MultiheadAttention, nn.RNNBase)
 
 
 def is_layer(module: nn.Module) -> bool:
-    """A module without children, or a known unit."""
+    """Return whether a module counts as one layer: it has no children, or is one of `_UNITS`."""
     return isinstance(module, _UNITS) or next(module.children(), None) is None

@@ -1,8 +1,8 @@
-"""Sums over a tensor's rows, such as a bias's gradient: torch splits them among blocks, which meet in a buffer.
+"""Sums over a tensor's rows, such as a bias's gradient: torch splits them among blocks that combine in a buffer.
 
-aten/src/ATen/native/cuda/Reduce.cuh, setReduceConfig and ReduceConfig::global_memory_size. The buffer is large where
-the inputs of one sum are far apart: each thread then has places of its own in it. The semaphores beside it (a few
-bytes a block) are left out.
+aten/src/ATen/native/cuda/Reduce.cuh, setReduceConfig and ReduceConfig::global_memory_size. The buffer is large if the
+inputs of one sum are far apart: each thread then has its own slots in it. The semaphores (a few bytes per block) are
+left out.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class _Dimension:
 
 
 def split_bytes(call: ReductionCall, multiprocessors: int, capability: float) -> int:
-    """The buffer in which the blocks of one output meet; 0 where the device is busy enough without a split."""
+    """Return the size of the buffer that combines blocks; 0 if the device is busy enough without a split."""
     resident = _RESIDENT_THREADS.get(capability, _USUAL_RESIDENT_THREADS)
     wanted = multiprocessors * (resident // call.threads)
     if call.values < _MOST_VALUES or call.blocks > wanted:
@@ -46,7 +46,7 @@ def split_bytes(call: ReductionCall, multiprocessors: int, capability: float) ->
 
 
 def reduction_call(x: Tensor, dims: Sequence[int]) -> ReductionCall | None:
-    """How torch would lay out a sum over these dimensions; None where it would not think of a split."""
+    """Return torch's layout of a sum over these dimensions, or None if torch does not consider a split."""
     reduced = {dim % x.dim() for dim in dims}
     inside = _merged([_Dimension(x.stride(dim), x.shape[dim]) for dim in reduced])
     across = _merged([_Dimension(x.stride(dim), x.shape[dim]) for dim in range(x.dim()) if dim not in reduced])
@@ -58,7 +58,7 @@ def reduction_call(x: Tensor, dims: Sequence[int]) -> ReductionCall | None:
     width, height = _block(*((inputs, outputs) if side_by_side else (outputs // vector, inputs)), vector)
     values = -(-inputs // width) if side_by_side else inputs
     if values < min(height * _LEAST_VALUES, _MOST_VALUES):
-        return None  # rows of a block have outputs of their own
+        return None  # each row of a block has its own output
     step = 1 if side_by_side else width
     accumulated = 8 if x.dtype == torch.float64 else 4
     return ReductionCall(
@@ -70,7 +70,7 @@ def reduction_call(x: Tensor, dims: Sequence[int]) -> ReductionCall | None:
 
 
 def _merged(dimensions: list[_Dimension]) -> list[_Dimension]:
-    """The fastest first, those that follow on each other as one (TensorIterator.cpp, coalesce_dimensions)."""
+    """Sort dimensions by stride and merge adjacent ones (TensorIterator.cpp, coalesce_dimensions)."""
     merged: list[_Dimension] = []
     for item in sorted((item for item in dimensions if item.size > 1), key=lambda item: item.stride):
         if merged and item.stride == merged[-1].stride * merged[-1].size:
@@ -81,7 +81,7 @@ def _merged(dimensions: list[_Dimension]) -> list[_Dimension]:
 
 
 def _vector(inside: list[_Dimension], across: list[_Dimension]) -> int:
-    """Outputs that a thread loads at once: four, two or one, as sizes and strides allow."""
+    """Return how many outputs a thread loads at once: four, two or one, as sizes and strides allow."""
     if across[0].stride != 1:
         return 1
     numbers = (across[0].size, *(item.stride for item in (*inside, *across[1:])))
@@ -89,7 +89,7 @@ def _vector(inside: list[_Dimension], across: list[_Dimension]) -> int:
 
 
 def _block(wide: int, high: int, vector: int) -> tuple[int, int]:
-    """Width and height of a block in threads (set_block_dimension)."""
+    """Return width and height of a block in threads (set_block_dimension)."""
     most = _MOST_THREADS // vector
     widest, highest = (most if size >= most else 1 << (size.bit_length() - 1) for size in (wide, high))
     height = min(highest, most // min(widest, _WARP))
@@ -100,7 +100,7 @@ def _reduction(operator: Any) -> Kernel:
     shape = SHAPES[operator]
 
     def reduce(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The output, then the buffer for the time of the kernel (gpu_reduce_kernel)."""
+        """Allocate the output, then the buffer for the duration of the kernel (gpu_reduce_kernel)."""
         out = shape(*args, **kwargs)
         if out is NotImplemented:
             return out
@@ -114,5 +114,5 @@ def _reduction(operator: Any) -> Kernel:
 
 
 def reduction_kernels() -> dict[Any, Kernel]:
-    """Sums and means over some of the dimensions."""
+    """Return the kernels of sums and means over some dimensions."""
     return {operator: _reduction(operator) for operator in (aten.sum.dim_IntList, aten.mean.dim)}

@@ -1,4 +1,4 @@
-"""A whole training run as a trace: parameters, a dry run, the first steps, then the steady ones as often as wanted."""
+"""Traces a whole training run: parameters, a dry run, the first steps, then repetitions of the steady step."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -25,7 +25,7 @@ MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class Step:
-    """The events of one step, and the blocks that it leaves for the next one to free, in order of birth."""
+    """The events of one step, and the blocks that the next step frees, in order of allocation."""
 
     events: list[tuple[int, int]]
     left: list[int]
@@ -40,10 +40,10 @@ def trace_training(
     make_optimizer: MakeOptimizer | None = None,
     owners: bool = False,
 ) -> Trace:
-    """Trace a subject on the meta device through `epochs` epochs, each of some full batches and the odd last one.
+    """Trace a subject on the meta device through `epochs` epochs, each of some full batches and the smaller last one.
 
-    An optimizer that is made by a function of its own takes the place of the one that the setup names. With `owners`
-    the trace says of each block which layer it was made for.
+    `make_optimizer` replaces the optimizer that the setup names. With `owners`, the trace records the layer of each
+    block.
     """
     run = _Run(subject, make_inputs, setup, compute_capability, make_optimizer)
     watched = _watched(subject, run.tracer) if owners else nullcontext()
@@ -52,7 +52,7 @@ def trace_training(
 
 
 class _Run:
-    """Traces each kind of step once and strings copies of them together."""
+    """Traces each kind of step once and repeats it."""
 
     def __init__(
         self,
@@ -69,18 +69,18 @@ class _Run:
         self.scaler: MetaScaler | None = None
         self.tracer = Tracer(cuda_kernels(compute_capability), cudnn_benchmark=setup.cudnn_benchmark)
         self.inputs: tuple[Any, ...] = ()
-        self.kept: tuple[Any, ...] = ()
+        self.dry_run_inputs: tuple[Any, ...] = ()
         self.make_optimizer = make_optimizer
         self.names = {id(module): name for name, module in subject.named_modules()}
 
     def trace(self, epochs: int) -> Trace:
-        """Run what must be run, then compose."""
+        """Trace the different steps, then compose epochs from them."""
         setup, tracer = self.setup, self.tracer
         self._place_parameters()
         sizes = [setup.batch_size, setup.batch_size]
         sizes += [setup.last_batch_size] if setup.last_batch_size else []
         with tracer:
-            # what another stream holds cannot serve the main one: as good as kept
+            # blocks of the loader's stream cannot be reused on the main stream, so they count as held
             ahead = [self._batch(setup.batch_size) for _ in range(setup.prefetched_batches)]
             self._dry_run()
             optimizer = self._optimizer()
@@ -91,7 +91,7 @@ class _Run:
         return self._compose(start, steps, epochs)
 
     def _place_parameters(self) -> None:
-        """As `module.to(device)` does: children first, then a module's own parameters and buffers."""
+        """Allocate in the order of `module.to(device)`: children first, then a module's own parameters and buffers."""
         self.tracer.phase = Use.PARAMETERS
         for module in _in_order_of_moving(self.subject):
             self.tracer.owner = self.names[id(module)]
@@ -105,8 +105,8 @@ class _Run:
             for _ in range(self.setup.dry_run_passes):
                 self.subject(*batch)
             self.inputs = ()
-            # one pass is a summary's, with a batch of its own; for more a script makes it, under a name that stays
-            self.kept = batch if self.setup.dry_run_passes > 1 else ()
+            # One pass belongs to a summary, which frees its batch; more belong to a script, which keeps it.
+            self.dry_run_inputs = batch if self.setup.dry_run_passes > 1 else ()
 
     def _batch(self, size: int) -> tuple[Any, ...]:
         self.tracer.phase = Use.INPUTS
@@ -120,7 +120,7 @@ class _Run:
 
     def _optimizer(self) -> torch.optim.Optimizer:
         name, arguments = parse_call(self.setup.optimizer)
-        # on CUDA torch picks the foreach form wherever there is one, but for Adafactor; on meta it would not
+        # On CUDA torch picks the foreach implementation if there is one, except for Adafactor; on meta it would not
         # (torch/optim/optimizer.py, _default_to_fused_or_foreach; torch/optim/_adafactor.py)
         default = "single" if name == "Adafactor" else "foreach"
         implementation = default if self.setup.implementation == "default" else self.setup.implementation
@@ -144,7 +144,7 @@ class _Run:
             yield Step(own, self._left(own))
 
     def _tell_uses(self, optimizer: torch.optim.Optimizer) -> None:
-        """Now that a step is over, gradients and optimizer state can be told from what else was born beside them."""
+        """Mark gradients and optimizer state, which can be identified only after a step."""
         for module in self.subject.modules():
             for parameter in module.parameters(recurse=False):
                 state = [value for value in optimizer.state.get(parameter, {}).values() if isinstance(value, Tensor)]
@@ -159,20 +159,20 @@ class _Run:
                 self.tracer.trace.uses[block], self.tracer.trace.owners[block] = use, owner
 
     def _left(self, events: list[tuple[int, int]]) -> list[int]:
-        """Blocks that a step leaves alive and that are not there for good."""
-        for_good = (Use.OPTIMIZER_STATE, Use.WORKSPACE)
+        """Return the blocks that a step leaves alive, except permanent ones."""
+        permanent = (Use.OPTIMIZER_STATE, Use.WORKSPACE)
         dead = {block for block, size in events if size == FREE}
         uses = self.tracer.trace.uses
-        return [block for block, size in events if size != FREE and block not in dead and uses[block] not in for_good]
+        return [block for block, size in events if size != FREE and block not in dead and uses[block] not in permanent]
 
     def _compose(self, start: list[tuple[int, int]], steps: list[Step], epochs: int) -> Trace:
-        """The first step and a steady one; then an epoch is two steady ones and the last batch; one to end on."""
+        """Compose a first and a steady step, epochs of two steady steps and the last batch, and a final steady step."""
         trace = self.tracer.trace
         first, steady, *odd = steps
         trace.events = [*start, *first.events, *steady.events]
         if any(len(step.left) != len(steady.left) for step in steps):
             trace.events += [event for step in odd for event in step.events]
-            return trace  # steps that differ from each other cannot be copied
+            return trace  # steps that differ cannot be repeated
         left = steady.left
         for epoch in range(epochs):
             for step in (steady, steady, *odd):
@@ -182,10 +182,10 @@ class _Run:
 
 
 def _append_copy(trace: Trace, step: Step, before: Step, left: list[int], *, again: bool) -> list[int]:
-    """Add a copy of a step, with blocks of its own, that frees what the last step left; returns what the copy leaves.
+    """Append a copy of a step with new blocks that frees the blocks in `left`, and return the blocks that it leaves.
 
-    `before` is the step that ran before this one when it was traced. What is done but once, at the first call of a
-    kind, is left out of a step that runs `again`.
+    `before` is the step that preceded this one when it was traced. A step that runs `again` skips what happens only at
+    the first call of a kind.
     """
     freed = dict(zip(before.left, left, strict=True))
     new: dict[int, int] = {}
@@ -203,11 +203,11 @@ def _append_copy(trace: Trace, step: Step, before: Step, left: list[int], *, aga
 
 
 class _Layers:
-    """Tells a tracer which layer is running; what runs between layers belongs to the module around them."""
+    """Tells a tracer which layer is running; code between layers belongs to the enclosing module."""
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
-        self.inside = 0  # how many layers are running, one within the other
+        self.inside = 0  # depth of nested layers
         self.outer: list[str] = []
 
     @contextmanager

@@ -1,8 +1,8 @@
-"""Outputs of the operators that training meets most, made without torch's own meta functions.
+"""Outputs of the most frequent operators, made without torch's meta functions.
 
 Many of torch's meta functions are decompositions in Python that take milliseconds and allocate temporaries that no
-CUDA kernel has. Each rule here gives what the CUDA kernel allocates for its outputs. A rule that does not apply (a
-dtype that must be promoted, a tensor that is not on meta) returns NotImplemented, and torch's own function runs.
+CUDA kernel has. Each rule here allocates the outputs of the CUDA kernel. A rule that does not apply (a dtype that must
+be promoted, a tensor that is not on meta) returns NotImplemented, and torch's function runs.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ def _flat(x: Tensor) -> bool:
 
 
 def _accumulating(x: Tensor) -> torch.dtype:
-    """Statistics of half precision are kept in single (ATen/AccumulateType.h, for CUDA)."""
+    """Return the dtype of statistics: single precision for half (ATen/AccumulateType.h, for CUDA)."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
@@ -56,13 +56,13 @@ def _like(x: Tensor | None, wanted: bool) -> Tensor | None:
     "_prelu_kernel.default", "celu.default",
 )  # fmt: skip
 def _unary(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """An output laid out like its input; what a caller asks otherwise (dtype, device, memory format) is torch's."""
+    """Return an output with the input's layout; calls with a dtype, device or memory format are left to torch."""
     return torch.empty_like(x) if _flat(x) and not any(kwargs.values()) else NotImplemented
 
 
 @_rule("bernoulli.p")
 def _bernoulli(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    return _empty(x.shape, x) if _flat(x) else NotImplemented  # Distributions.cpp: contiguous, whatever the input is
+    return _empty(x.shape, x) if _flat(x) else NotImplemented  # Distributions.cpp: contiguous for any input
 
 
 @_rule("log_sigmoid_forward.default")
@@ -88,7 +88,7 @@ def _elu_backward(grad: Tensor, alpha: Any, scale: Any, input_scale: Any, is_res
 
 @_rule("native_dropout_backward.default")
 def _dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Any:
-    """In the format that the gradient suggests (cuda/Dropout.cu)."""
+    """Return the memory format that the gradient suggests (cuda/Dropout.cu)."""
     if not _flat(grad) or grad.shape != mask.shape:
         return NotImplemented
     suggested = grad.dim() == 4 and grad.is_contiguous(memory_format=torch.channels_last)
@@ -96,7 +96,7 @@ def _dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Any:
 
 
 def _pointwise(a: Tensor, b: Tensor) -> Any:
-    """Two layouts that agree are the output's; of others an order decides that differs between operators."""
+    """Return an output of the common layout; for different layouts, the result depends on the operator."""
     return torch.empty_like(a) if a.stride() == b.stride() else NotImplemented
 
 
@@ -104,7 +104,7 @@ def _pointwise(a: Tensor, b: Tensor) -> Any:
 def _binary(a: Tensor, b: Any, **kwargs: Any) -> Any:
     if not _flat(a) or isinstance(b, complex) or (isinstance(b, Tensor) and b.is_complex()):
         return NotImplemented
-    # a scalar's dtype gives way to a tensor's (aten/src/ATen/native/TypeProperties.cpp, result_type)
+    # a tensor's dtype takes precedence over a scalar's (aten/src/ATen/native/TypeProperties.cpp, result_type)
     if not isinstance(b, Tensor) or (b.dim() == 0 and a.dim() > 0):
         return torch.empty_like(a)
     return _broadcast(a, b) if b.dtype == a.dtype and b.is_meta else NotImplemented
@@ -117,25 +117,25 @@ def _broadcast(a: Tensor, b: Tensor) -> Any:
     if a.is_contiguous() and b.is_contiguous():
         return _empty(shape, a)
     out = torch.empty_like(a)
-    # the first operand's layout decides, where it has one (aten/src/ATen/TensorIterator.cpp, reorder_dimensions)
+    # the first operand's layout decides, if it has one (aten/src/ATen/TensorIterator.cpp, reorder_dimensions)
     return out if shape == a.shape and out.stride() == a.stride() and 1 not in shape else NotImplemented
 
 
 @_rule("_prelu_kernel_backward.default")
 def _prelu_backward(grad: Tensor, x: Tensor, weight: Tensor) -> Any:
-    # Activation.cpp, _prelu_kernel_backward: the weight's is as large as the input's, and summed by the caller
+    # Activation.cpp, _prelu_kernel_backward: the weight's gradient is as large as the input's; the caller sums it
     return (torch.empty_like(x), torch.empty_like(x)) if _flat(x) and grad.shape == x.shape else NotImplemented
 
 
 @_rule("native_batch_norm.default")
 def _batch_norm(x: Tensor, *args: Any) -> Any:
-    """cuDNN's and the native kernel allocate the same (cudnn/BatchNorm.cpp, cuda/Normalization.cu)."""
+    """Allocate as cuDNN and the native kernel both do (cudnn/BatchNorm.cpp, cuda/Normalization.cu)."""
     return torch.empty_like(x), *(_empty((x.shape[1],), x, _accumulating(x)) for _ in range(2))
 
 
 @_rule("native_batch_norm_backward.default")
 def _batch_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, *args: Any) -> Any:
-    """The input's gradient is made even where no one asks: cudnn_batch_norm_backward has no mask."""
+    """Allocate the input's gradient in any case: cudnn_batch_norm_backward has no mask."""
     mask = args[-1]
     return torch.empty_like(x), _like(weight, mask[1]), _like(weight, mask[2])
 
@@ -179,8 +179,8 @@ def _softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype
 
 @_rule("nll_loss_forward.default", "nll_loss2d_forward.default")
 def _nll_loss(x: Tensor, target: Tensor, weight: Any, reduction: int, ignore: int) -> Any:
-    kept = x.shape[:1] + x.shape[2:] if reduction == 0 and x.dim() > 1 else ()
-    return _empty(kept, x), _empty((), x)
+    shape = x.shape[:1] + x.shape[2:] if reduction == 0 and x.dim() > 1 else ()
+    return _empty(shape, x), _empty((), x)
 
 
 @_rule("nll_loss_backward.default", "nll_loss2d_backward.default")
@@ -199,14 +199,14 @@ def _addmm(bias: Tensor, a: Tensor, b: Tensor, **kwargs: Any) -> Any:
 
 
 def multiply(a: Tensor, b: Tensor) -> bool:
-    """Whether two matrices, or two batches of them, fit; torch says what is wrong with those that do not."""
+    """Return whether two matrices, or batches of them, can be multiplied; torch reports errors for others."""
     fit = a.shape[-1] == b.shape[-2] and a.shape[:-2] == b.shape[:-2] and a.dtype == b.dtype
     return fit and a.is_meta and b.is_meta
 
 
 @_rule("_grouped_mm.default")
 def _grouped_mm(a: Tensor, b: Tensor, offsets: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-    """The products of a mixture's experts, one after the other; torch's meta function takes half precision alone."""
+    """Multiply the experts of a mixture; torch's meta function supports half precision alone."""
     if not a.is_meta or a.dtype != b.dtype or offsets is None:
         return NotImplemented
     if a.dim() == b.dim() == 2:  # the gradient of the experts' weights (native/cuda/GroupedBlas.cpp)
@@ -248,6 +248,6 @@ def _reduce(x: Tensor, dims: Sequence[int] | None, keepdim: bool = False, *, dty
 def convolution_shape(
     x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> list[int]:
-    """The output's shape of a convolution that is not transposed."""
+    """Return the output shape of a convolution that is not transposed."""
     sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
     return [x.shape[0], weight.shape[0], *((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)]

@@ -1,4 +1,4 @@
-"""Recording a training step: every storage that is born on the device and every one that dies, in order."""
+"""Records a training step: every storage that is allocated on the device or freed, in order."""
 
 import weakref
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _FIRST_CALL = -2
 
 
 class Use(IntEnum):
-    """What a block holds, for the breakdown of a peak."""
+    """The contents of a block, for the breakdown of a peak."""
 
     PARAMETERS = 0
     GRADIENTS = 1
@@ -34,7 +34,7 @@ class Use(IntEnum):
 
 @dataclass(frozen=True)
 class ConvolutionCall:
-    """One call of cuDNN, whose workspace depends on the device and its libraries."""
+    """A call of cuDNN, whose workspace depends on the device and its libraries."""
 
     direction: str
     """'forward', 'data' (the input's gradient) or 'weight' (the weight's gradient)."""
@@ -47,27 +47,27 @@ class ConvolutionCall:
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether each channel is convolved alone."""
+        """True if each channel is convolved separately."""
         return self.groups > 1 and self.weight[1] == 1
 
 
 @dataclass(frozen=True)
 class LibraryCall:
-    """A library's own memory, taken at first use and kept."""
+    """Memory that a library allocates at first use and holds."""
 
     library: str
 
 
 @dataclass(frozen=True)
 class ReductionCall:
-    """A sum whose inputs torch may split among blocks, if the device has room for more of them (see reductions.py)."""
+    """A sum that torch may split among blocks if the device has room for more of them (see reductions.py)."""
 
     blocks: int
-    """Without a split."""
+    """Number of blocks without a split."""
     threads: int
-    """Of a block."""
+    """Threads per block."""
     values: int
-    """That each thread adds up, without a split."""
+    """Values that each thread adds, without a split."""
     bytes_a_split: int
 
 
@@ -76,18 +76,18 @@ Call = ConvolutionCall | LibraryCall | ReductionCall
 
 @dataclass
 class Trace:
-    """Births and deaths of blocks. What only a device knows stands as the index of a call, see `call_of`."""
+    """Allocations and frees of blocks. A size that depends on the device is the index of a call, see `call_of`."""
 
     events: list[tuple[int, int]] = field(default_factory=list)
     uses: list[int] = field(default_factory=list)
-    """What block i holds."""
+    """The use of block i."""
     owners: list[str] = field(default_factory=list)
-    """The layer that block i was made for, '' where none is known."""
+    """The layer of block i, '' if unknown."""
     calls: list[Call] = field(default_factory=list)
     approximations: set[str] = field(default_factory=set)
-    """Where the trace had to assume something, a phrase each."""
+    """Assumptions of the trace, a phrase each."""
     has_batch_norm: bool = False
-    """Whether a batch norm over images ran, which on CUDA is cuDNN's."""
+    """True if batch norm over images ran, which is cuDNN's on CUDA."""
     streams: dict[int, int] = field(default_factory=dict)
     """The stream of each block that is not on the main stream."""
     stream_operations: list[StreamOperation] = field(default_factory=list)
@@ -95,28 +95,28 @@ class Trace:
 
     @property
     def has_convolutions(self) -> bool:
-        """Whether cuDNN is loaded."""
+        """True if cuDNN is loaded."""
         return any(isinstance(call, ConvolutionCall) for call in self.calls)
 
 
 def call_of(size: int) -> int | None:
-    """The index of the call whose workspace an event allocates, None for an ordinary event."""
+    """Return the index of the call whose workspace an event allocates, or None for an ordinary event."""
     return _FIRST_CALL - size if size <= _FIRST_CALL else None
 
 
 def in_backward() -> bool:
-    """Whether autograd is running a node: on CUDA that is a thread of its own."""
+    """Return whether autograd is running a node: on CUDA it does so in a separate thread."""
     return torch._C._current_autograd_node() is not None
 
 
 _LARGEST_STAND_IN_BYTES = 2**28
-"""What the arguments of an operator without a meta function may take on the host, to see what it makes of them."""
+"""Limit for the arguments of an operator without a meta function, which is run on zeros on the host."""
 
 
 def without_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], approximations: set[str]) -> Any:
-    """An operator on meta tensors: a guess where it reads a truth value, torch's meta function, or a run on zeros.
+    """Run an operator on meta tensors: by a guess for truth values, by torch's meta function, or on zeros.
 
-    Code that asks whether a number is bad, or a mask all set, is mostly told no. A number has no such guess.
+    Checks for bad values or full masks are usually false, so truth values are guessed; numbers cannot be guessed.
     """
     if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
         if args[0].dtype == torch.bool:
@@ -140,7 +140,7 @@ def without_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], appro
 
 
 def _on_zeros(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an operator makes of zeros on the host, as meta tensors; none where that depends on the data."""
+    """Run an operator on zeros on the host; return NotImplemented if its result depends on the data."""
     tensors = [item for item in tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
     if torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags:
         return NotImplemented
@@ -157,7 +157,7 @@ Kernel = Callable[["Tracer", tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches all operators on meta tensors; `kernels` are those whose CUDA form allocates more than its outputs."""
+    """A dispatch mode that records operators on meta tensors; `kernels` allocate more than their outputs on CUDA."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -197,7 +197,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def see(self, tensor: Tensor) -> Tensor:
-        """Note the birth of a tensor's storage, unless it is known or lives on the host."""
+        """Record the allocation of a tensor's storage, unless it is already recorded or on the host."""
         if not tensor.is_meta:
             return tensor
         storage = tensor.untyped_storage()
@@ -217,12 +217,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         live[key] = (block, weakref.ref(storage, gone))
 
     def block_of(self, tensor: Tensor) -> int | None:
-        """The block that holds a tensor."""
-        found = self._live.get(tensor.untyped_storage()._cdata)
-        return found[0] if found else None
+        """Return the block of a tensor."""
+        entry = self._live.get(tensor.untyped_storage()._cdata)
+        return entry[0] if entry else None
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Note that a storage changed its size: the old block is freed and a new one allocated, none for size 0."""
+        """Record that a storage changed its size: the old block is freed and a new one allocated, none for size 0."""
         key, size_bytes = storage._cdata, storage.nbytes()
         if key in self._live:
             block, reference = self._live[key]
@@ -234,7 +234,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._see_storage(storage)
 
     def record_stream(self, tensor: Tensor, stream: int) -> None:
-        """Note that another stream uses the block of a tensor."""
+        """Record that another stream uses the block of a tensor."""
         block = self.block_of(tensor)
         if block is not None and stream != self.trace.streams.get(block, MAIN_STREAM):
             self.operate(RecordStream(block, stream))
@@ -254,21 +254,21 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return block
 
     def temporary(self, size_bytes: int) -> None:
-        """A block that a kernel takes and gives back."""
+        """Record a block that a kernel allocates and frees."""
         block = self._birth(size_bytes, Use.TEMPORARIES)
         self._emit((block, FREE))
 
     def workspace(self, call: Call) -> None:
-        """A block for the time of one library call."""
+        """Record a block for the duration of one library call."""
         self._try_algorithms(call)
         block = self._call(call)
         self._emit((block, FREE))
 
     def _try_algorithms(self, call: Call) -> None:
-        """With cudnn.benchmark, the first call of a kind ends its trials by emptying the cache.
+        """Empty the cache after the first call of a kind, as the trials of cudnn.benchmark do.
 
         native/cudnn/Conv_v8.cpp, run_single_conv. Depthwise convolutions run in torch's own kernel. The workspaces of
-        the trials are gone within the call: whoever samples the device once a second mostly does not meet them.
+        the trials are freed within the call: a monitor that samples once a second mostly misses them.
         """
         if self._tried is None or not isinstance(call, ConvolutionCall) or call in self._tried or call.is_depthwise:
             return
@@ -276,7 +276,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._emit(EMPTY_CACHE)
 
     def hold(self, library: str) -> None:
-        """A block that a library takes at its first use in a thread and keeps."""
+        """Record a block that a library allocates at its first use in a thread and holds."""
         key = f"{library} {'backward' if in_backward() else 'forward'} {self.stream}"
         if key not in self._held:
             self._held.add(key)

@@ -128,8 +128,8 @@ class TrainingSetup:
     def without_rate(self) -> "TrainingSetup":
         """The same without the learning rate, which decides no memory: a sweep over it is one job."""
         name, arguments = parse_call(self.optimizer)
-        kept = {key: value for key, value in arguments.items() if key != "lr"}
-        return replace(self, optimizer=call_text(name, kept))
+        rest = {key: value for key, value in arguments.items() if key != "lr"}
+        return replace(self, optimizer=call_text(name, rest))
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:

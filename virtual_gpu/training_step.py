@@ -1,4 +1,4 @@
-"""The training step that every backend runs and that `emit` prints: these functions need torch and nothing else."""
+"""The training step that every backend runs and that `emit` prints: these functions need torch alone."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - the name that every PyTorch reader knows
+from torch.nn import functional as F  # noqa: N812 - the usual name
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -14,7 +14,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def random_inputs(
     shapes: Sequence[tuple[tuple[int, ...], int | None]], batch_size: int, dtype: str, device: str
 ) -> tuple[Tensor, ...]:
-    """One batch: numbers, or tokens where a vocabulary is given."""
+    """Return one batch: numbers, or tokens if there is a vocabulary."""
     return tuple(
         torch.randn(batch_size, *shape, device=device, dtype=DTYPES[dtype])
         if vocabulary is None
@@ -24,14 +24,14 @@ def random_inputs(
 
 
 def random_targets(loss: str, output: Tensor) -> Tensor:
-    """Targets that fit the output under that loss."""
+    """Return random targets for an output under this loss."""
     if loss == "cross_entropy":
         return torch.randint(output.shape[-1], output.shape[:-1], device=output.device)
     return torch.rand_like(output)
 
 
 def loss_of(loss: str, output: Any) -> Tensor:
-    """The loss by its name, with random targets. Each place of a sequence counts as a sample."""
+    """Return the loss by its name, with random targets. Each position of a sequence counts as a sample."""
     if loss == "own":
         value: Tensor = output.loss
         return value
@@ -49,7 +49,7 @@ def loss_of(loss: str, output: Any) -> Tensor:
 def make_optimizer(
     name: str, arguments: dict[str, Any], implementation: str, parameters: Iterable[nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """A class of torch.optim; 'default' leaves the choice of implementation to torch."""
+    """Make an optimizer of torch.optim; 'default' leaves the choice of implementation to torch."""
     choices: dict[str, dict[str, bool]] = {
         "default": {},
         "foreach": {"foreach": True},
@@ -68,10 +68,10 @@ def training_steps(
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     scaler: torch.amp.GradScaler | None = None,
 ) -> Iterator[Tensor]:
-    """The usual loop: one optimizer step for each batch, or for several whose gradients add up. Yields the losses.
+    """Run the usual loop and yield losses: one optimizer step per batch, or per several with accumulated gradients.
 
-    As in most scripts, output and loss live on until the next ones take their names. Inputs do not: a loop over a
-    loader gives their name to the next batch on the host before that goes to the device.
+    As in most scripts, output and loss live until the next ones are assigned to their names. Inputs do not: a loop over
+    a loader assigns the next batch on the host to their name before copying it to the device.
     """
     for parts in batches:
         for index, inputs in enumerate(parts):

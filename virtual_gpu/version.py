@@ -1,4 +1,4 @@
-"""The version of the virtual GPU, by which stored simulations are told apart."""
+"""The version of the virtual GPU, part of the key of stored simulations."""
 
 VERSION = 1
-"""Raised whenever a trace or a replay changes; `tests/test_golden_traces.py` fails until it is."""
+"""Increase it whenever a trace or a replay changes; `tests/test_golden_traces.py` fails until then."""
