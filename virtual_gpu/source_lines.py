@@ -6,10 +6,9 @@ from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 
-import vramcast
+from vramcast import start
 
-OURS = Path(vramcast.__file__).resolve().parent
-_HOMES = (OURS, Path(vramcast.__file__).parent)
+_HOMES = (Path(start.__file__).resolve().parent, Path(start.__file__).parent)
 
 
 def is_ours(filename: str) -> bool:

@@ -8,8 +8,9 @@ Importing the package is cheap: torch is imported with the first call.
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0.dev0"
-__all__ = ["Answer", "Predictor", "classify", "devices", "load"]
+from vramcast.version import __version__
+
+__all__ = ["Answer", "Predictor", "__version__", "classify", "devices", "load"]
 
 if TYPE_CHECKING:
     from vramcast.models.answer import Answer

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from vramcast import __version__
+from vramcast.version import __version__
 
 _COMMANDS = {
     "classify": (

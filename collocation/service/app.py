@@ -10,7 +10,6 @@ from fastapi import APIRouter, Body, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from starlette.routing import BaseRoute, Route
 
-from vramcast import __version__
 from vramcast.collocation.service import answers, kubernetes_routes
 from vramcast.collocation.service.engine import Engine, replies
 from vramcast.collocation.service.estimating import Checkpoint, Estimating
@@ -38,6 +37,7 @@ from vramcast.collocation.service.settings import Settings
 from vramcast.collocation.service.slurm import shards_text
 from vramcast.dataset_builder.devices import device_names, load_profile
 from vramcast.models.checkpoint import RELEASED
+from vramcast.version import __version__
 from vramcast.virtual_gpu.sizes import MIB
 
 _PAGE = Path(__file__).with_name("page.html")

@@ -16,13 +16,13 @@ from importlib.metadata import version
 from multiprocessing.connection import wait
 from types import ModuleType
 
-from vramcast import __version__
 from vramcast.dataset_builder.child_process import KILL_SECONDS
 from vramcast.dataset_builder.executors._base import timed_out
 from vramcast.dataset_builder.executors._worker_process import TICK_SECONDS, WorkerProcess, patience_seconds
 from vramcast.dataset_builder.measure._base import BackendResult
 from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import WorkerError
+from vramcast.version import __version__
 
 IDLE_SECONDS = 10.0
 """Time that an idle worker is kept for another task."""
