@@ -94,7 +94,7 @@ FORBIDDEN_WORDS = re.compile(
 )
 CHECKPOINT_CARDS = ("train/card.py", "train/tasks/fit.py", "models/checkpoint.py")
 """Files in which a card is the README of a checkpoint."""
-SHARED_CLASS_NAMES = {"Encoder", "Job", "Label", "MlpNetwork", "Run", "Sampler", "TransformerNetwork"}
+SHARED_CLASS_NAMES = {"Encoder", "MlpNetwork", "RefusedError", "TransformerNetwork"}
 """Names that two classes share and should not."""
 VAGUE_NAMES = {"found", "said", "told", "kept", "asked", "given", "known"}
 
