@@ -55,7 +55,7 @@ def _measurement(record: Record, spec: Spec) -> Measurement:
 _FLOOR_MIB = 1700
 """Less than any network of the table uses: context, cuDNN and other processes."""
 _NOISE = 1.02
-"""Largest ratio between peaks of repeated runs of one job."""
+"""Peaks of repeated runs of one job differ by less than this ratio."""
 _SLACK = 1.1
 _SHARE_SLACK = 1.25
 _FIXED_MIB = 300
