@@ -1,6 +1,6 @@
-"""The words of the builder: what a network and its training are, what was measured, and where a row comes from.
+"""The data types of the builder: spec, layer table, static estimate, provenance and row.
 
-Standard-library dataclasses only: reading a row needs neither torch nor pandas.
+They are plain dataclasses, so reading a row needs neither torch nor pandas.
 """
 
 import re
@@ -20,7 +20,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Spec:
-    """A network and its training, fully described. Two specs with one id are the same job."""
+    """A complete description of a network and its training. Specs with equal ids are the same job."""
 
     family: str
     network: Mapping[str, Any]
@@ -31,32 +31,32 @@ class Spec:
 
     @cached_property
     def id(self) -> str:
-        """Content hash over all that decides the memory."""
+        """Content hash over everything that decides the memory."""
         return content_hash(self.to_json())
 
     @cached_property
     def group(self) -> str:
-        """Content hash of the network alone: rows of one group never part when data is split."""
+        """Content hash of the network: rows of one group stay together when data is split."""
         return content_hash({"family": self.family, "network": dict(self.network)})
 
     @cached_property
     def design(self) -> str:
-        """What resnet18 and resnet50 share, told by the name that a library gives; what has none stands for itself."""
+        """The prefix that resnet18 and resnet50 share in their library; a network without a name is its own design."""
         name = str(self.network.get("name") or self.network.get("architecture") or "")
         letters = re.match("[A-Za-z]+", name)
         return f"{self.family}/{letters.group()}" if letters else self.group
 
     def to_json(self) -> dict[str, Any]:
-        """A mapping that `from_json` reads back; defaults of the training are left out."""
+        """Return a mapping that `from_json` reads, without defaults of the training."""
         return {"family": self.family, "network": dict(self.network), "training": without_defaults(self.training)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read a spec, refusing what it does not know."""
+        """Read a spec; raise a UserError for unknown keys."""
         expected = {"family", "network", "training"}
         if not isinstance(values, Mapping) or values.keys() != expected:
-            found = sorted(values) if isinstance(values, Mapping) else type(values).__name__
-            raise UserError(f"expected a spec with the keys {sorted(expected)}, found {found}: add or remove keys")
+            keys = sorted(values) if isinstance(values, Mapping) else type(values).__name__
+            raise UserError(f"expected a spec with the keys {sorted(expected)}, found {keys}: add or remove keys")
         for key, kind in (("family", str), ("network", Mapping), ("training", Mapping)):
             if not isinstance(values[key], kind):
                 raise UserError(
@@ -72,11 +72,11 @@ class LayerRecord:
 
     name: str
     kind: str
-    """Class of torch.nn, or name of the function for what no module owns."""
+    """Class of torch.nn, or name of a function that no module owns."""
     output_shape: tuple[int, ...]
     """Without the batch."""
     activations: int
-    """Elements of new storage a sample: zero for a view and for what works in place."""
+    """Elements of new storage for each sample: zero for views and in-place operations."""
     parameters: int
     functional: bool = False
     """True for an operation outside any layer: a residual addition, a concatenation."""
@@ -84,31 +84,31 @@ class LayerRecord:
 
 @dataclass(frozen=True)
 class LayerTable:
-    """Layers in execution order, and what they add up to."""
+    """Layers in execution order, with their sums."""
 
     layers: tuple[LayerRecord, ...]
     trainable_shapes: tuple[tuple[int, ...], ...]
-    """Of the parameters that have gradients."""
+    """Shapes of the parameters with gradients."""
     input_elements: int
     """Of one sample."""
 
     @property
     def parameters(self) -> int:
-        """All parameters, each once."""
+        """The number of parameters, each counted once."""
         return sum(record.parameters for record in self.layers)
 
     @property
     def activations(self) -> int:
-        """All new storage of a forward pass of one sample, without the input."""
+        """The elements of new storage in a forward pass of one sample, without the input."""
         return sum(record.activations for record in self.layers)
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many layers there are of each kind, functions left out."""
+        """The number of layers of each kind, without functions."""
         return dict(Counter(record.kind for record in self.layers if not record.functional))
 
     def to_json(self) -> dict[str, Any]:
-        """Return a mapping that `from_json` reads. Schedulers without code hand in networks in this form, too."""
+        """Return a mapping that `from_json` reads, which is also the form of layer tables in requests."""
         return {
             "layers": [dict(vars(layer)) for layer in self.layers],
             "trainable_shapes": [list(shape) for shape in self.trainable_shapes],
@@ -117,7 +117,7 @@ class LayerTable:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read a table that `to_json` wrote."""
+        """Read a mapping that `to_json` wrote."""
         layers = (LayerRecord(**{**item, "output_shape": tuple(item["output_shape"])}) for item in values["layers"])
         shapes = tuple(tuple(shape) for shape in values["trainable_shapes"])
         return cls(tuple(layers), shapes, values["input_elements"])
@@ -125,7 +125,7 @@ class LayerTable:
 
 @dataclass(frozen=True)
 class StaticEstimate:
-    """SGV: what the shapes alone say that training holds."""
+    """SGV: the memory of a training step that follows from shapes alone."""
 
     parameter_bytes: int
     gradient_bytes: int
@@ -141,21 +141,21 @@ class StaticEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Where a row comes from. `origin` says plainly what kind of figure it is."""
+    """The origin of a row."""
 
     origin: str
-    """'static' (shapes alone), 'simulated' (virtual GPU) or 'measured' (on a card)."""
+    """'static' (shapes alone), 'simulated' (virtual GPU) or 'measured' (on a GPU)."""
     backend: str
     device: str | None
-    """The card, or the device profile that stood for it."""
+    """The GPU, or the device profile that it was simulated on."""
     versions: Mapping[str, str]
     seed: int | None
     time: str
     """UTC, ISO 8601."""
     source: str | None = None
-    """For rows that others published: the file, and whom to cite."""
+    """File and citation of published rows."""
     gpu_uuid: str | None = None
-    """Of the very card, where there was one."""
+    """UUID of the GPU, if there was one."""
 
 
 @dataclass(frozen=True)
@@ -168,11 +168,11 @@ class Row:
     provenance: Provenance
 
     def to_json(self) -> dict[str, Any]:
-        """A mapping that `from_json` reads back."""
+        """Return a mapping that `from_json` reads."""
         return {
             "id": self.spec.id,
             "spec": self.spec.to_json(),
-            # not asdict(), which copies deeply: a tenth of the time of a build
+            # not asdict(), whose deep copies take a tenth of the time of a build
             "static": dict(vars(self.static)) if self.static else None,
             "measurement": dict(vars(self.measurement)),
             "provenance": dict(vars(self.provenance)),
@@ -180,7 +180,7 @@ class Row:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read a row as `to_json` wrote it."""
+        """Read a mapping that `to_json` wrote."""
         measurement = {**values["measurement"], "status": Status(values["measurement"]["status"])}
         measurement["notes"] = tuple(measurement.get("notes", ()))
         static = values["static"]
@@ -194,16 +194,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Rejection:
-    """A configuration that was drawn and cannot be trained, with the reason."""
+    """A sampled configuration that cannot be trained, with the reason."""
 
     spec: Spec
     reason: str
 
     def to_json(self) -> dict[str, Any]:
-        """A mapping that `from_json` reads back."""
+        """Return a mapping that `from_json` reads."""
         return {"id": self.spec.id, "spec": self.spec.to_json(), "reason": self.reason}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read a rejection as `to_json` wrote it."""
+        """Read a mapping that `to_json` wrote."""
         return cls(Spec.from_json(values["spec"]), values["reason"])

@@ -90,7 +90,7 @@ class Answer:
         return f"<table><caption>{escape(' '.join(title))}</caption>{cells}</table>"
 
     def _rows(self) -> list[tuple[str, str]]:
-        """The title, then a name and a text for each line."""
+        """Return the title, then a name and a text for each line."""
         rows = [
             (f"{self.target}, batch {self.batch_size}, on {self.device}:", self.verdict),
             ("estimate", f"{shown_size(self.estimate_mib)} of {shown_size(self.capacity_mib)}"),

@@ -1,61 +1,61 @@
-"""The largest batch that fits, from few traces: memory is nearly a line in the batch, and every answer a real one."""
+"""Search the largest batch that fits with few traces: memory is nearly linear in the batch size."""
 
 from collections.abc import Callable, Sequence
 
 from vramcast.models.answer import FITS, Answer
 
-Ask = Callable[[int], Answer]
-"""The answer for a batch size."""
+AnswerFor = Callable[[int], Answer]
+"""Returns the answer for a batch size."""
 _MOST_TRACES = 10
 _LARGEST = 2**20
 _LEAP = 16
-"""From a batch to the next where more samples took no more memory: small networks hide in what is there anyway."""
+"""Factor to the next batch if more samples took no more memory, as in small networks."""
 _EXACT = 100
-"""Batches are told apart to a hundredth of their size: finer steps cost traces, and are within the estimate's error."""
+"""Resolution of the search: a hundredth of the batch is within the estimate's error."""
 
 
-def largest_batch(ask: Ask, start: Answer) -> tuple[int, Answer | None]:
-    """The largest batch whose safe answer fits, to one percent, with that answer; (0, None) where none does.
+def largest_batch(answer_for: AnswerFor, start: Answer) -> tuple[int, Answer | None]:
+    """Return the largest batch whose safe figure fits, to one percent, with its answer; (0, None) if none fits.
 
-    The next batch to look at is where a line through the two answers that are nearest to the card meets it; every
-    third time it is the middle of what is left, for memory rises in steps too.
+    The next batch is where a line through the two answers nearest to the capacity meets it; every third time it is the
+    middle of the remaining range, because memory also rises in steps.
     """
-    known = {start.batch_size: start}
+    answers = {start.batch_size: start}
     for trace in range(_MOST_TRACES):
-        batch = _next(list(known.values()), halve=trace % 3 == 2)
+        batch = _next(list(answers.values()), halve=trace % 3 == 2)
         if batch is None:
             break
-        known[batch] = ask(batch)
-    fitting = [answer for answer in known.values() if answer.verdict == FITS]
+        answers[batch] = answer_for(batch)
+    fitting = [answer for answer in answers.values() if answer.verdict == FITS]
     best = max(fitting, key=lambda answer: answer.batch_size, default=None)
     return (best.batch_size, best) if best else (0, None)
 
 
-def _next(known: Sequence[Answer], halve: bool) -> int | None:
-    """The batch to look at next, None where there is nothing left to find out."""
-    failing = [answer.batch_size for answer in known if answer.verdict != FITS]
-    low = max((answer.batch_size for answer in known if answer.verdict == FITS), default=0)
+def _next(answers: Sequence[Answer], halve: bool) -> int | None:
+    """Return the next batch to try, or None if the search is over."""
+    failing = [answer.batch_size for answer in answers if answer.verdict != FITS]
+    low = max((answer.batch_size for answer in answers if answer.verdict == FITS), default=0)
     high = min(failing, default=_LARGEST)
     if high - low <= max(1, low // _EXACT):
         return None
-    if len(known) == 1:
-        only = known[0]
+    if len(answers) == 1:
+        only = answers[0]
         share = only.capacity_mib / only.safe_mib
         guess = int(only.batch_size * (share * 0.9 if share > 1 else share / 2))
     elif failing and low and halve:
         guess = (low + high) // 2
     else:
-        crossing = _crossing(known)
-        if crossing is None:  # no line to follow
+        crossing = _crossing(answers)
+        if crossing is None:  # memory does not grow here
             guess = (low + high) // 2 if failing else _LEAP * low
         else:
-            guess = crossing if failing else crossing + max(1, crossing // 50)  # a bound from above is wanted too
+            guess = crossing if failing else crossing + max(1, crossing // 50)  # an upper bound is needed too
     return min(max(guess, low + 1), high - 1)
 
 
-def _crossing(known: Sequence[Answer]) -> int | None:
-    """Where a line through the two answers that are nearest to the card meets it."""
-    near = sorted(known, key=lambda answer: abs(answer.safe_mib - answer.capacity_mib))[:2]
+def _crossing(answers: Sequence[Answer]) -> int | None:
+    """Return the batch at which a line through the two answers nearest to the capacity meets it."""
+    near = sorted(answers, key=lambda answer: abs(answer.safe_mib - answer.capacity_mib))[:2]
     rise = near[0].safe_mib - near[1].safe_mib
     run = near[0].batch_size - near[1].batch_size
     if rise * run <= 0:

@@ -1,4 +1,4 @@
-"""Checkpoints: directories that explain themselves. Reading one needs torch, numpy and safetensors alone."""
+"""Checkpoints: self-describing directories. Reading one needs only torch, numpy and safetensors."""
 
 import json
 from collections.abc import Mapping
@@ -20,16 +20,16 @@ KINDS: Mapping[str, type[Estimator]] = {NetworkClassifier.kind: NetworkClassifie
 
 @dataclass(frozen=True)
 class Card:
-    """What a person must know before relying on an estimator."""
+    """The README of a checkpoint: what a user must know before relying on the estimator."""
 
     title: str
     summary: str
     data: str
-    """Which rows it was trained on, where they come from and how they were measured."""
+    """The training rows, their origin and how they were measured."""
     licence: str
     citation: str
     command: str
-    """What makes it again."""
+    """The command that reproduces it."""
     limits: str = "It knows networks like those it was trained on, and flags others as unfamiliar."
 
 
@@ -42,18 +42,18 @@ def save_checkpoint(estimator: Estimator, directory: Path, metrics: Mapping[str,
 
 
 def checkpoint_directory(name: str) -> Path:
-    """Where a checkpoint lies: the directory of that path, or else of that name among the released ones."""
+    """Return the directory of a checkpoint, by its path or its released name."""
     if Path(name).is_dir():
         return Path(name)
     if (RELEASED / name).is_dir():
         return RELEASED / name
-    known = sorted(path.name for path in RELEASED.iterdir() if path.is_dir()) if RELEASED.is_dir() else []
-    hint = suggestion(name, known, "name another")
-    raise UserError(f"expected a checkpoint's directory or a released one of {known}, found {name!r}: {hint}")
+    released = sorted(path.name for path in RELEASED.iterdir() if path.is_dir()) if RELEASED.is_dir() else []
+    hint = suggestion(name, released, "name another")
+    raise UserError(f"expected a checkpoint's directory or a released one of {released}, found {name!r}: {hint}")
 
 
 def load_checkpoint(directory: Path) -> Estimator:
-    """Read the estimator in a directory, whatever its kind."""
+    """Read the estimator in a directory, of any kind."""
     kind = read_kind(directory)
     if kind not in KINDS:
         raise UserError(
@@ -63,18 +63,18 @@ def load_checkpoint(directory: Path) -> Estimator:
 
 
 def load_metrics(directory: Path) -> dict[str, Any]:
-    """The figures that were measured when the estimator was trained."""
+    """Return the figures on the test rows of the training."""
     try:
-        found: dict[str, Any] = json.loads((directory / METRICS).read_text(encoding="utf-8"))
+        metrics: dict[str, Any] = json.loads((directory / METRICS).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(
             f"expected figures in {directory / METRICS}, found: {error}; fetch or train it again"
         ) from error
-    return found
+    return metrics
 
 
 def render_card(card: Card, metrics: Mapping[str, Any]) -> str:
-    """The card as Markdown."""
+    """Render the card as Markdown."""
     figures = "\n".join(f"| {name} | {_shown(value)} |" for name, value in metrics.items())
     return f"""# {card.title}
 

@@ -1,4 +1,4 @@
-"""The classifiers: an encoder, a network and a density over the gap, fitted by a loop that is given."""
+"""Classifiers: an encoder, a network and a density over the gap, fitted by a given training loop."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from vramcast.errors import UserError, check_amount, check_choice, check_count, check_probability
 from vramcast.models.batch import Batch, Inputs
 from vramcast.models.density import Mixture
-from vramcast.models.encoding import Encoder
+from vramcast.models.encoding import ExampleEncoder
 from vramcast.models.example import Example
 from vramcast.models.features import TOKEN_NUMBERS, feature_set
 from vramcast.models.fitting import PlainFitter
 from vramcast.models.forecast import Forecast
 from vramcast.models.forecaster import Forecaster
 from vramcast.models.labels import center_and_spread, gap_labels
-from vramcast.models.networks import MlpNetwork, TransformerNetwork
+from vramcast.models.networks import TokenNetwork, VectorNetwork
 from vramcast.models.storage import State
 from vramcast.virtual_gpu.records import from_mapping
 
@@ -26,12 +26,12 @@ NETWORKS = ("mlp", "transformer")
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSettings:
-    """What a classifier is made of. All of it is shipped with the weights."""
+    """The settings of a classifier, which are saved with the weights."""
 
     network: str = "mlp"
     features: str = "full"
     components: int = 3
-    """Logistics of the density."""
+    """Number of logistics in the density."""
     width: int = 64
     blocks: int = 2
     token_width: int = 32
@@ -40,9 +40,9 @@ class NetworkSettings:
     """Of the Transformer's encoder."""
     dropout: float = 0.1
     bucket_mib: int = 1000
-    """The width at which accuracy is judged: the likelihood of the right bucket is part of the loss."""
+    """Bucket width of the accuracy: the likelihood of the correct bucket is part of the loss."""
     bucket_weight: float = 1.0
-    """Of that part against the likelihood of the figure itself."""
+    """Weight of that part relative to the likelihood of the label."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -63,15 +63,15 @@ class NetworkSettings:
 
     @property
     def encoding(self) -> tuple[str, bool, int]:
-        """What decides how examples are encoded: settings that agree in this can share it."""
+        """The settings that decide the encoding, which classifiers with equal ones can share."""
         return self.features, self.reads_tokens, self.bucket_mib
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """All of fitting that comes before the loop: scales, learned without the test examples, and tensors."""
+class PreparedData:
+    """Encoded training and validation examples, with the scales learned from the former."""
 
-    encoder: Encoder
+    encoder: ExampleEncoder
     center: float
     spread: float
     train: Batch
@@ -80,49 +80,49 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Examples as tensors, and the scales that were learned from them."""
+    """Examples as tensors, with the scales learned from them."""
 
-    encoder: Encoder
+    encoder: ExampleEncoder
     rows: Batch
 
     @classmethod
     def of(cls, settings: NetworkSettings, examples: Sequence[Example]) -> Self:
         """Learn the scales and encode the examples."""
-        encoder = Encoder.fit(examples, settings.features)
+        encoder = ExampleEncoder.fit(examples, settings.features)
         return cls(encoder, make_batch(settings, encoder, examples))
 
-    def parted(self, train: Tensor, validation: Tensor) -> Prepared:
-        """Two parts of the examples, by their places."""
+    def parted(self, train: Tensor, validation: Tensor) -> PreparedData:
+        """Split the examples into two parts by index."""
         rows = self.rows.select(train)
-        return Prepared(self.encoder, *center_and_spread(rows.labels), rows, self.rows.select(validation))
+        return PreparedData(self.encoder, *center_and_spread(rows.labels), rows, self.rows.select(validation))
 
 
-def prepare(settings: NetworkSettings, train: Sequence[Example], validation: Sequence[Example]) -> Prepared:
-    """Learn the scales from the training examples alone, and encode both."""
+def prepare(settings: NetworkSettings, train: Sequence[Example], validation: Sequence[Example]) -> PreparedData:
+    """Learn the scales from the training examples, and encode both."""
     if not train or not validation:
         raise UserError(
             f"expected training and validation examples, found {len(train)} and {len(validation)}: give some of both"
         )
-    known = Encoded.of(settings, train)
-    chosen_on = make_batch(settings, known.encoder, validation)
-    return Prepared(known.encoder, *center_and_spread(known.rows.labels), known.rows, chosen_on)
+    encoded = Encoded.of(settings, train)
+    chosen_on = make_batch(settings, encoded.encoder, validation)
+    return PreparedData(encoded.encoder, *center_and_spread(encoded.rows.labels), encoded.rows, chosen_on)
 
 
-def make_batch(settings: NetworkSettings, encoder: Encoder, examples: Sequence[Example]) -> Batch:
-    """Examples with targets as tensors."""
+def make_batch(settings: NetworkSettings, encoder: ExampleEncoder, examples: Sequence[Example]) -> Batch:
+    """Encode labelled examples as tensors."""
     labels = gap_labels(examples, feature_set(settings.features), settings.bucket_mib)
     return Batch(encoder.inputs(examples, settings.reads_tokens), labels)
 
 
 class Fitter(Protocol):
-    """A training loop: changes `classifier.network_` so that `classifier.loss` falls."""
+    """A training loop that minimises `classifier.loss` over `classifier.network_`."""
 
     def __call__(self, classifier: "NetworkClassifier", train: Batch, validation: Batch) -> None:
-        """Fit the network to `train`; what is chosen, the epoch for one, is chosen on `validation`."""
+        """Fit the network to `train`, and choose the epoch on `validation`."""
 
 
 class NetworkClassifier(Forecaster):
-    """Predicts a density over the gap between what a job uses and what is computed for it."""
+    """Predicts a density over the gap between the used memory and the reference."""
 
     kind: ClassVar[str] = "network"
 
@@ -131,7 +131,7 @@ class NetworkClassifier(Forecaster):
         self.fitter: Fitter = fitter or PlainFitter()
         self.name = self.settings.network
 
-    encoder_: Encoder
+    encoder_: ExampleEncoder
     network_: nn.Module
     center_: float
     spread_: float
@@ -142,11 +142,11 @@ class NetworkClassifier(Forecaster):
         return feature_set(self.settings.features).needs_simulation
 
     def fit(self, train: Sequence[Example], validation: Sequence[Example]) -> Self:
-        """Learn scales from the training examples, and then the network; equal seeds give equal weights."""
+        """Learn scales and network; equal seeds give equal weights."""
         return self.fit_prepared(prepare(self.settings, train, validation))
 
-    def fit_prepared(self, data: "Prepared") -> Self:
-        """Fit to examples that are encoded already: by this classifier, or by one that differs in its seed alone."""
+    def fit_prepared(self, data: "PreparedData") -> Self:
+        """Fit to encoded examples, of this classifier or of one with another seed."""
         self.encoder_, self.center_, self.spread_ = data.encoder, data.center, data.spread
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.settings.seed)
@@ -156,7 +156,7 @@ class NetworkClassifier(Forecaster):
         return self
 
     def loss(self, batch: Batch) -> Tensor:
-        """Minus the likelihood of what was measured, and of its bucket. What did not fit is known from below only."""
+        """Return the negative log likelihood of labels and buckets; jobs that did not fit are censored."""
         gaps, labels = Mixture.of_outputs(self.network_(batch.inputs), self.center_, self.spread_), batch.labels
         above = gaps.log_survival(labels.lower)
         exact = torch.where(labels.fits, gaps.log_mass(labels.lower, labels.upper), above)
@@ -164,11 +164,11 @@ class NetworkClassifier(Forecaster):
         return -(exact + self.settings.bucket_weight * bucket).mean()
 
     def forecast(self, examples: Sequence[Example]) -> Forecast:
-        """The distribution of the memory of each example."""
+        """Return the distribution of the memory of each example."""
         return self.forecast_inputs(self.encoder_.inputs(examples, self.settings.reads_tokens), examples)
 
     def forecast_inputs(self, inputs: Inputs, examples: Sequence[Example]) -> Forecast:
-        """The same of examples that are encoded already."""
+        """Return the forecast of encoded examples."""
         features = feature_set(self.settings.features)
         self.network_.eval()
         with torch.inference_mode():
@@ -176,7 +176,7 @@ class NetworkClassifier(Forecaster):
             return Forecast.of_gaps(gaps, [features.reference_bytes(example) for example in examples], examples)
 
     def state(self) -> State:
-        """Settings, encoder and weights."""
+        """Return settings, encoder and weights."""
         settings = {
             "network": asdict(self.settings),
             "encoder": self.encoder_.to_json(),
@@ -187,24 +187,24 @@ class NetworkClassifier(Forecaster):
 
     @classmethod
     def from_state(cls, state: State) -> Self:
-        """A classifier as it was; its fitter is the default one."""
-        found = cls(from_mapping(NetworkSettings, state.settings["network"], "the network's settings"))
-        found.encoder_ = Encoder.from_json(state.settings["encoder"])
-        found.center_, found.spread_ = state.settings["center"], state.settings["spread"]
-        found.network_ = _make_network(found.settings, found.encoder_)
-        _load_weights(found.network_, state.arrays)
-        found.network_.eval()
-        return found
+        """Restore a classifier with the default fitter."""
+        classifier = cls(from_mapping(NetworkSettings, state.settings["network"], "the network's settings"))
+        classifier.encoder_ = ExampleEncoder.from_json(state.settings["encoder"])
+        classifier.center_, classifier.spread_ = state.settings["center"], state.settings["spread"]
+        classifier.network_ = _make_network(classifier.settings, classifier.encoder_)
+        _load_weights(classifier.network_, state.arrays)
+        classifier.network_.eval()
+        return classifier
 
 
-def _make_network(settings: NetworkSettings, encoder: Encoder) -> nn.Module:
+def _make_network(settings: NetworkSettings, encoder: ExampleEncoder) -> nn.Module:
     outputs = Mixture.outputs_of(settings.components)
     shared = {"inputs": encoder.width, "width": settings.width, "blocks": settings.blocks, "outputs": outputs}
-    network: MlpNetwork | TransformerNetwork
+    network: VectorNetwork | TokenNetwork
     if settings.network == "mlp":
-        network = MlpNetwork(**shared, dropout=settings.dropout)
+        network = VectorNetwork(**shared, dropout=settings.dropout)
     else:
-        network = TransformerNetwork(
+        network = TokenNetwork(
             **shared,
             dropout=settings.dropout,
             kinds=len(encoder.kinds),
@@ -222,4 +222,4 @@ def _load_weights(network: nn.Module, arrays: Mapping[str, Any]) -> None:
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:
-        raise UserError("expected the weights of the network in the settings, found others: train it anew") from error
+        raise UserError("expected the weights of the network in the settings, found others: train it again") from error

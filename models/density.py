@@ -1,6 +1,6 @@
-"""Mixtures of logistic densities with an atom at infinity: how likely a job takes how much, and that it does not fit.
+"""Mixtures of logistic densities with an atom at infinity, which is the probability that a job fits no device.
 
-A logistic has its distribution function in closed form, so buckets of any width come from differences of it.
+The distribution function of a logistic has a closed form, so buckets of any width are differences of it.
 """
 
 import math
@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name that every PyTorch reader knows
 
 LEAST_SCALE = 5e-4
-"""Of a component, in units of the logarithm: repeated measurements of one job differ by more."""
+"""Smallest scale of a component, in units of the logarithm: repeated measurements of one job differ by more."""
 _MOST_LOG_SCALE = 2.0
 _HALVINGS = 64
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """`components` logistics for each of n examples, and a weight for "more than any card"."""
+    """`components` logistics for each of n examples, and a weight for "fits no device"."""
 
     log_weights: Tensor  # [n, components + 1], the last is the atom's
     locations: Tensor  # [n, components]
@@ -28,7 +28,7 @@ class Mixture:
 
     @classmethod
     def of_outputs(cls, outputs: Tensor, center: float, spread: float) -> Self:
-        """From a network's outputs [n, 3 * components + 1], which are in units of the targets' spread."""
+        """Read a network's outputs [n, 3 * components + 1], which are in units of the labels' spread."""
         components = (outputs.shape[1] - 1) // 3
         weights, locations, log_scales = torch.split(outputs, [components + 1, components, components], dim=1)
         scales = spread * log_scales.clamp(max=_MOST_LOG_SCALE).exp() + LEAST_SCALE
@@ -36,23 +36,23 @@ class Mixture:
 
     @staticmethod
     def outputs_of(components: int) -> int:
-        """How many numbers a network says for one example."""
+        """Return the number of a network's outputs for one example."""
         return 3 * components + 1
 
     @staticmethod
     def first_bias(components: int) -> Tensor:
-        """Biases of a network's last layer: components side by side, rather wide, and most jobs fit."""
+        """Return initial biases of the last layer: wide components side by side, and a small atom."""
         weights = torch.cat([torch.zeros(components), torch.tensor([-2.0])])
         return torch.cat([weights, torch.linspace(-0.5, 0.5, components), torch.full((components,), -0.7)])
 
     def rows(self, chosen: slice) -> "Mixture":
-        """Of some of the examples."""
+        """Return the mixtures of some examples."""
         return Mixture(self.log_weights[chosen], self.locations[chosen], self.scales[chosen])
 
     def log_mass(self, lower: Tensor, upper: Tensor) -> Tensor:
-        """[n]: the logarithm of the probability between two finite bounds [n], exact far out in the tails.
+        """Return [n]: the logarithm of the probability between two finite bounds [n], exact in the tails.
 
-        sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b)), in which nothing cancels.
+        sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b)), which does not cancel.
         """
         a, b = self._standard(lower), self._standard(upper)
         width = (b - a).clamp(min=torch.finfo(a.dtype).tiny)
@@ -60,25 +60,25 @@ class Mixture:
         return torch.logsumexp(self.log_weights[:, :-1] + masses, dim=1)
 
     def log_survival(self, bound: Tensor) -> Tensor:
-        """[n]: the logarithm of the probability of more than a bound [n]."""
+        """Return [n]: the logarithm of the probability above a bound [n]."""
         finite = self.log_weights[:, :-1] + F.logsigmoid(-self._standard(bound))
         return torch.logsumexp(torch.cat([finite, self.log_weights[:, -1:]], dim=1), dim=1)
 
     def cdf(self, points: Tensor) -> Tensor:
-        """[n, m]: the probability of at most each of m points [n, m]; infinities are points too."""
+        """Return [n, m]: the probability up to each of m points [n, m], which may be infinite."""
         standard = (points[:, :, None] - self.locations[:, None]) / self.scales[:, None]
         return (self.log_weights[:, None, :-1].exp() * torch.sigmoid(standard)).sum(-1)
 
     def quantile(self, level: float) -> Tensor:
-        """[n]: what is exceeded with probability 1 - level; infinity where the atom takes more than that."""
+        """Return [n]: the quantile at a level; infinity where the atom is larger than 1 - level."""
         finite = -torch.expm1(self.log_weights[:, -1])
         wanted = torch.where(finite > level, level / finite, torch.full_like(finite, 0.5))
         ends = self.locations + self.scales * torch.logit(wanted)[:, None]
-        found = self._bisect(wanted * finite, ends.min(1).values, ends.max(1).values)
-        return torch.where(finite > level, found, torch.full_like(found, torch.inf))
+        value = self._bisect(wanted * finite, ends.min(1).values, ends.max(1).values)
+        return torch.where(finite > level, value, torch.full_like(value, torch.inf))
 
     def _bisect(self, levels: Tensor, low: Tensor, high: Tensor) -> Tensor:
-        """Between the components' quantiles, where the mixture's must lie."""
+        """Bisect between the components' quantiles, which bracket the mixture's."""
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             below = self.cdf(middle[:, None])[:, 0] < levels
@@ -86,26 +86,26 @@ class Mixture:
         return high
 
     def given_finite(self) -> Self:
-        """The mixture under the condition that the atom did not come up."""
+        """Return the mixture conditioned on a finite value."""
         weights = self.log_weights[:, :-1].log_softmax(1)
         never = torch.full_like(weights[:, :1], -torch.inf)
         return type(self)(torch.cat([weights, never], dim=1), self.locations, self.scales)
 
     def replaced(self, which: Tensor, other: Self) -> Self:
-        """Those marked [n] as another mixture of as many components has them."""
+        """Replace the marked examples [n] by those of another mixture with as many components."""
         mine, theirs = ((item.log_weights, item.locations, item.scales) for item in (self, other))
         return type(self)(*(torch.where(which[:, None], b, a) for a, b in zip(mine, theirs, strict=True)))
 
     def shifted(self, by: Tensor) -> Self:
-        """Moved by an amount [n] for each example."""
+        """Shift each example by an amount [n]."""
         return type(self)(self.log_weights, self.locations + by[:, None], self.scales)
 
     def tempered(self, temperature: float) -> Self:
-        """Every component wider by a factor."""
+        """Widen every component by a factor."""
         return type(self)(self.log_weights, self.locations, self.scales * temperature)
 
     def double(self) -> Self:
-        """In 64 bits, for answers."""
+        """Convert to 64 bits, for answers."""
         return type(self)(self.log_weights.double(), self.locations.double(), self.scales.double())
 
     def _standard(self, points: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class Mixture:
 
 
 def mixed(mixtures: Sequence[Mixture]) -> Mixture:
-    """The mixture of mixtures, each of the same weight: again one of logistics."""
+    """Return the equally weighted mixture of mixtures."""
     share = math.log(len(mixtures))
     finite = torch.cat([item.log_weights[:, :-1] for item in mixtures], dim=1) - share
     atom = torch.logsumexp(torch.stack([item.log_weights[:, -1] for item in mixtures]), dim=0) - share
@@ -125,7 +125,7 @@ def mixed(mixtures: Sequence[Mixture]) -> Mixture:
 
 
 def stacked(mixtures: Sequence[Mixture]) -> Mixture:
-    """The mixtures of several sets of examples, one set below the other."""
+    """Concatenate the mixtures of several sets of examples."""
     return Mixture(
         torch.cat([item.log_weights for item in mixtures]),
         torch.cat([item.locations for item in mixtures]),

@@ -1,8 +1,8 @@
-"""TBEM's case study: memory of a VGG against its depth, and how far polynomials of it reach.
+"""TBEM's case study: the memory of a VGG against its depth, and how far polynomials extrapolate.
 
-TBEM mutates VGG-16 with all layers alike, so that depth alone changes, and draws GPU memory against it. Here the
-virtual GPU measures. A polynomial is fitted to the shallower networks and asked about the deeper ones: once for the
-measured memory itself (GV), once for what is measured beyond the static estimate (Gap).
+TBEM mutates VGG-16 so that only its depth changes, and draws GPU memory against it. Here the virtual GPU measures. A
+polynomial is fitted to the shallower networks and extrapolated to the deeper ones: once for the measured memory (GV),
+once for the difference to the static estimate (Gap).
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ DEPTHS = tuple(range(8, 41))
 DEGREES = (1, 2, 3)
 _STAGES = 5
 _OUTPUT_LAYERS = 3
-"""VGG's linear layers, which count into its depth: VGG-16 has 13 convolutions."""
+"""VGG's linear layers, which count towards its depth: VGG-16 has 13 convolutions."""
 
 
 @dataclass(frozen=True)
@@ -34,27 +34,27 @@ class DepthPoint:
     measured_bytes: int
     static_bytes: int
     fitted: bool
-    """True where the polynomials saw it, False where they are asked about it."""
+    """Whether the polynomials were fitted to it."""
 
     @property
     def gap_bytes(self) -> int:
-        """What is measured beyond the static estimate."""
+        """The difference of measurement and static estimate."""
         return self.measured_bytes - self.static_bytes
 
 
 @dataclass(frozen=True)
 class DepthFit:
-    """A polynomial of the depth, and what it says of all points."""
+    """A polynomial of the depth, and its predictions for all points."""
 
     target: str
-    """'gap', or 'gv' for the measured memory itself."""
+    """'gap', or 'gv' for the measured memory."""
     degree: int
     predicted_bytes: tuple[float, ...]
-    """Of the device's memory at each point: for 'gap', the static estimate is added."""
+    """Predicted memory at each point; for 'gap', the static estimate is added."""
     fitted_error: float
-    """Mean relative error where it was fitted."""
+    """Mean relative error on the fitted points."""
     extrapolation_error: float
-    """Mean relative error beyond."""
+    """Mean relative error on the other points."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class DepthStudy:
 
 
 def vgg_spec(depth: int, batch_size: int = 32, filters: int = 64, input_size: int = 224) -> Spec:
-    """A VGG with that many layers with weights, all convolutions of the same width, dealt evenly to five stages.
+    """Return a VGG of a depth, with convolutions of equal width spread evenly over five stages.
 
-    What is left over goes to the last stages, as from VGG-13 to VGG-16.
+    The remainder goes to the last stages, as from VGG-13 to VGG-16.
     """
     convolutions = depth - _OUTPUT_LAYERS
     if convolutions < _STAGES:
@@ -83,15 +83,15 @@ def vgg_spec(depth: int, batch_size: int = 32, filters: int = 64, input_size: in
 def depth_study(
     backend: Backend, depths: Sequence[int] = DEPTHS, fitted_share: float = 0.6, batch_size: int = 32
 ) -> DepthStudy:
-    """Measure VGGs of all depths, fit polynomials to the shallower share and extrapolate; out of memory is left out."""
-    found = list(_measure(backend, depths, batch_size))
-    seen = round(fitted_share * len(found))
-    if seen <= max(DEGREES) or seen == len(found):
+    """Measure VGGs of all depths, fit polynomials to the shallower share and extrapolate; OOM rows are left out."""
+    measured = list(_measure(backend, depths, batch_size))
+    seen = round(fitted_share * len(measured))
+    if seen <= max(DEGREES) or seen == len(measured):
         raise UserError(
             f"expected more than {max(DEGREES)} depths to fit and some to extrapolate to, "
-            f"found {len(found)} that fit the card: give more depths or a smaller batch"
+            f"found {len(measured)} that fit the device: give more depths or a smaller batch"
         )
-    points = tuple(DepthPoint(*figures, fitted=index < seen) for index, figures in enumerate(found))
+    points = tuple(DepthPoint(*figures, fitted=index < seen) for index, figures in enumerate(measured))
     fits = tuple(_fit(points, target, degree) for target in ("gap", "gv") for degree in DEGREES)
     return DepthStudy(points, fits)
 
@@ -109,9 +109,9 @@ def _fit(points: Sequence[DepthPoint], target: str, degree: int) -> DepthFit:
     measured = np.array([point.measured_bytes for point in points], dtype=np.float64)
     static = np.array([point.static_bytes for point in points], dtype=np.float64)
     fitted = np.array([point.fitted for point in points])
-    known = static if target == "gap" else np.zeros_like(static)
-    polynomial = np.polynomial.Polynomial.fit(depths[fitted], (measured - known)[fitted], degree)
-    predicted: NDArray[np.float64] = known + polynomial(depths)
+    static_part = static if target == "gap" else np.zeros_like(static)
+    polynomial = np.polynomial.Polynomial.fit(depths[fitted], (measured - static_part)[fitted], degree)
+    predicted: NDArray[np.float64] = static_part + polynomial(depths)
     errors = np.abs(predicted - measured) / measured
     return DepthFit(
         target, degree, tuple(predicted.tolist()), float(errors[fitted].mean()), float(errors[~fitted].mean())

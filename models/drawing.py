@@ -1,4 +1,4 @@
-"""A canvas that needs no screen. It imports matplotlib, and is imported itself only where something is drawn."""
+"""Figures without a screen. Imports matplotlib, so it is imported only where something is drawn."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +10,12 @@ from matplotlib.figure import Figure
 
 _DOTS_PER_INCH = 150
 _UNNAMED = {".svg": {"Date": None, "Creator": None}}
-"""No date and no version in a file: the same table gives the same bytes."""
+"""Files without a date and a version, so that equal tables give equal bytes."""
 
 
 @contextmanager
 def picture(path: Path, width: float, height: float) -> Iterator[Figure]:
-    """A figure that is written to `path` when the block ends. Without pyplot, whose state is shared."""
+    """Yield a figure and write it to `path` when the block ends. Does not use pyplot, whose state is global."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     yield figure
@@ -23,7 +23,7 @@ def picture(path: Path, width: float, height: float) -> Iterator[Figure]:
 
 
 def quiet(axes: Any) -> None:
-    """A light grid behind the data, and no frame above and to the right."""
+    """Draw a light grid behind the data and no frame at the top and the right."""
     axes.grid(color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""Several classifiers as one, each calibrated on jobs that it has not seen; the estimator that is shipped."""
+"""The released kind of estimator: several classifiers, each calibrated on jobs that it was not trained on."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,6 @@ from vramcast.dataset_builder.store.splits import make_folds, make_split
 from vramcast.errors import UserError, check_count
 from vramcast.models._base import Prediction
 from vramcast.models.batch import Inputs
-from vramcast.models.buckets import Buckets
 from vramcast.models.classifiers import Encoded, Fitter, NetworkClassifier, NetworkSettings
 from vramcast.models.conformal import SafeMargins, raised, relative, score
 from vramcast.models.example import Example
@@ -22,19 +21,19 @@ from vramcast.models.features import feature_set
 from vramcast.models.forecast import Forecast
 from vramcast.models.forecaster import Forecaster
 from vramcast.models.labels import intervals
-from vramcast.models.ood import Novelty
+from vramcast.models.novelty import Novelty
 from vramcast.models.storage import State, joined
 
 _TEMPERATURES = tuple(float(value) for value in np.geomspace(0.5, 3.0, 37))
 _LEAST_FOLDS = 5
-"""A member is calibrated on about a fifth of the examples or less, and fitted to about seven tenths or more."""
+"""A member is calibrated on at most a fifth of the examples and fitted to at least seven tenths."""
 _ODD = 0.02
-"""The share of calibration examples, the least likely ones, without a say in the width: one odd row would set it."""
+"""Share of the least likely calibration examples that the width ignores: one outlier would set it."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """What each example is for when one member is fitted: places [n] in the list of examples."""
+    """The use of each example when one member is fitted, as indices [n] of the examples."""
 
     train: Tensor
     validation: Tensor
@@ -42,18 +41,18 @@ class Round:
 
 
 def rounds_of(groups: Sequence[str], count: int, seed: int) -> list[Round]:
-    """A round for each of `count` members. No two calibrate on the same rows, and no group is parted.
+    """Return a round for each of `count` members. Groups stay together, and no two members calibrate on the same rows.
 
-    Each member is calibrated on a fold of its own; half of the next fold, which is another's, chooses its epoch.
+    Each member is calibrated on a fold of its own; its epoch is chosen on half of the next fold.
     """
     folds = list(make_folds(groups, max(count, _LEAST_FOLDS), seed).parts.values())
-    found = []
+    rounds = []
     for own, following in list(zip(folds, [*folds[1:], folds[0]], strict=True))[:count]:
         halves = make_split(following, {"validation": 0.5, "train": 0.5}, seed)
         part = dict.fromkeys(own, "calibration") | dict.fromkeys(halves.parts["validation"], "validation")
         uses = [part.get(group, "train") for group in groups]
-        found.append(Round(**{use: _places(uses, use) for use in ("train", "validation", "calibration")}))
-    return found
+        rounds.append(Round(**{use: _places(uses, use) for use in ("train", "validation", "calibration")}))
+    return rounds
 
 
 def _places(uses: Sequence[str], wanted: str) -> Tensor:
@@ -61,7 +60,7 @@ def _places(uses: Sequence[str], wanted: str) -> Tensor:
 
 
 class Ensemble(Forecaster):
-    """Members with seeds and training rows of their own; what they say is averaged."""
+    """Classifiers with different seeds and training rows, whose forecasts are averaged."""
 
     kind: ClassVar[str] = "ensemble"
 
@@ -74,26 +73,25 @@ class Ensemble(Forecaster):
     novelty_: Novelty
     temperature_: float
     margins_: SafeMargins
-    """How far above medians jobs were; and below, above what the forecasts start from."""
+    """Scores above the median; and below, above the reference that the forecasts start from."""
     usual_margins_: SafeMargins
 
     @classmethod
     def of(cls, settings: NetworkSettings, size: int, fitter: Fitter | None = None) -> Self:
-        """So many members of the same make, with seeds that follow each other."""
+        """Return an ensemble of equal members with consecutive seeds."""
         check_count("the ensemble's size", size)
         makes = (replace(settings, seed=settings.seed + index) for index in range(size))
         return cls([NetworkClassifier(make, fitter) for make in makes])
 
     def fit(self, train: Sequence[Example], validation: Sequence[Example]) -> Self:
-        """Fit each member to all examples but a part of its own, and calibrate on what they were not fitted to.
+        """Fit each member to all examples but a part of its own, and calibrate it on that part.
 
-        With five members or more every row is learned from by most of them, and every row calibrates one that had seen
-        no other network of its library and design. Nothing but the usual gap, one number, is fitted in what members
-        start from: all rows calibrate that.
+        With five members or more, most members learn from every row, and every row calibrates a member that has seen no
+        network of the same design. The reference has one fitted number, the usual gap, so all rows calibrate it.
         """
         examples = [*train, *validation]
         encoded: dict[tuple[str, bool, int], Encoded] = {}
-        held: list[Forecast] = []
+        forecasts: list[Forecast] = []
         calibrated_on: list[Example] = []
         rounds = rounds_of([example.design for example in examples], len(self.members), self._seed)
         for member, parts in zip(self.members, rounds, strict=True):
@@ -102,53 +100,52 @@ class Ensemble(Forecaster):
                 encoded[key] = Encoded.of(member.settings, examples)
             data = encoded[key]
             member.fit_prepared(data.parted(parts.train, parts.validation))
-            kept = [examples[place] for place in parts.calibration.tolist()]
-            held.append(member.forecast_inputs(data.rows.inputs.select(parts.calibration), kept))
-            calibrated_on += kept
+            own = [examples[place] for place in parts.calibration.tolist()]
+            forecasts.append(member.forecast_inputs(data.rows.inputs.select(parts.calibration), own))
+            calibrated_on += own
         self.novelty_ = self._novelty(examples, rounds[0])
         self.usual_margins_ = _margins(examples, self._usual_bytes(examples))
-        return self._calibrate(Forecast.stacked(held), calibrated_on)
+        return self._calibrate(Forecast.stacked(forecasts), calibrated_on)
 
     @property
     def _seed(self) -> int:
         return self.members[0].settings.seed
 
     def _novelty(self, examples: Sequence[Example], parts: "Round") -> Novelty:
-        """From what distance on a job is unlike the examples: the first member's training rows, and its part."""
+        """Learn the distance from which a job is unfamiliar, with the rows of the first member."""
         matrix = self.members[0].encoder_.matrix(examples)
         apart = torch.cat([parts.validation, parts.calibration])
         return Novelty.fit(matrix[parts.train.numpy()], matrix[apart.numpy()], self._seed)
 
     def _calibrate(self, plain: Forecast, examples: Sequence[Example]) -> Self:
-        """Set width and safe margins by forecasts of examples that are new to who made them."""
+        """Set width and safe margins by forecasts of examples that the members were not fitted to."""
         self.temperature_ = best_temperature(plain, examples)
         self.margins_ = _margins(examples, plain.own_quantile_bytes(0.5))
         return self
 
     def _usual_bytes(self, examples: Sequence[Example]) -> NDArray[np.float64]:
-        """[examples]: what members start from, the virtual GPU's figure for one, corrected by the gap that is usual."""
+        """Return [examples]: the reference of the members, corrected by the usual gap."""
         first = self.members[0]
         reference = feature_set(first.settings.features).reference_bytes
         return math.exp(first.center_) * np.array([max(reference(example), 1) for example in examples])
 
     def forecast(self, examples: Sequence[Example]) -> Forecast:
-        """The average of the members' distributions.
+        """Return the average of the members' distributions.
 
-        Of a job unlike the training set nothing was learned: there the answer is around what they all start from, as
-        wide as such figures are off.
+        The forecast of an unfamiliar job is centred on the reference instead, as wide as the errors of references.
         """
         return self._forecast(examples, self.unfamiliar(examples))
 
     def _forecast(self, examples: Sequence[Example], strange: NDArray[np.bool_]) -> Forecast:
-        found = self._plain_forecast(examples).tempered(self.temperature_)
+        forecast = self._plain_forecast(examples).tempered(self.temperature_)
         if not strange.any():
-            return found
+            return forecast
         usual = self._usual_bytes(examples)
         scales = self.usual_margins_.scales([example.stratum for example in examples])
-        return found.recentred(strange, usual.tolist(), relative(scales, usual))
+        return forecast.recentred(strange, usual.tolist(), relative(scales, usual))
 
     def _plain_forecast(self, examples: Sequence[Example]) -> Forecast:
-        """Members that share an encoder share its work, which is most of an answer's time."""
+        """Average the members; those with one encoder share the encoding, which takes most of the time."""
         encoded: dict[tuple[int, bool], Inputs] = {}
         forecasts = []
         for member in self.members:
@@ -159,14 +156,14 @@ class Ensemble(Forecaster):
         return Forecast.mixed(forecasts)
 
     def unfamiliar(self, examples: Sequence[Example]) -> NDArray[np.bool_]:
-        """[examples]: true for what is unlike the training set, where an answer is a guess."""
+        """Return [examples]: true for jobs unlike the training set."""
         return self.novelty_.flags(self.members[0].encoder_.matrix(examples))
 
     def safe_bytes(self, examples: Sequence[Example], risk: float) -> NDArray[np.float64]:
-        """[examples]: what a job exceeds with at most that probability; infinity where that does not fit.
+        """Return [examples]: bounds that a job exceeds with at most this probability; infinity if they do not fit.
 
-        The margin is how far jobs of its stratum were above their medians in calibration; of an unfamiliar one, above
-        the figures that the networks start from.
+        The margin is that of the calibration jobs of the stratum above their medians, or for an unfamiliar job above
+        their references.
         """
         safe, _, _ = self._bounds(examples, risk)
         return safe
@@ -183,10 +180,10 @@ class Ensemble(Forecaster):
     ) -> tuple[NDArray[np.float64], Forecast, NDArray[np.bool_]]:
         """Return the safe figures, the forecast, and which examples are unfamiliar."""
         strata, strange = [example.stratum for example in examples], self.unfamiliar(examples)
-        found = self._forecast(examples, strange)
+        forecast = self._forecast(examples, strange)
         learned, usual = (item.margins(strata, risk) for item in (self.margins_, self.usual_margins_))
-        safe = raised(found.own_quantile_bytes(0.5), np.where(strange, usual, learned))
-        return found.on_device(safe), found, strange
+        safe = raised(forecast.own_quantile_bytes(0.5), np.where(strange, usual, learned))
+        return forecast.on_device(safe), forecast, strange
 
     @property
     def needs_simulation(self) -> bool:
@@ -195,23 +192,21 @@ class Ensemble(Forecaster):
 
     @property
     def least_risk(self) -> float:
-        """The smallest risk that the calibration rows can speak of."""
+        """The smallest risk that the number of calibration rows supports."""
         return self.margins_.least_risk
 
-    def safe_buckets(self, examples: Sequence[Example], buckets: Buckets, risk: float) -> NDArray[np.int64]:
-        """[examples]: the bucket of the safe answer."""
-        return buckets.of(self.safe_bytes(examples, risk))
-
     def state(self) -> State:
-        """The members, and what makes one estimator of them."""
-        kept = {"scores": self.margins_.scores, "gaps": self.usual_margins_.scores}
-        arrays = {f"{name}.{stratum}": value for name, scores in kept.items() for stratum, value in scores.items()}
+        """Return the states of the members, and what they share."""
+        scores_by_use = {"scores": self.margins_.scores, "gaps": self.usual_margins_.scores}
+        arrays = {
+            f"{name}.{stratum}": value for name, scores in scores_by_use.items() for stratum, value in scores.items()
+        }
         shared = State(
             {
                 "members": len(self.members),
                 "temperature": self.temperature_,
                 "threshold": self.novelty_.threshold,
-                "strata": {name: list(scores) for name, scores in kept.items()},
+                "strata": {name: list(scores) for name, scores in scores_by_use.items()},
             },
             {"reference": self.novelty_.reference, **arrays},
         )
@@ -219,25 +214,25 @@ class Ensemble(Forecaster):
 
     @classmethod
     def from_state(cls, state: State) -> Self:
-        """An ensemble as it was."""
+        """Restore an ensemble from its state."""
         shared = state.part("shared")
         count = shared.settings["members"]
-        found = cls([NetworkClassifier.from_state(state.part(_part(index))) for index in range(count)])
-        encoders = [member.encoder_ for member in found.members]
-        for member in found.members:
+        ensemble = cls([NetworkClassifier.from_state(state.part(_part(index))) for index in range(count)])
+        encoders = [member.encoder_ for member in ensemble.members]
+        for member in ensemble.members:
             member.encoder_ = next(item for item in encoders if item == member.encoder_)
-        found.temperature_ = shared.settings["temperature"]
-        found.novelty_ = Novelty(shared.arrays["reference"], shared.settings["threshold"])
+        ensemble.temperature_ = shared.settings["temperature"]
+        ensemble.novelty_ = Novelty(shared.arrays["reference"], shared.settings["threshold"])
         margins = {
             name: SafeMargins({stratum: shared.arrays[f"{name}.{stratum}"] for stratum in strata})
             for name, strata in shared.settings["strata"].items()
         }
-        found.margins_, found.usual_margins_ = margins["scores"], margins["gaps"]
-        return found
+        ensemble.margins_, ensemble.usual_margins_ = margins["scores"], margins["gaps"]
+        return ensemble
 
 
 def best_temperature(plain: Forecast, examples: Sequence[Example]) -> float:
-    """The width under which all but the oddest of the examples are likeliest."""
+    """Return the temperature with the largest likelihood of all but the least likely examples."""
     bounds, odd = intervals(examples), int(_ODD * len(examples))
 
     def likelihood(temperature: float) -> float:
@@ -251,14 +246,14 @@ def _part(index: int) -> str:
 
 
 def _margins(examples: Sequence[Example], estimated_bytes: NDArray[np.float64]) -> SafeMargins:
-    """Margins by stratum; a score counts in all strata of which its example tells something."""
+    """Return margins by stratum; a score counts in all strata that its example calibrates."""
     scores = score(_own_bytes(examples), estimated_bytes)
     strata = [(name, value) for example, value in zip(examples, scores, strict=True) for name in example.calibrates]
     return SafeMargins.fit([name for name, _ in strata], [value for _, value in strata])
 
 
 def _own_bytes(examples: Sequence[Example]) -> NDArray[np.float64]:
-    """[examples]: what a job's allocator had; where it did not fit, what it must be said to need: the card's limit."""
+    """Return [examples]: the memory of the job's allocator, up to the capacity for jobs that did not fit."""
     labels = [(example, example.measured) for example in examples]
     used = [label.used_bytes if label.fits else example.capacity_bytes for example, label in labels]
     overhead = [example.overhead_bytes for example in examples]

@@ -1,4 +1,4 @@
-"""A training loop in plain torch: AdamW, a learning rate that falls, and the best epoch by validation."""
+"""A training loop in plain torch: AdamW, a decaying learning rate, and the best epoch by validation loss."""
 
 import copy
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ class Fittable(Protocol):
     network_: nn.Module
 
     def loss(self, batch: Batch) -> Tensor:
-        """Of a batch, averaged over its examples."""
+        """Return the mean loss of a batch."""
 
 
 @dataclass(frozen=True)
 class PlainFitter:
-    """Trains until validation has not improved for `patience` epochs, and keeps the best weights."""
+    """Trains until the validation loss has not improved for `patience` epochs, and restores the best weights."""
 
     epochs: int = 200
     patience: int = 40
@@ -29,10 +29,10 @@ class PlainFitter:
     learning_rate: float = 2e-3
     weight_decay: float = 1e-2
     most_gradient: float = 1.0
-    """The norm to which gradients are cut: one odd row has a likelihood that is as good as zero."""
+    """The norm to which gradients are clipped, because an outlier has a likelihood near zero."""
 
     def __call__(self, classifier: Fittable, train: Batch, validation: Batch) -> None:
-        """Fit in place. Random numbers come from torch's generator, which the caller seeds."""
+        """Fit in place, with torch's generator, which the caller seeds."""
         network = classifier.network_
         optimizer = torch.optim.AdamW(network.parameters(), self.learning_rate, weight_decay=self.weight_decay)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs, self.learning_rate / 50)
@@ -40,9 +40,9 @@ class PlainFitter:
         for epoch in range(self.epochs):
             self._train(classifier, train, optimizer)
             schedule.step()
-            found = validation_loss(classifier, validation, self.batch_size)
-            if found < best:
-                best, best_weights, best_epoch = found, copy.deepcopy(network.state_dict()), epoch
+            loss = validation_loss(classifier, validation, self.batch_size)
+            if loss < best:
+                best, best_weights, best_epoch = loss, copy.deepcopy(network.state_dict()), epoch
             elif epoch - best_epoch >= self.patience:
                 break
         network.load_state_dict(best_weights)
@@ -57,7 +57,7 @@ class PlainFitter:
 
 
 def validation_loss(classifier: Fittable, validation: Batch, batch_size: int) -> float:
-    """The loss over a whole set, without dropout."""
+    """Return the loss over a whole set, without dropout."""
     classifier.network_.eval()
     with torch.inference_mode():
         parts = torch.split(torch.arange(len(validation)), batch_size)

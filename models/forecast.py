@@ -1,4 +1,4 @@
-"""What an estimator says of jobs: a distribution of the memory on the device for each, and what follows from it."""
+"""Forecasts: a distribution of the memory on the device for each job, with its quantiles and buckets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,32 +26,32 @@ class Forecast:
 
     @classmethod
     def of_gaps(cls, gaps: Mixture, reference_bytes: Sequence[float], examples: Sequence[Example]) -> Self:
-        """From distributions of the gap to a reference."""
+        """Return the forecast of distributions of the gap to a reference."""
         reference = torch.tensor(reference_bytes, dtype=torch.float64).clamp(min=1).log()
         overhead, capacity = bounds_of(examples)
         return cls(gaps.double().shifted(reference), overhead, capacity)
 
     @classmethod
     def mixed(cls, forecasts: Sequence["Forecast"]) -> "Forecast":
-        """The average of what several estimators say of the same jobs."""
+        """Return the average of several forecasts of the same jobs."""
         return replace(forecasts[0], mixture=mixed([item.mixture for item in forecasts]))
 
     @classmethod
     def stacked(cls, forecasts: Sequence["Forecast"]) -> "Forecast":
-        """What is said of several sets of jobs, one set below the other."""
+        """Concatenate the forecasts of several sets of jobs."""
         overheads, capacities = (
             [getattr(item, name) for item in forecasts] for name in ("overhead_bytes", "capacity_bytes")
         )
         return cls(stacked([item.mixture for item in forecasts]), torch.cat(overheads), torch.cat(capacities))
 
     def tempered(self, temperature: float) -> "Forecast":
-        """Wider by a factor, or narrower."""
+        """Widen the distributions by a factor."""
         return replace(self, mixture=self.mixture.tempered(temperature))
 
     def recentred(self, which: NDArray[np.bool_], used_bytes: Sequence[float], scales: Array) -> "Forecast":
-        """Those marked as one logistic around another figure, of which it is certain that it is one.
+        """Replace the marked forecasts by a logistic distribution centred on another figure.
 
-        `used_bytes` [n] is what the job's allocator has, without the device's overhead; `scales` [n] are the widths.
+        `used_bytes` [n] is the memory of the job's allocator, without the device's overhead; `scales` [n] are widths.
         """
         finite = self.mixture.given_finite()
         middle = torch.tensor(used_bytes, dtype=torch.float64).clamp(min=1).log()[:, None]
@@ -63,39 +63,39 @@ class Forecast:
         return replace(self, mixture=self.mixture.replaced(torch.from_numpy(which), around))
 
     def proba(self, buckets: Buckets) -> Array:
-        """[n, classes]: the probability of each bucket; the last is "does not fit"."""
+        """Return [n, classes]: the probability of each bucket; the last is "does not fit"."""
         edges = torch.from_numpy(buckets.edges_bytes).expand(len(self.overhead_bytes), -1)
         below = self.mixture.cdf(self._log_used(edges))
-        below[:, 0] = 0  # nothing takes less than nothing
-        last = (1 - below[:, -1:]).clamp(min=0)  # a sum of weights may be one and a last digit
-        found: Array = torch.cat([below.diff(dim=1), last], dim=1).numpy()
-        return found
+        below[:, 0] = 0  # no memory use is negative
+        last = (1 - below[:, -1:]).clamp(min=0)  # weights may sum to slightly more than one
+        proba: Array = torch.cat([below.diff(dim=1), last], dim=1).numpy()
+        return proba
 
     def one(self, index: int) -> "Forecast":
-        """The distribution of a single job."""
+        """Return the forecast of a single job."""
         chosen = slice(index, index + 1)
         return Forecast(self.mixture.rows(chosen), self.overhead_bytes[chosen], self.capacity_bytes[chosen])
 
     def quantile_bytes(self, level: float) -> Array:
-        """[n]: what is exceeded with probability 1 - level, on the device; infinity for what does not fit."""
+        """Return [n]: a quantile of the memory on the device; infinity for jobs that do not fit."""
         return self.on_device(self.own_quantile_bytes(level))
 
     def median_bytes(self) -> Array:
-        """[n]: the point estimate; infinity for what does not fit."""
+        """Return [n]: the point estimate; infinity for jobs that do not fit."""
         return self.quantile_bytes(0.5)
 
     def own_quantile_bytes(self, level: float) -> Array:
-        """[n]: the same of what the job's allocator has alone, be it more than the card."""
+        """Return [n]: a quantile of the memory of the job's allocator, which may exceed the capacity."""
         with np.errstate(over="ignore"):
             return np.asarray(np.exp(self.mixture.quantile(level).numpy()))
 
     def on_device(self, own_bytes: Array) -> Array:
-        """[n]: what is used on the device where the job's allocator has so much; infinity for what does not fit."""
+        """Return [n]: the use of the device for a size of the job's allocator; infinity if it does not fit."""
         used = own_bytes + self.overhead_bytes.numpy()
         return np.where(used >= self.capacity_bytes.numpy(), np.inf, used)
 
     def log_likelihood(self, lower_bytes: ArrayLike, upper_bytes: ArrayLike, fits: NDArray[np.bool_]) -> Array:
-        """[n]: of what was measured: an interval, or for what did not fit more than its lower bound."""
+        """Return [n]: the log likelihood of an interval, or above its lower bound for jobs that did not fit."""
         lower, upper = (
             self._log_used(torch.as_tensor(np.asarray(item, dtype=np.float64))[:, None])[:, 0]
             for item in (lower_bytes, upper_bytes)
@@ -104,12 +104,12 @@ class Forecast:
         return np.asarray(torch.where(torch.from_numpy(fits), inside, above).numpy())
 
     def _log_used(self, used_bytes: Tensor) -> Tensor:
-        """[n, m] bytes on the device as logarithms of what the job's allocator has of them."""
+        """Convert bytes on the device [n, m] to logarithms of the memory of the job's allocator."""
         return (used_bytes - self.overhead_bytes[:, None]).clamp(min=1).log()
 
 
 def bounds_of(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
-    """Overheads and capacities [n]."""
+    """Return overheads and capacities [n]."""
     overhead = torch.tensor([example.overhead_bytes for example in examples], dtype=torch.float64)
     capacity = torch.tensor([example.capacity_bytes for example in examples], dtype=torch.float64)
     return overhead, capacity

@@ -1,4 +1,4 @@
-"""Estimators whose answer is a forecast: buckets, quantiles and point estimates all follow from it."""
+"""Estimators that predict a forecast, from which buckets, quantiles and point estimates follow."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -16,30 +16,30 @@ from vramcast.models.storage import State, read_state, write_state
 
 
 class Forecaster(Estimator):
-    """Has a distribution for each example, and a state that can be written down."""
+    """An estimator with a distribution for each example and a state that can be saved."""
 
     kind: ClassVar[str]
-    """By which a checkpoint says what it holds."""
+    """The kind of estimator, which a checkpoint names."""
 
     @abstractmethod
     def forecast(self, examples: Sequence[Example]) -> Forecast:
-        """The distribution of the memory of each example."""
+        """Return the distribution of the memory of each example."""
 
     @abstractmethod
     def state(self) -> State:
-        """What was learned."""
+        """Return the learned state."""
 
     @classmethod
     @abstractmethod
     def from_state(cls, state: State) -> Self:
-        """The estimator that a state was taken of."""
+        """Restore an estimator from its state."""
 
     def predict_proba(self, examples: Sequence[Example], buckets: Buckets) -> NDArray[np.float64]:
-        """[examples, classes]: differences of the distribution function, so any width will do."""
+        """Return [examples, classes]: differences of the distribution function, for any bucket width."""
         return self.forecast(examples).proba(buckets)
 
     def predict_bytes(self, examples: Sequence[Example]) -> NDArray[np.float64]:
-        """[examples]: the median; infinity for what does not fit."""
+        """Return [examples]: the median; infinity for jobs that do not fit."""
         return self.forecast(examples).median_bytes()
 
     def save(self, directory: Path) -> None:
@@ -48,5 +48,5 @@ class Forecaster(Estimator):
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """Read what `save` wrote; a damaged or foreign directory is refused with a sentence."""
+        """Read a directory that `save` wrote; raise a UserError for a damaged or foreign one."""
         return cls.from_state(read_state(directory, cls.kind))

@@ -23,20 +23,20 @@ WEIGHTS, ESTIMATOR = "weights.safetensors", "estimator.json"
 
 @dataclass(frozen=True)
 class State:
-    """What was learned: arrays by name, and settings that JSON can say."""
+    """The learned state: arrays by name, and settings as JSON values."""
 
     settings: Mapping[str, Any]
     arrays: Mapping[str, NDArray[Any]]
 
     def part(self, name: str) -> "State":
-        """A state that `joined` put in under a name."""
+        """Return the state that `joined` stored under a name."""
         prefix = f"{name}."
         arrays = {key.removeprefix(prefix): value for key, value in self.arrays.items() if key.startswith(prefix)}
         return State(self.settings[name], arrays)
 
 
 def joined(parts: Mapping[str, State]) -> State:
-    """Several states as one."""
+    """Join several states into one."""
     arrays = {f"{name}.{key}": value for name, part in parts.items() for key, value in part.arrays.items()}
     return State({name: part.settings for name, part in parts.items()}, arrays)
 
@@ -55,25 +55,25 @@ def write_state(directory: Path, kind: str, state: State) -> None:
 
 
 def attach(directory: Path, files: Mapping[str, bytes]) -> None:
-    """Add files to a written estimator that are to be read with it unchanged or not at all."""
+    """Add files to a saved estimator, which are verified when it is read."""
     _write(directory, _read_record(directory), files)
 
 
 def _write(directory: Path, record: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
     digests = {**record.get("files", {}), **{name: sha256(data).hexdigest() for name, data in files.items()}}
     sealed = _sealed({**record, "files": digests})
-    for name, data in {**files, ESTIMATOR: sealed}.items():  # the record last: without it there is no estimator
+    for name, data in {**files, ESTIMATOR: sealed}.items():  # the record last: a directory without it is no estimator
         with replacing(directory / name) as temporary:
             temporary.write_bytes(data)
 
 
 def read_kind(directory: Path) -> str:
-    """Which kind of estimator a directory holds."""
+    """Return the kind of estimator in a directory."""
     return str(_read_record(directory)["kind"])
 
 
 def read_state(directory: Path, kind: str) -> State:
-    """Read what `write_state` wrote; what is damaged, newer or of another kind is refused."""
+    """Read a directory that `write_state` wrote; raise a UserError if it is damaged, newer or of another kind."""
     record = _read_record(directory)
     if record["kind"] != kind:
         raise UserError(
@@ -105,7 +105,7 @@ def _read_record(directory: Path) -> dict[str, Any]:
     if record.get("version") != FORMAT_VERSION:
         raise UserError(
             f"expected an estimator of format {FORMAT_VERSION} in {directory}, found {record.get('version')!r}: "
-            "install the vramcast that wrote it, or train anew"
+            "install the vramcast that wrote it, or train again"
         )
     if record.pop("content", None) != content_hash(record):
         raise _damaged(directory, f"that {ESTIMATOR} was changed after it was written")

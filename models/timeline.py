@@ -21,16 +21,16 @@ _SUFFIXES = (".png", ".svg")
 
 @dataclass(frozen=True)
 class TimelineTable:
-    """Memory after each of some events of a run, in GiB: layers that stand on each other, from the context up."""
+    """Memory after some events of a run, in GiB, as stacked layers from the context up."""
 
     layers: dict[str, NDArray[np.float64]]
     reserved: NDArray[np.float64]
-    """Context included, as the device counts it."""
+    """With the context, as the device counts it."""
     capacity: float
 
 
 def timeline_table(curve: Curve) -> TimelineTable:
-    """The layers in the order in which they stand on each other; those that are never there are left out."""
+    """Return the layers in stacking order, without empty ones."""
     points = len(curve.reserved_bytes)
     layers = {"context": np.full(points, curve.context_bytes / _GIB)}
     for name in _ORDER:
@@ -42,7 +42,7 @@ def timeline_table(curve: Curve) -> TimelineTable:
 
 
 def check_picture(path: Path) -> None:
-    """Refuse what cannot be drawn before an hour is spent on what it would show."""
+    """Raise a UserError if the picture cannot be written, before the simulation starts."""
     if path.suffix.lower() not in _SUFFIXES:
         raise UserError(f"expected a picture's name that ends in one of {list(_SUFFIXES)}, found {path}: change it")
     if not path.parent.is_dir():
@@ -50,7 +50,7 @@ def check_picture(path: Path) -> None:
 
 
 def draw_timeline(table: TimelineTable, title: str, path: Path) -> None:
-    """What is held over the events of a run, what the allocator reserves for it, and the end of the card."""
+    """Draw the memory over the events of a run, the reserved memory, and the capacity."""
     from vramcast.models.drawing import picture, quiet  # noqa: PLC0415 - imports matplotlib
 
     with picture(path, 9, 4.8) as figure:
@@ -61,7 +61,7 @@ def draw_timeline(table: TimelineTable, title: str, path: Path) -> None:
         axes.stackplot(events, *table.layers.values(), labels=names, colors=colours, step="post")
         axes.step(events, table.reserved, where="post", color="black", linewidth=1, label="reserved by torch")
         if table.capacity < 2 * table.reserved.max():
-            axes.axhline(table.capacity, color="#e45756", linestyle="--", linewidth=1.2, label="the card")
+            axes.axhline(table.capacity, color="#e45756", linestyle="--", linewidth=1.2, label="capacity of the device")
         axes.set(xlabel="events of allocation, from the first step on", ylabel="memory on the device [GiB]")
         axes.set(xlim=(0, max(len(events) - 1, 1)), ylim=(0, None))
         axes.set_title(title, fontsize=10)

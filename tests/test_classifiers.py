@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from estimator_contract import NARROW, EstimatorContract
-from synthetic_examples import mlp_examples, without_targets
+from synthetic_examples import mlp_examples, without_labels
 
 from vramcast.errors import UserError
 from vramcast.models.classifiers import NetworkClassifier, NetworkSettings, make_batch, prepare
@@ -134,7 +134,7 @@ def test_training_stops_when_validation_does_not_improve():
 
 def test_examples_without_a_measurement_are_refused():
     with pytest.raises(UserError, match="expected measured examples"):
-        NetworkClassifier().fit(without_targets(mlp_examples(10)), mlp_examples(5, seed=1))
+        NetworkClassifier().fit(without_labels(mlp_examples(10)), mlp_examples(5, seed=1))
 
 
 @pytest.mark.parametrize(

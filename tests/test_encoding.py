@@ -16,7 +16,7 @@ from vramcast.dataset_builder.simulation.simulation import Peaks, Simulation
 from vramcast.dataset_builder.simulation.simulator import Simulator
 from vramcast.dataset_builder.subject import build_subject, make_inputs
 from vramcast.errors import UserError
-from vramcast.models.encoding import Encoder, Scale
+from vramcast.models.encoding import ExampleEncoder, Scale
 from vramcast.models.examples import example_of_row, example_of_simulation, example_of_table
 from vramcast.models.features import FEATURE_SETS, TOKEN_NUMBERS, feature_set, tokens_of
 from vramcast.models.features.layers import convolutions_of, main_activation
@@ -54,7 +54,7 @@ def test_a_row_and_the_module_of_its_spec_have_the_same_features(spec, features)
     assert (module.family, module.overhead_bytes, module.capacity_bytes) == (
         row.family, row.overhead_bytes, row.capacity_bytes,
     )  # fmt: skip
-    encoder = Encoder.fit([row, *mlp_examples(5)], features)
+    encoder = ExampleEncoder.fit([row, *mlp_examples(5)], features)
     for ours, theirs in zip(
         vars(encoder.inputs([row], True)).values(), vars(encoder.inputs([module], True)).values(), strict=True
     ):
@@ -121,7 +121,7 @@ def test_a_scale_is_that_of_the_training_set():
 
 
 def test_what_networks_read_is_limited_and_what_novelty_reads_is_not():
-    encoder = Encoder.fit(mlp_examples(30), "full")
+    encoder = ExampleEncoder.fit(mlp_examples(30), "full")
     strange = [example_of(cnn_spec(batch=64, size=64, dtype="bf16"))]
     assert np.abs(encoder.matrix(strange)).max() >= 100
     vector = encoder.inputs(strange, with_tokens=False).vector
@@ -132,22 +132,22 @@ def test_what_networks_read_is_limited_and_what_novelty_reads_is_not():
 def test_an_unknown_source_is_the_average_of_the_known_ones():
     examples = mlp_examples(20)
     mixed = [type(item)(**{**vars(item), "source": "ab"[index % 2]}) for index, item in enumerate(examples)]
-    encoder = Encoder.fit(mixed, "full")
+    encoder = ExampleEncoder.fit(mixed, "full")
     other = type(examples[0])(**{**vars(examples[0]), "source": "c"})
     np.testing.assert_allclose(encoder.matrix([other])[0, -2:], 0, atol=1e-12)
     assert np.abs(encoder.matrix(mixed)[:, -2:]).min() > 0.5
 
 
 def test_json_gives_an_encoder_back():
-    encoder = Encoder.fit([*mlp_examples(12), example_of(cnn_spec())], "full")
-    assert Encoder.from_json(json.loads(json.dumps(encoder.to_json()))) == encoder
+    encoder = ExampleEncoder.fit([*mlp_examples(12), example_of(cnn_spec())], "full")
+    assert ExampleEncoder.from_json(json.loads(json.dumps(encoder.to_json()))) == encoder
 
 
 def test_an_encoder_whose_scale_does_not_fit_is_refused():
-    values = json.loads(json.dumps(Encoder.fit(mlp_examples(12), "full").to_json()))
+    values = json.loads(json.dumps(ExampleEncoder.fit(mlp_examples(12), "full").to_json()))
     values["names"].pop()
     with pytest.raises(UserError, match="expected a scale for each feature"):
-        Encoder.from_json(values)
+        ExampleEncoder.from_json(values)
 
 
 def test_the_default_optimizer_is_nothing_new_to_who_has_seen_its_twin():

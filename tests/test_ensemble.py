@@ -16,7 +16,7 @@ from vramcast.models.ensemble import Ensemble, best_temperature, rounds_of
 from vramcast.models.example import Example, Label, is_convolution
 from vramcast.models.fitting import PlainFitter
 from vramcast.models.labels import intervals
-from vramcast.models.ood import Novelty
+from vramcast.models.novelty import Novelty
 
 SETTINGS = NetworkSettings(bucket_mib=50, width=16, blocks=1)
 TRAINED = 460
@@ -57,7 +57,7 @@ def test_safe_answers_are_too_low_no_more_often_than_asked(ensemble, risk):
     needed = np.array([item.label.used_bytes if item.label.fits else np.inf for item in test])
     assert np.mean(safe < needed) < risk + 0.03  # some 230 calibration rows: the coverage of one draw varies
     assert np.all(safe >= ensemble.predict_bytes(test))
-    assert np.all(ensemble.safe_buckets(test, NARROW, risk) >= NARROW.of(ensemble.predict_bytes(test)))
+    assert np.all(NARROW.of(ensemble.safe_bytes(test, risk)) >= NARROW.of(ensemble.predict_bytes(test)))
 
 
 def test_less_risk_is_more_memory(ensemble):

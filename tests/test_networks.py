@@ -6,7 +6,7 @@ from synthetic_examples import cnn_spec, example_of, mlp_spec
 
 from vramcast.models.batch import Inputs
 from vramcast.models.classifiers import NetworkClassifier, NetworkSettings, make_batch
-from vramcast.models.encoding import Encoder
+from vramcast.models.encoding import ExampleEncoder
 from vramcast.models.networks.transformer import pooled, positions
 
 EXAMPLES = [example_of(mlp_spec(width, depth)) for width in (64, 300) for depth in (1, 5)] + [
@@ -77,7 +77,7 @@ def test_places_are_told_apart():
 def test_a_network_without_layers_has_an_answer():
     example = EXAMPLES[0]
     empty = type(example)(**{**vars(example), "layers": ()})
-    encoder = Encoder.fit(EXAMPLES, "full")
+    encoder = ExampleEncoder.fit(EXAMPLES, "full")
     assert bool((~encoder.inputs([empty], with_tokens=True).padding).any())
     assert torch.tensor(fresh("transformer").predict_bytes([empty])).isnan().sum() == 0
 

@@ -47,33 +47,6 @@ NOT_YET: tuple[str, ...] = (
     "collocation/simulator/simulate_command.py",
     "dataset_builder/arrays/stored_matrices.py",
     "dataset_builder/families/external.py",
-    "dataset_builder/jobs/building.py",
-    "dataset_builder/schema.py",
-    "dataset_builder/simulation/simulator.py",
-    "models/answer.py",
-    "models/baselines/",
-    "models/batch_search.py",
-    "models/buckets.py",
-    "models/checkpoint.py",
-    "models/classifiers.py",
-    "models/classify_command/request.py",
-    "models/conformal.py",
-    "models/density.py",
-    "models/depth_study.py",
-    "models/drawing.py",
-    "models/encoding.py",
-    "models/ensemble.py",
-    "models/features/",
-    "models/fitting.py",
-    "models/forecast.py",
-    "models/forecaster.py",
-    "models/networks/",
-    "models/ood.py",
-    "models/storage.py",
-    "models/timeline.py",
-    "train/data.py",
-    "train/experiment.py",
-    "train/retraining.py",
     "virtual_gpu/cuda/patches/accelerator.py",
     "virtual_gpu/cuda/patches/cuda_api.py",
     "virtual_gpu/cuda/patches/saving.py",
@@ -94,7 +67,7 @@ FORBIDDEN_WORDS = re.compile(
 )
 CHECKPOINT_CARDS = ("train/card.py", "train/tasks/fit.py", "models/checkpoint.py")
 """Files in which a card is the README of a checkpoint."""
-SHARED_CLASS_NAMES = {"Encoder", "MlpNetwork", "RefusedError", "TransformerNetwork"}
+SHARED_CLASS_NAMES = {"RefusedError"}
 """Names that two classes share and should not."""
 VAGUE_NAMES = {"found", "said", "told", "kept", "asked", "given", "known"}
 

@@ -1,4 +1,4 @@
-"""From the data of a configuration to examples: tables that are read, and rows of builds, virtual or of a card."""
+"""Examples from the data of a configuration: published tables, and rows of builds on the virtual GPU or a real one."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,11 +24,11 @@ from vramcast.train.settings import DataSettings
 from vramcast.virtual_gpu.measurement import Status
 
 VIRTUAL, CUDA = VirtualBackend.name, CudaBackend.name
-"""Backends whose rows say what a job takes."""
+"""Backends whose rows can be labels."""
 
 
 def load_examples(data: DataSettings, executor: Executor, workers: int) -> list[Example]:
-    """The examples that a run learns from and is judged by, in an order that only they decide."""
+    """Return the examples of a run, in an order that depends on the examples only."""
     examples = [*_measured(data, workers), *_of_builds(data, executor, workers)]
     if not examples:
         raise UserError(
@@ -38,17 +38,15 @@ def load_examples(data: DataSettings, executor: Executor, workers: int) -> list[
 
 
 def buckets_of(examples: Sequence[Example], width_bytes: int) -> Buckets:
-    """Buckets up to the card that the examples were measured on."""
+    """Return buckets up to the capacity of the device that the examples were measured on."""
     capacities = {example.capacity_bytes for example in examples}
     if len(capacities) > 1:
-        raise UserError(
-            f"expected rows of cards of one size, found {sorted(capacities)} bytes: leave out those of the others"
-        )
+        raise UserError(f"expected rows of devices of one size, found {sorted(capacities)} bytes: leave out the others")
     return Buckets(width_bytes, capacities.pop())
 
 
 def measured_rows(data: DataSettings) -> list[Row]:
-    """The rows of the tables, each job once."""
+    """Return the rows of the tables, each job once."""
     if data.path is None:
         return []
     return list(_first_of_each([row for path in _tables(data) for row in read_rows(path) if _wanted(data, row)]))
@@ -71,14 +69,14 @@ def _tables(data: DataSettings) -> list[Path]:
         raise UserError(
             f"expected a directory with tables of measurements at {directory}, found none: use data.path=DIR"
         )
-    found = sorted({path for pattern in data.files for path in directory.rglob(pattern)})
-    if not found:
+    paths = sorted({path for pattern in data.files for path in directory.rglob(pattern)})
+    if not paths:
         raise UserError(f"expected tables such as {list(data.files)} in {directory}, found none: use data.path=DIR")
-    return found
+    return paths
 
 
 def _first_of_each(rows: Sequence[Row]) -> Iterator[Row]:
-    """A job that was measured twice would weigh twice."""
+    """Yield the first row of each job, so that none counts twice."""
     seen: set[tuple[str, str | None]] = set()
     for row in rows:
         key = (row.spec.id, row.provenance.device)
@@ -93,60 +91,60 @@ def _wanted(data: DataSettings, row: Row) -> bool:
 
 
 def _of_builds(data: DataSettings, executor: Executor, workers: int) -> list[Example]:
-    """Virtual rows are simulations already; rows of a card are simulated beside, on the profile of that card."""
+    """Return examples of builds; rows of a real GPU are simulated on its device profile."""
     if data.rows is None:
         return []
-    found = _found(data) if data.builds else _made(data, executor)
-    rows = list(_first_of_each(_on_profiles([row for row in found if _wanted(data, row)])))
+    rows = _existing_rows(data) if data.builds else _built_rows(data, executor)
+    rows = list(_first_of_each(_on_profiles([row for row in rows if _wanted(data, row)])))
     profiles = {device: load_profile(device) for device in {str(row.provenance.device) for row in rows}}
     virtual = [
         example_of_row(row, profiles[str(row.provenance.device)], simulation_of_row(row))
         for row in rows
         if row.provenance.backend == VIRTUAL and row.measurement.status in (Status.OK, Status.OOM)
     ]
-    read_off_cards = [row for row in rows if row.provenance.backend == CUDA]
-    return [*virtual, *examples_of_rows(read_off_cards, profiles, SimulationStore(data.cache, workers))]
+    measured = [row for row in rows if row.provenance.backend == CUDA]
+    return [*virtual, *examples_of_rows(measured, profiles, SimulationStore(data.cache, workers))]
 
 
-def _found(data: DataSettings) -> list[Row]:
-    """The rows of builds that somebody made before; without those whose figure other processes had a part in."""
+def _existing_rows(data: DataSettings) -> list[Row]:
+    """Return the rows of existing builds, without those measured beside other processes."""
     rows = []
     for path in data.builds:
-        found = read_journal(Path(path)).rows
-        kinds = {row.provenance.backend for row in found}
-        if not found or not kinds <= {VIRTUAL, CUDA}:
+        stored = read_journal(Path(path)).rows
+        kinds = {row.provenance.backend for row in stored}
+        if not stored or not kinds <= {VIRTUAL, CUDA}:
             raise UserError(
                 f"expected rows of backend=virtual or backend=cuda in {path}, found {sorted(map(str, kinds))}: "
                 "name other data.builds"
             )
-        rows += found
+        rows += stored
     alone = [row for row in rows if row.measurement.alone is not False]
     if len(alone) < len(rows):
-        print(f"note: {len(rows) - len(alone)} rows are left out: other processes were on the card", file=sys.stderr)
+        print(f"note: {len(rows) - len(alone)} rows are left out: other processes used the GPU", file=sys.stderr)
     return alone
 
 
-def _profile_of(card: str | None) -> str:
-    found = device_of_gpu(card or "")
-    if found is None:
+def _device_of(gpu_name: str | None) -> str:
+    device = device_of_gpu(gpu_name or "")
+    if device is None:
         raise UserError(
-            f"expected a profile in conf/device for the card {card}, found {device_names()}: "
-            "add one whose title names the card"
+            f"expected a device profile for the GPU {gpu_name}, found {device_names()}: "
+            "add one whose title names the GPU"
         )
-    return found
+    return device
 
 
 def _on_profiles(rows: Sequence[Row]) -> list[Row]:
-    """Rows of cards as rows of the profiles that stand for them."""
-    cards = {row.provenance.device for row in rows if row.provenance.backend == CUDA}
-    profile_of = {card: _profile_of(card) for card in cards}
-    names = [profile_of.get(row.provenance.device, row.provenance.device) for row in rows]
+    """Replace the names of GPUs in rows by those of their device profiles."""
+    gpus = {row.provenance.device for row in rows if row.provenance.backend == CUDA}
+    device_of = {gpu: _device_of(gpu) for gpu in gpus}
+    names = [device_of.get(row.provenance.device, row.provenance.device) for row in rows]
     return [
         replace(row, provenance=replace(row.provenance, device=name)) for row, name in zip(rows, names, strict=True)
     ]
 
 
-def _made(data: DataSettings, executor: Executor) -> list[Row]:
+def _built_rows(data: DataSettings, executor: Executor) -> list[Row]:
     families = data.wanted_families()
     return [
         row
@@ -157,7 +155,7 @@ def _made(data: DataSettings, executor: Executor) -> list[Row]:
 
 
 def _built(data: DataSettings, device: str, family: str, count: int, executor: Executor) -> list[Row]:
-    """The rows of a build that is carried out, or on, as far as it has to be."""
+    """Run or resume a build and return its rows."""
     words = [f"family={family}", f"n={count}", f"seed={data.seed}", f"device={device}", "backend=virtual"]
     out = Path(str(data.rows)) / device / f"{family}-{count}-seed{data.seed}"
     build = make_build(settings_of(compose_build(words), words), out)

@@ -1,4 +1,4 @@
-"""One experiment, whichever task it is part of: parts of the data, members that are fitted, and what they are worth."""
+"""One experiment: parts of the data, a fitted estimator, and its evaluation beside the baselines."""
 
 import os
 import sys
@@ -28,38 +28,38 @@ ESTIMATOR = "this run"
 
 @dataclass(frozen=True)
 class Parts:
-    """Examples by what they are for."""
+    """Examples by their use."""
 
     train: Sequence[Example]
     validation: Sequence[Example]
-    """The degree of a polynomial is chosen on these; an ensemble parts both anew for each of its members."""
+    """The degree of a polynomial is chosen on these; an ensemble splits both again for each member."""
     test: Sequence[Example]
 
     def describe(self) -> str:
-        """Rows by part."""
+        """Return the number of rows by part."""
         return ", ".join(f"{item.name} {len(getattr(self, item.name))}" for item in fields(self))
 
 
 def examples_for(configuration: Configuration) -> list[Example]:
-    """The examples of a configuration's data."""
+    """Return the examples of a configuration's data."""
     executor = executor_of(configuration.executor, StaticBackend())
     workers = executor.workers if isinstance(executor, LocalExecutor) else len(os.sched_getaffinity(0))
     return load_examples(configuration.data, executor, workers)
 
 
 def load_parts(configuration: Configuration) -> Parts:
-    """The examples of a configuration, split anew."""
+    """Return the examples of a configuration, split into parts."""
     examples = examples_for(configuration)
     return parts_of(examples, split_of(examples, configuration))
 
 
 def split_of(examples: Sequence[Example], configuration: Configuration) -> Split:
-    """A split by configuration of the network, which the seed decides."""
+    """Split by configuration of the network, with the configured seed."""
     return make_split((example.group for example in examples), configuration.split, configuration.seed)
 
 
 def parts_of(examples: Sequence[Example], split: Split) -> Parts:
-    """The examples of each part of a split."""
+    """Return the examples of each part of a split."""
     parts: dict[str, list[Example]] = {item.name: [] for item in fields(Parts)}
     for example in examples:
         parts[split.part_of(example.group)].append(example)
@@ -67,21 +67,21 @@ def parts_of(examples: Sequence[Example], split: Split) -> Parts:
 
 
 def fit_estimator(configuration: Configuration, fitter: LightningFitter, parts: Parts) -> Ensemble:
-    """Members that differ in their seeds and rows, each calibrated on rows that it did not see."""
+    """Fit an ensemble whose members differ in seeds and rows, each calibrated on rows that it did not see."""
     return Ensemble.of(configuration.network, configuration.members, fitter).fit(parts.train, parts.validation)
 
 
 def evaluate(
     configuration: Configuration, estimator: Ensemble, parts: Parts, buckets: Buckets
 ) -> dict[str, EstimatorReport]:
-    """The estimator and the baselines on the test rows, by name."""
+    """Evaluate the estimator and the baselines on the test rows, by name."""
     estimators: dict[str, Estimator] = {ESTIMATOR: estimator, **_baselines(parts)}
     safe = safe_bytes(estimator, parts.test, configuration.risk)
     return compare(estimators, parts.test, buckets, {} if safe is None else {ESTIMATOR: safe})
 
 
 def safe_bytes(estimator: Ensemble, examples: Sequence[Example], risk: float) -> NDArray[np.float64] | None:
-    """The bounds that are too low at that risk only; none where the calibration rows are too few for it."""
+    """Return bounds at a risk, or None if there are too few calibration rows for it."""
     try:
         return estimator.safe_bytes(examples, risk)
     except UserError as error:
@@ -90,7 +90,7 @@ def safe_bytes(estimator: Ensemble, examples: Sequence[Example], risk: float) ->
 
 
 def _baselines(parts: Parts) -> dict[str, Estimator]:
-    """Fitted to the same rows. Against rows that are simulated the simulation would be held against itself."""
-    told = {"fake_tensor", "virtual"} if all(example.backend == VIRTUAL for example in parts.test) else set()
-    kinds = {name: kind for name, kind in BASELINES.items() if name not in told}
+    """Fit the baselines to the same rows; on simulated rows, leave out those that are the simulation itself."""
+    simulated = {"fake_tensor", "virtual"} if all(example.backend == VIRTUAL for example in parts.test) else set()
+    kinds = {name: kind for name, kind in BASELINES.items() if name not in simulated}
     return {name: kind().fit(parts.train, parts.validation) for name, kind in kinds.items()}

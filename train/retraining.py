@@ -1,4 +1,4 @@
-"""Networks and optimizers that nobody measured together, simulated: simulation teaches what no table has."""
+"""Simulated examples of networks with optimizers that no table measured."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,9 +15,9 @@ from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 
 def retrained(specs: Iterable[Spec], optimizers: Sequence[str]) -> list[Spec]:
-    """Each library's network once under each of the optimizers, at one of its batch sizes after the other.
+    """Return each library's network once for each optimizer, cycling through its batch sizes.
 
-    Networks of our own families are left out: builds draw those under all optimizers.
+    Generated families are left out, because builds sample them with all optimizers.
     """
     batches: dict[str, set[int]] = defaultdict(set)
     networks: dict[str, Spec] = {}
@@ -25,18 +25,18 @@ def retrained(specs: Iterable[Spec], optimizers: Sequence[str]) -> list[Spec]:
         if spec.family not in FAMILIES:
             networks[spec.group] = spec
             batches[spec.group].add(spec.training.batch_size)
-    found = []
+    retrained_specs = []
     for place, group in enumerate(sorted(networks)):
         sizes = sorted(batches[group])
         for offset, optimizer in enumerate(optimizers):
             spec, batch_size = networks[group], sizes[(place + offset) % len(sizes)]
             training = TrainingSetup(batch_size=batch_size, optimizer=optimizer, loss=spec.training.loss)
-            found.append(replace(spec, training=training))
-    return found
+            retrained_specs.append(replace(spec, training=training))
+    return retrained_specs
 
 
 def named_specs(networks: Iterable[str]) -> Iterator[Spec]:
-    """Networks such as torchvision:vgg11, as their authors set them up, at a few batch sizes each."""
+    """Yield networks such as torchvision:vgg11 with their default settings, at a few batch sizes each."""
     for text in networks:
         family, _, name = text.partition(":")
         network_of, sizes, loss = _LIBRARIES[family]
@@ -56,7 +56,7 @@ _LIBRARIES = {
     "torchvision": (_classifier, (8, 16, 32, 64, 128), "cross_entropy"),
     "hf": (_language_model, (2, 4, 8, 16, 32), "own"),
 }
-"""By `settings.LIBRARIES`: what a network is, batch sizes to choose from, and the loss."""
+"""By `settings.LIBRARIES`: the network's settings, batch sizes, and the loss."""
 
 
 def simulated(specs: Sequence[Spec], profile: DeviceProfile, store: SimulationStore) -> list[Example]:

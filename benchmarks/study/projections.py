@@ -20,7 +20,7 @@ from benchmarks.small_pictures import light_picture
 from benchmarks.study.rows import FAMILIES, WIDTHS_MIB, measured_examples
 from benchmarks.study.style import RED, markdown
 from vramcast.models.buckets import Buckets
-from vramcast.models.encoding import Encoder
+from vramcast.models.encoding import ExampleEncoder
 from vramcast.models.example import Example
 from vramcast.train.figures.projections import projections_table
 from vramcast.virtual_gpu.sizes import MIB
@@ -47,7 +47,7 @@ def largest_share(classes: NDArray[np.int64]) -> float:
 
 def projected(rows: list[Example], features: str, buckets: Buckets) -> tuple[pd.DataFrame, dict[str, float]]:
     """Return both projections, and how well buckets separate in each and in all dimensions."""
-    matrix = Encoder.fit(rows, features).matrix(rows)
+    matrix = ExampleEncoder.fit(rows, features).matrix(rows)
     classes = buckets.of([row.measured.used_bytes if row.measured.fits else float("inf") for row in rows])
     table = projections_table(matrix, classes, SEED)
     projected_classes = table["bucket"].to_numpy()

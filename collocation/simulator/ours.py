@@ -71,9 +71,11 @@ def bounds_bytes(
 def _recipes(path: Path) -> dict[str, str]:
     """Return the recipe of each job."""
     try:
-        found: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        recipes: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"expected definitions of jobs at {path}, found: {error}; name another file") from error
-    if not isinstance(found, Mapping) or not all(isinstance(names, list) for names in found.values()):
-        raise UserError(f"expected lists of jobs by recipe in {path}, found {type(found).__name__}: write it like that")
-    return {str(job): str(recipe) for recipe, jobs in found.items() for job in jobs}
+    if not isinstance(recipes, Mapping) or not all(isinstance(names, list) for names in recipes.values()):
+        raise UserError(
+            f"expected lists of jobs by recipe in {path}, found {type(recipes).__name__}: write it like that"
+        )
+    return {str(job): str(recipe) for recipe, jobs in recipes.items() for job in jobs}

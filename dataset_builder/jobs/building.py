@@ -194,9 +194,9 @@ def _suggestion(name: str, names: Sequence[str]) -> str:
 
 def _torchvision(request: BuildRequest) -> dict[str, Any]:
     arguments, name = dict(request.arguments), request.target.name
-    known = import_library("torchvision").models.list_models()
-    if name not in known:
-        raise UserError(f"expected a network of torchvision, found {name!r}: {_suggestion(name, known)}")
+    names = import_library("torchvision").models.list_models()
+    if name not in names:
+        raise UserError(f"expected a network of torchvision, found {name!r}: {_suggestion(name, names)}")
     shape = _input_shape(request) or ((3, 299, 299) if "inception" in name else (3, 224, 224))
     classes = arguments.pop("num_classes", 1000)
     return {"name": name, "input_shape": list(shape), "num_classes": classes, "arguments": arguments}

@@ -176,7 +176,7 @@ class Simulator:
         return self._replays[key]
 
     def _peaks(self, profile: DeviceProfile, unbounded: _UnboundedReplay) -> Peaks:
-        """The unbounded replay is reused when the job fits, because both give the same peak."""
+        """Reuse the unbounded replay if the job fits, because both give the same peak."""
         trace = unbounded.trace
         without_limit = measurement_of(trace, profile, unbounded.lowered, unbounded.replay)
         room_bytes = profile.capacity_bytes(trace.has_convolutions, trace.has_batch_norm)

@@ -1,4 +1,4 @@
-"""What the formulas share: nothing to learn, and one figure as the whole answer."""
+"""Formulas: baselines that compute one figure and learn nothing."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from vramcast.models.baselines._kept import Baseline
+from vramcast.models.baselines._base import Baseline
 from vramcast.models.baselines._learned import capacity_bytes
 from vramcast.models.buckets import Buckets
 from vramcast.models.example import Example
@@ -15,40 +15,40 @@ from vramcast.models.storage import State
 
 
 def one_hot(classes: NDArray[np.int64], buckets: Buckets) -> NDArray[np.float64]:
-    """All probability on one class each: [examples, classes]."""
+    """Return [examples, classes] with all probability on one class each."""
     return np.eye(buckets.classes)[classes]
 
 
-def beyond_the_card_is_infinity(used_bytes: NDArray[np.float64], examples: Sequence[Example]) -> NDArray[np.float64]:
-    """What reaches the capacity does not fit."""
+def infinite_beyond_capacity(used_bytes: NDArray[np.float64], examples: Sequence[Example]) -> NDArray[np.float64]:
+    """Replace figures that reach the capacity by infinity."""
     return np.where(used_bytes >= capacity_bytes(examples), np.inf, used_bytes)
 
 
 class Formula(Baseline):
-    """An estimator that computes one figure from an example, and is sure of it."""
+    """An estimator that computes one figure from an example."""
 
     @abstractmethod
     def used_bytes(self, example: Example) -> float:
-        """The figure, with no regard to the card."""
+        """Return the figure, regardless of the capacity."""
 
     def fit(self, train: Sequence[Example], validation: Sequence[Example]) -> Self:
-        """A formula has nothing to learn."""
+        """Return the formula, which has nothing to learn."""
         return self
 
     def predict_bytes(self, examples: Sequence[Example]) -> NDArray[np.float64]:
-        """The figure of each example, infinity where it reaches the card."""
-        found = np.array([self.used_bytes(example) for example in examples], dtype=np.float64)
-        return beyond_the_card_is_infinity(found, examples)
+        """Return the figure of each example, infinity where it reaches the capacity."""
+        figures = np.array([self.used_bytes(example) for example in examples], dtype=np.float64)
+        return infinite_beyond_capacity(figures, examples)
 
     def predict_proba(self, examples: Sequence[Example], buckets: Buckets) -> NDArray[np.float64]:
-        """All on the bucket of the figure."""
+        """Return probability 1 for the bucket of the figure."""
         return one_hot(buckets.of(self.predict_bytes(examples)), buckets)
 
     def state(self) -> State:
-        """Its name says it all."""
+        """Return an empty state."""
         return State({}, {})
 
     @classmethod
     def from_state(cls, state: State) -> Self:
-        """The formula."""
+        """Return the formula."""
         return cls()

@@ -1,4 +1,4 @@
-"""What the baselines that learn share: how examples become targets."""
+"""Labels and capacities of examples as arrays, for baselines that learn."""
 
 from collections.abc import Sequence
 
@@ -10,21 +10,21 @@ from vramcast.models.example import Example
 
 
 def measured_bytes(examples: Sequence[Example]) -> NDArray[np.float64]:
-    """What each example used; infinity for those that did not fit, since where they died is no need."""
+    """Return the measured memory of each example; infinity for jobs that did not fit, whose need is unknown."""
     _check_some(examples)
     labels = [example.measured for example in examples]
     return np.array([label.used_bytes if label.fits else np.inf for label in labels], dtype=np.float64)
 
 
 def completed(examples: Sequence[Example]) -> list[Example]:
-    """Those that fitted: their figure is what the job needed."""
-    found = [example for example in examples if example.measured.fits]
-    _check_some(found)
-    return found
+    """Return the examples that fit, whose label is their need."""
+    fitting = [example for example in examples if example.measured.fits]
+    _check_some(fitting)
+    return fitting
 
 
 def capacity_bytes(examples: Sequence[Example]) -> NDArray[np.float64]:
-    """The card of each example."""
+    """Return the capacity of each example's device."""
     return np.array([example.capacity_bytes for example in examples], dtype=np.float64)
 
 

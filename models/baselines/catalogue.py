@@ -1,11 +1,11 @@
-"""All baselines by name: fitted together, kept together."""
+"""All baselines by name, fitted and saved together."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vramcast.errors import check_choice
+from vramcast.models.baselines._base import Baseline
 from vramcast.models.baselines._formula import Formula
-from vramcast.models.baselines._kept import Baseline
 from vramcast.models.baselines.extra_trees import ExtraTrees
 from vramcast.models.baselines.fake_tensor import FakeTensor
 from vramcast.models.baselines.gap import DirectPolynomial, Gap
@@ -24,12 +24,12 @@ BASELINES: Mapping[str, type[Baseline]] = {
     )
 }  # fmt: skip
 FORMULAS: Mapping[str, Baseline] = {name: kind() for name, kind in BASELINES.items() if issubclass(kind, Formula)}
-"""Those that need no fitting."""
+"""Baselines that need no fitting."""
 _KIND = "baselines"
 
 
 def fit_baselines(train: Sequence[Example], validation: Sequence[Example]) -> dict[str, Baseline]:
-    """Every baseline, fitted to the same examples as the estimator that it is held against."""
+    """Fit every baseline to the examples of the estimator that it is compared with."""
     return {name: kind().fit(train, validation) for name, kind in BASELINES.items()}
 
 
@@ -39,7 +39,7 @@ def save_baselines(baselines: Mapping[str, Baseline], directory: Path) -> None:
 
 
 def load_baselines(directory: Path) -> dict[str, Baseline]:
-    """Read all that `save_baselines` wrote."""
+    """Read a directory that `save_baselines` wrote."""
     state = read_state(directory, _KIND)
     return {name: _kind(name).from_state(state.part(name)) for name in state.settings}
 

@@ -1,4 +1,4 @@
-"""The regression that GPUMemNet's talk reports before it turns to classes: extremely randomised trees."""
+"""Extremely randomised trees, the regression that GPUMemNet compares its classes with."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesRegressor
 
 from vramcast.errors import UserError
-from vramcast.models.baselines._formula import beyond_the_card_is_infinity
-from vramcast.models.baselines._kept import Baseline
+from vramcast.models.baselines._base import Baseline
+from vramcast.models.baselines._formula import infinite_beyond_capacity
 from vramcast.models.baselines._learned import capacity_bytes, measured_bytes
 from vramcast.models.buckets import Buckets
 from vramcast.models.example import Example
@@ -18,17 +18,17 @@ from vramcast.models.storage import State
 
 TREES = 40
 LEAVES = 1000
-"""Of a tree at most: with fewer it is worse on CNNs, with more it only grows beyond the megabyte that it may have."""
+"""Largest number of leaves: fewer are worse on CNNs, more exceed the size limit of one megabyte."""
 _FEATURES = "gpumemnet"
 _LEAF = 0
-"""In the place of a child: the root is nobody's child."""
+"""Stands for a missing child, because no node has the root as its child."""
 
 
 class ExtraTrees(Baseline):
-    """ExtraTrees on GPUMemNet's features. A job that did not fit counts as one that took the whole card.
+    """ExtraTrees on GPUMemNet's features. A job that did not fit counts as one that took the whole device.
 
-    The trees are kept as plain arrays, so that loading needs no pickle. The point estimate is the trees' mean, and each
-    tree's own figure is a vote for its bucket.
+    The trees are saved as plain arrays, so that loading needs no pickle. The point estimate is the trees' mean, and
+    each tree's figure is a vote for its bucket.
     """
 
     name = "extra_trees"
@@ -39,7 +39,7 @@ class ExtraTrees(Baseline):
         self.leaves = leaves
 
     def fit(self, train: Sequence[Example], validation: Sequence[Example]) -> Self:
-        """Grow the trees; there is nothing to choose on the validation examples."""
+        """Grow the trees; nothing is chosen on the validation examples."""
         used_bytes = np.minimum(measured_bytes(train), capacity_bytes(train))
         forest = ExtraTreesRegressor(self.trees, max_leaf_nodes=self.leaves, random_state=self.seed)
         self.feature_names_ = list(feature_set(_FEATURES).numbers(train[0]))
@@ -48,16 +48,16 @@ class ExtraTrees(Baseline):
         return self
 
     def _matrix(self, examples: Sequence[Example]) -> NDArray[np.float32]:
-        """[examples, features], in the precision in which scikit-learn grows trees."""
+        """Return [examples, features] in scikit-learn's precision."""
         numbers = [feature_set(_FEATURES).numbers(example) for example in examples]
         try:
-            rows = [[found[name] for name in self.feature_names_] for found in numbers]
+            rows = [[values[name] for name in self.feature_names_] for values in numbers]
         except KeyError as error:
-            raise UserError(f"expected the features {self.feature_names_}, found no {error}: fit it anew") from error
+            raise UserError(f"expected the features {self.feature_names_}, found no {error}: fit it again") from error
         return np.array(rows, dtype=np.float32).reshape(len(examples), len(self.feature_names_))
 
     def _votes(self, examples: Sequence[Example]) -> NDArray[np.float64]:
-        """[examples, trees]: the figure of each tree."""
+        """Return [examples, trees]: the figure of each tree."""
         matrix, arrays = self._matrix(examples), self.arrays_
         rows = np.arange(len(examples))[:, None]
         nodes = np.tile(arrays["roots"], (len(examples), 1))
@@ -69,30 +69,30 @@ class ExtraTrees(Baseline):
             nodes = np.where(left == _LEAF, nodes, arrays["roots"] + np.where(goes_left, left, right))
 
     def predict_bytes(self, examples: Sequence[Example]) -> NDArray[np.float64]:
-        """The mean of the trees, infinity where it reaches the card."""
-        return beyond_the_card_is_infinity(self._votes(examples).mean(axis=1), examples)
+        """Return the mean of the trees, infinity where it reaches the capacity."""
+        return infinite_beyond_capacity(self._votes(examples).mean(axis=1), examples)
 
     def predict_proba(self, examples: Sequence[Example], buckets: Buckets) -> NDArray[np.float64]:
-        """The share of trees whose figure is in each bucket."""
+        """Return the share of trees whose figure is in each bucket."""
         votes = self._votes(examples)
         classes = buckets.of(np.where(votes >= capacity_bytes(examples)[:, None], np.inf, votes))
         return np.stack([(classes == one).mean(axis=1) for one in range(buckets.classes)], axis=1)
 
     def state(self) -> State:
-        """The trees."""
+        """Return the trees."""
         settings = {"seed": self.seed, "leaves": self.leaves, "features": self.feature_names_}
         return State(settings, self.arrays_)
 
     @classmethod
     def from_state(cls, state: State) -> Self:
-        """The trees again."""
+        """Restore the trees."""
         estimator = cls(state.settings["seed"], len(state.arrays["roots"]), state.settings["leaves"])
         estimator.feature_names_, estimator.arrays_ = state.settings["features"], dict(state.arrays)
         return estimator
 
 
 def _arrays(forest: ExtraTreesRegressor) -> dict[str, NDArray[Any]]:
-    """All nodes of all trees in a row; children count from their tree's root."""
+    """Return the nodes of all trees in a row; children are relative to their tree's root."""
     trees = [estimator.tree_ for estimator in forest.estimators_]
     return {
         "roots": np.cumsum([0, *(tree.node_count for tree in trees[:-1])]).astype(np.int32),

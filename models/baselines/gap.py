@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vramcast.errors import UserError
-from vramcast.models.baselines._formula import beyond_the_card_is_infinity
-from vramcast.models.baselines._kept import Baseline
+from vramcast.models.baselines._base import Baseline
+from vramcast.models.baselines._formula import infinite_beyond_capacity
 from vramcast.models.baselines._learned import capacity_bytes, completed, measured_bytes
 from vramcast.models.baselines.polynomial import Polynomial
 from vramcast.models.buckets import Buckets
@@ -25,11 +25,11 @@ from vramcast.models.storage import State
 DEGREES = (1, 2, 3, 4)
 ALPHAS = (1e-2, 1e-1, 1.0, 10.0, 100.0)
 _QUANTILES = 200
-"""How finely the distribution of validation errors is kept."""
+"""Resolution of the distribution of validation errors."""
 
 
 def _widths(example: Example) -> list[int]:
-    """Channels of images and features of everything else, of every layer with parameters."""
+    """Return the channels (of images) or features of every layer with parameters."""
     shapes = [layer.output_shape for layer in example.layers if layer.parameters and layer.output_shape]
     return [shape[0] if len(shape) == 3 else shape[-1] for shape in shapes] or [0]
 
@@ -51,7 +51,7 @@ HYPERPARAMETERS: Mapping[str, Callable[[Example], float]] = {
 
 
 def hyperparameters(examples: Sequence[Example]) -> NDArray[np.float64]:
-    """[examples, hyper-parameters]."""
+    """Return [examples, hyper-parameters]."""
     rows = [[read(example) for read in HYPERPARAMETERS.values()] for example in examples]
     return np.array(rows, dtype=np.float64).reshape(len(examples), len(HYPERPARAMETERS))
 
@@ -59,25 +59,25 @@ def hyperparameters(examples: Sequence[Example]) -> NDArray[np.float64]:
 class DirectPolynomial(Baseline):
     """GV: measured memory as a polynomial of the hyper-parameters.
 
-    Jobs that did not fit have no figure to be fitted to. Degree and penalty are those with the least mean relative
-    error on the validation examples. Their errors, as ratios of measured to predicted, are also the distribution around
-    a prediction; for a job that did not fit, the measured is at least the card.
+    Jobs that did not fit are left out of the fit. Degree and penalty are those with the smallest mean relative error on
+    the validation examples. The ratios of measured to predicted memory there are the distribution around a prediction;
+    a job that did not fit counts with the capacity.
     """
 
     name = "gv"
 
-    def known_bytes(self, example: Example) -> int:
-        """What needs no regression."""
+    def static_bytes(self, example: Example) -> int:
+        """Return the part that needs no regression."""
         return 0
 
     def fit(self, train: Sequence[Example], validation: Sequence[Example]) -> Self:
-        """Fit a polynomial of every degree and penalty, and keep the best."""
+        """Fit a polynomial of every degree and penalty, and choose the best."""
         fitting, checking = completed(train), completed(validation)
         used_bytes = measured_bytes(fitting)
         self.floor_bytes_ = float(used_bytes.min())
-        known_bytes, checked_bytes = self._known(fitting), measured_bytes(checking)
+        static_bytes, checked_bytes = self._static_bytes(fitting), measured_bytes(checking)
         best = np.inf
-        for polynomial in _candidates(hyperparameters(fitting), used_bytes - known_bytes):
+        for polynomial in _candidates(hyperparameters(fitting), used_bytes - static_bytes):
             found_bytes = self._predict_with(polynomial, checking)
             error = float(np.mean(np.abs(found_bytes - checked_bytes) / checked_bytes))
             if error < best:
@@ -85,44 +85,44 @@ class DirectPolynomial(Baseline):
         self.ratios_ = np.quantile(self._ratios(validation), (np.arange(_QUANTILES) + 0.5) / _QUANTILES)
         return self
 
-    def _known(self, examples: Sequence[Example]) -> NDArray[np.float64]:
-        return np.array([self.known_bytes(example) for example in examples], dtype=np.float64)
+    def _static_bytes(self, examples: Sequence[Example]) -> NDArray[np.float64]:
+        return np.array([self.static_bytes(example) for example in examples], dtype=np.float64)
 
     def _predict_with(self, polynomial: Polynomial, examples: Sequence[Example]) -> NDArray[np.float64]:
-        """Not below the least that was ever measured: polynomials go anywhere outside of what they were fitted to."""
-        found_bytes = self._known(examples) + polynomial.predict(hyperparameters(examples))
+        """Predict at least the smallest measured figure, because polynomials extrapolate badly."""
+        found_bytes = self._static_bytes(examples) + polynomial.predict(hyperparameters(examples))
         return np.maximum(found_bytes, self.floor_bytes_)
 
     def _ratios(self, examples: Sequence[Example]) -> NDArray[np.float64]:
         predicted_bytes = self._predict_with(self.polynomial_, examples)
-        used_bytes, card_bytes = measured_bytes(examples), capacity_bytes(examples)
-        bound_bytes = np.maximum(card_bytes, predicted_bytes)
+        used_bytes, limit_bytes = measured_bytes(examples), capacity_bytes(examples)
+        bound_bytes = np.maximum(limit_bytes, predicted_bytes)
         return np.where(np.isfinite(used_bytes), used_bytes, bound_bytes) / predicted_bytes
 
     def predict_bytes(self, examples: Sequence[Example]) -> NDArray[np.float64]:
-        """The polynomial's figure, infinity where it reaches the card."""
-        return beyond_the_card_is_infinity(self._predict_with(self.polynomial_, examples), examples)
+        """Return the polynomial's figure, infinity where it reaches the capacity."""
+        return infinite_beyond_capacity(self._predict_with(self.polynomial_, examples), examples)
 
     def predict_proba(self, examples: Sequence[Example], buckets: Buckets) -> NDArray[np.float64]:
-        """The share of the validation errors that would put the truth into each bucket."""
+        """Return the share of the validation errors that lead to each bucket."""
         spread_bytes = self._predict_with(self.polynomial_, examples)[:, None] * self.ratios_
-        card_bytes = capacity_bytes(examples)[:, None]
-        classes = buckets.of(np.where(spread_bytes >= card_bytes, np.inf, spread_bytes))
+        limit_bytes = capacity_bytes(examples)[:, None]
+        classes = buckets.of(np.where(spread_bytes >= limit_bytes, np.inf, spread_bytes))
         counts = np.stack([(classes == one).sum(axis=1) for one in range(buckets.classes)], axis=1)
         return counts / len(self.ratios_)
 
     def state(self) -> State:
-        """The polynomial and its errors."""
+        """Return the polynomial and its errors."""
         arrays = {**self.polynomial_.to_arrays(), "ratios": self.ratios_}
         settings = {"floor_bytes": self.floor_bytes_, "hyperparameters": list(HYPERPARAMETERS)}
         return State(settings, arrays)
 
     @classmethod
     def from_state(cls, state: State) -> Self:
-        """The regressor, if it is one of the same hyper-parameters."""
-        found = state.settings["hyperparameters"]
-        if found != list(HYPERPARAMETERS):
-            raise UserError(f"expected a polynomial of {list(HYPERPARAMETERS)}, found one of {found}: fit it anew")
+        """Restore a regressor of the same hyper-parameters."""
+        names = state.settings["hyperparameters"]
+        if names != list(HYPERPARAMETERS):
+            raise UserError(f"expected a polynomial of {list(HYPERPARAMETERS)}, found one of {names}: fit it again")
         estimator = cls()
         estimator.floor_bytes_ = state.settings["floor_bytes"]
         estimator.polynomial_ = Polynomial.from_arrays(state.arrays)
@@ -135,12 +135,12 @@ class Gap(DirectPolynomial):
 
     name = "gap"
 
-    def known_bytes(self, example: Example) -> int:
-        """SGV."""
+    def static_bytes(self, example: Example) -> int:
+        """Return the static estimate."""
         return example.static.total_bytes
 
 
 def _candidates(variables: NDArray[np.float64], values: NDArray[np.float64]) -> Iterator[Polynomial]:
-    """The simplest first, so that a draw goes to it."""
+    """Yield the simplest polynomial first, so that ties go to it."""
     for degree, alpha in product(DEGREES, sorted(ALPHAS, reverse=True)):
         yield Polynomial.fit(variables, values, degree, alpha)

@@ -1,4 +1,4 @@
-"""Ridge regression on a polynomial of several variables, small enough to be written down."""
+"""Ridge regression on a polynomial of several variables, saved as plain arrays."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Polynomial:
 
     @classmethod
     def fit(cls, variables: Matrix, values: Matrix, degree: int, alpha: float) -> Self:
-        """Least squares with a penalty on standardised terms, so that it weighs all of them alike."""
+        """Fit least squares with a penalty on standardised terms."""
         variable_scaler, terms, term_scaler = StandardScaler(), PolynomialFeatures(degree), StandardScaler()
         terms.set_params(include_bias=False)
         ridge = Ridge(alpha=alpha)
@@ -46,20 +46,20 @@ class Polynomial:
         )
 
     def predict(self, variables: Matrix) -> Matrix:
-        """[rows]: the polynomial's value for each row of variables."""
+        """Return [rows]: the polynomial's value for each row of variables."""
         standard = (variables - self.means) / self.scales
-        # column by column: a single product over [rows, terms, variables] would need too much room
+        # column by column: a product over [rows, terms, variables] would need too much memory
         terms = np.ones((len(standard), len(self.powers)))
         for column, exponents in zip(standard.T, self.powers.T, strict=True):
             terms *= column[:, None] ** exponents
         return terms @ self.coefficients + self.intercept
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """What `from_arrays` reads back."""
+        """Return arrays that `from_arrays` reads."""
         return {**vars(self), "intercept": np.array([self.intercept])}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """The polynomial of arrays that may hold more."""
+        """Restore a polynomial; other arrays are ignored."""
         names: Iterable[str] = ("means", "scales", "powers", "coefficients")
         return cls(**{name: arrays[name] for name in names}, intercept=float(arrays["intercept"][0]))

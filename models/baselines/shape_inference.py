@@ -12,7 +12,7 @@ class ShapeInference(Formula):
     name = "shape_inference"
 
     def used_bytes(self, example: Example) -> float:
-        """The slides' formula over the layer table."""
+        """Evaluate the slides' formula on the layer table."""
         return shape_inference_bytes(
             sum(layer.parameters for layer in example.layers),
             example.input_elements + sum(layer.activations for layer in example.layers),

@@ -1,4 +1,4 @@
-"""The virtual GPU with nothing learned on top."""
+"""The virtual GPU as an estimator that learns nothing."""
 
 from math import inf
 
@@ -8,11 +8,16 @@ from vramcast.virtual_gpu.measurement import Status
 
 
 class Virtual(Formula):
-    """What the device holds beside the job, and what the simulated allocator reserved."""
+    """The device's overhead plus the memory that the simulated allocator reserved."""
 
     name = "virtual"
 
+    @property
+    def needs_simulation(self) -> bool:
+        """Whether examples need a simulated measurement."""
+        return True
+
     def used_bytes(self, example: Example) -> float:
-        """Overhead and reserved bytes; infinity where the simulation ran out of memory."""
+        """Return overhead and reserved bytes; infinity if the simulation ran out of memory."""
         simulated = example.simulation
         return example.overhead_bytes + (simulated.reserved_bytes or 0) if simulated.status is Status.OK else inf

@@ -38,16 +38,16 @@ class ClassifyRequest:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "ClassifyRequest":
         """Check the values of a jobs file or of the command line, where None stands for no value."""
-        given = {name: value for name, value in values.items() if value is not None}
-        unknown = sorted(given.keys() - set(KEYS))
+        chosen = {name: value for name, value in values.items() if value is not None}
+        unknown = sorted(chosen.keys() - set(KEYS))
         if unknown:
             raise UserError(f"expected a job with some of {sorted(KEYS)}, found {unknown}: remove or rename them")
-        if "target" not in given:
-            raise UserError(f"expected a job with a target, found {sorted(given)}: add it")
-        _check(given)
-        options = {name: given.pop(name, None) for name in TRAINING_OPTIONS}
-        inputs = given.pop("input", ())
-        return cls(options=options, input=(inputs,) if isinstance(inputs, str) else tuple(inputs), **given)
+        if "target" not in chosen:
+            raise UserError(f"expected a job with a target, found {sorted(chosen)}: add it")
+        _check(chosen)
+        options = {name: chosen.pop(name, None) for name in TRAINING_OPTIONS}
+        inputs = chosen.pop("input", ())
+        return cls(options=options, input=(inputs,) if isinstance(inputs, str) else tuple(inputs), **chosen)
 
     def check_batch(self) -> None:
         """Raise if there is no batch size; only a spec has its own."""
@@ -67,28 +67,28 @@ class ClassifyRequest:
         )
 
 
-def _check(given: Mapping[str, Any]) -> None:
+def _check(chosen: Mapping[str, Any]) -> None:
     for name, option in TRAINING_OPTIONS.items():
-        if name in given:
+        if name in chosen:
             if option.kind == "count":
-                _check_bounded(name, given[name], option.least)
+                _check_bounded(name, chosen[name], option.least)
             elif option.kind == "flag":
-                check_flag(name, given[name])
+                check_flag(name, chosen[name])
             elif option.kind == "choice":
-                check_choice(name, given[name], option.accepted)
+                check_choice(name, chosen[name], option.accepted)
     for name in ("target", "optimizer", "device", "inputs", "step"):
-        if name in given and not isinstance(given[name], str):
-            raise UserError(f"expected {name} to be a text, found {given[name]!r}: change it")
-    if "bucket_mib" in given:
-        _check_bounded("bucket_mib", given["bucket_mib"])
-    check_flag("max_batch", given.get("max_batch", False))
-    device_file(given.get("device", DEFAULT_DEVICE))  # an unknown device fails before the network is built
-    risk = given.get("risk", RISK)
+        if name in chosen and not isinstance(chosen[name], str):
+            raise UserError(f"expected {name} to be a text, found {chosen[name]!r}: change it")
+    if "bucket_mib" in chosen:
+        _check_bounded("bucket_mib", chosen["bucket_mib"])
+    check_flag("max_batch", chosen.get("max_batch", False))
+    device_file(chosen.get("device", DEFAULT_DEVICE))  # an unknown device fails before the network is built
+    risk = chosen.get("risk", RISK)
     if not isinstance(risk, int | float) or not 0 < risk < 1:
         raise UserError(f"expected risk to be a number between 0 and 1, found {risk!r}: change it")
-    if not isinstance(given.get("args", {}), Mapping):
-        raise UserError(f"expected args to be a mapping, found {given['args']!r}: change it")
-    texts = given.get("input", [])
+    if not isinstance(chosen.get("args", {}), Mapping):
+        raise UserError(f"expected args to be a mapping, found {chosen['args']!r}: change it")
+    texts = chosen.get("input", [])
     if not isinstance(texts, str) and not (isinstance(texts, list) and all(isinstance(item, str) for item in texts)):
         raise UserError(f"expected input to be texts such as '3,224,224', found {texts!r}: change it")
 

@@ -1,4 +1,4 @@
-"""What estimators see of an example, as named numbers: the published features, a layer table's, or all; and tokens."""
+"""Features of an example: named numbers in three feature sets, and tokens."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from vramcast.models.features.tokens import TOKEN_NUMBERS, Token, tokens_of
 
 @dataclass(frozen=True)
 class FeatureSet:
-    """Numbers of an example, and the figure in bytes that its gap is measured from."""
+    """The numbers of an example, and the reference in bytes that its gap is relative to."""
 
     name: str
     numbers: Callable[[Example], dict[str, float]]
@@ -32,7 +32,7 @@ FEATURE_SETS: Mapping[str, FeatureSet] = {
 
 
 def feature_set(name: str) -> FeatureSet:
-    """The feature set of that name."""
+    """Return the feature set of that name."""
     check_choice("features", name, FEATURE_SETS)
     return FEATURE_SETS[name]
 

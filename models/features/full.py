@@ -1,4 +1,4 @@
-"""All that is known of a job: layers, extremes, training, the static estimate, and what the virtual GPU says."""
+"""All features of a job: layers, extremes, training, static estimate and simulation."""
 
 import math
 from collections import Counter
@@ -16,18 +16,18 @@ _COUNTED = (
 )  # fmt: skip
 _LARGEST = 5
 _BEYOND = 1.25
-"""Of the card, where a job does not fit: far enough above it to be the first answer, near enough to be learned away."""
+"""Reference of a job that does not fit, relative to the room on the device: clearly above it, but correctable."""
 
 Numbers = dict[str, float]
 
 
 def full_numbers(example: Example) -> Numbers:
-    """Amounts as logarithms, shares and flags as they are."""
+    """Return all features: amounts as logarithms, shares and flags unchanged."""
     return {**table_numbers(example), **_simulated_numbers(example, example.simulation)}
 
 
 def table_numbers(example: Example) -> Numbers:
-    """The same without the virtual GPU: what a layer table alone says of a job."""
+    """Return the features of a layer table, without a simulation."""
     return {
         **_layer_numbers(example),
         **_extremes(example),
@@ -37,10 +37,10 @@ def table_numbers(example: Example) -> Numbers:
 
 
 def simulated_need_bytes(example: Example) -> int:
-    """What the virtual GPU says that the job reserves.
+    """Return the reserved memory of the simulation.
 
-    Of a job that does not fit it knows no more than that it needs more than the card: what it had reserved when it died
-    would be a reference that fits, and every such job would have to be learned as an exception.
+    For a job that does not fit, return more than the room on the device: the memory reserved when it died would be a
+    reference that fits, and every such job would be an exception to learn.
     """
     simulated = example.simulation
     if simulated.status is Status.OK:
@@ -49,7 +49,7 @@ def simulated_need_bytes(example: Example) -> int:
 
 
 def _room_bytes(example: Example) -> int:
-    """What the device has for the job's allocator."""
+    """Return the room on the device for the job's allocator."""
     return max(example.capacity_bytes - example.overhead_bytes, 1)
 
 
@@ -71,7 +71,7 @@ def _layer_numbers(example: Example) -> Numbers:
 
 
 def _extremes(example: Example) -> Numbers:
-    """The layers that decide peaks: the largest outputs, weights and convolutions, and their shapes."""
+    """Return the layers that decide peaks: the largest outputs, weights and convolutions, with their shapes."""
     layers, batch = example.layers, example.training.batch_size
     outputs = sorted((layer.activations for layer in layers), reverse=True)
     convolutions = [item for item in convolutions_of(example) if item.total]
@@ -93,8 +93,8 @@ def _extremes(example: Example) -> Numbers:
 
 
 _SAME_MEMORY = {"AdamW": "Adam"}
-"""Optimizers that differ in arithmetic alone (torch/optim/adamw.py: a subclass without state or kernels of its own):
-who has seen one of them is not to take the other for something new."""
+"""Optimizers that differ in arithmetic only (torch/optim/adamw.py: a subclass without state or kernels of its own), so
+that a job with the other one is not unfamiliar."""
 
 
 def _training_numbers(example: Example) -> Numbers:

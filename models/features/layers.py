@@ -1,4 +1,4 @@
-"""What several feature sets read off a layer table."""
+"""Quantities of a layer table that several feature sets use."""
 
 import math
 from collections import Counter
@@ -11,29 +11,29 @@ from vramcast.models.example import Example, is_convolution
 ACTIVATIONS = (
     "ELU", "GELU", "Identity", "LeakyReLU", "Mish", "PReLU", "ReLU", "SELU", "SiLU", "Softplus", "Tanh",
 )  # fmt: skip
-"""In alphabetical order: GPUMemNet places them on half a circle."""
+"""In alphabetical order, as GPUMemNet places them on half a circle."""
 _BY_FUNCTION = {kind.lower(): kind for kind in ACTIVATIONS} | {"leaky_relu": "LeakyReLU"}
 
 
 def log_amount(amount: float) -> float:
-    """Counts and bytes span nine orders of magnitude: they are told apart by ratio. Zero stays zero."""
+    """Return log(1 + amount), because counts and bytes span nine orders of magnitude."""
     return math.log1p(amount)
 
 
 def main_activation(layers: Sequence[LayerRecord]) -> str:
-    """The most frequent activation function, Identity where there is none."""
-    found = Counter(name for layer in layers if (name := activation_of(layer.kind))).most_common(1)
-    return found[0][0] if found else "Identity"
+    """Return the most frequent activation function, or Identity."""
+    counts = Counter(name for layer in layers if (name := activation_of(layer.kind))).most_common(1)
+    return counts[0][0] if counts else "Identity"
 
 
 def activation_of(kind: str) -> str | None:
-    """The activation function that a layer or function is, None for any other."""
+    """Return the activation function of a layer or function kind, or None."""
     return _BY_FUNCTION.get(kind.lower())
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """Elements that one convolution reads and writes with the whole batch."""
+    """The elements that one convolution reads and writes for a batch."""
 
     total: int
     weight: int
@@ -45,16 +45,16 @@ NO_CONVOLUTION = Convolution(0, 0, 0, 0)
 
 
 def convolutions_of(example: Example) -> list[Convolution]:
-    """Of each layer: input, output and weight together; NO_CONVOLUTION for any other layer.
+    """Return input, output and weight of each layer; NO_CONVOLUTION for other layers.
 
-    The input is taken to be the output before, which a branch makes wrong: a table does not say who reads whom.
+    The input is assumed to be the previous output, which is wrong after a branch: a table has no edges.
     """
-    found, before = [], example.input_elements
+    convolutions, before = [], example.input_elements
     for layer in example.layers:
         elements = math.prod(layer.output_shape)
-        found.append(_convolution(layer, before, elements, example.training.batch_size))
+        convolutions.append(_convolution(layer, before, elements, example.training.batch_size))
         before = elements
-    return found
+    return convolutions
 
 
 def _convolution(layer: LayerRecord, before: int, elements: int, batch: int) -> Convolution:

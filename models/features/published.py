@@ -7,11 +7,11 @@ from vramcast.models.example import Example
 from vramcast.models.features.layers import ACTIVATIONS, log_amount, main_activation
 
 _COUNTED = ("Linear", "Conv2d", "BatchNorm1d", "BatchNorm2d", "Dropout", "MultiheadAttention", "LayerNorm")
-"""An attention counts where GPUMemNet counts its output projection, 'NonDynamicallyQuantizableLinear'."""
+"""An attention stands for its output projection, 'NonDynamicallyQuantizableLinear' in GPUMemNet."""
 
 
 def published_numbers(example: Example) -> dict[str, float]:
-    """The features of all three published estimators; amounts as logarithms, where GPUMemNet has them raw."""
+    """Return the features of all three published estimators, with logarithms of GPUMemNet's raw amounts."""
     layers = [layer for layer in example.layers if not layer.functional]
     counts = Counter(layer.kind for layer in layers)
     activations = sum(layer.activations for layer in layers)

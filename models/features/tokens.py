@@ -1,8 +1,7 @@
-"""A network as a sequence: a token for each layer with parameters, with what follows it folded in.
+"""A network as a sequence of tokens, one for each distinct layer with parameters.
 
-Activations, dropouts and additions repeat the shape of the layer before them, and a deep network repeats whole blocks.
-So the former have no token of their own, and layers that are alike share one, at the place of the first, that says how
-many they are: a Transformer of 40 blocks has 8 tokens where it has 500 layers.
+Activations, dropouts and additions repeat the shape of the previous layer and are folded into its token. Equal layers
+share one token with their count: a Transformer of 40 blocks with 500 layers has 8 tokens.
 """
 
 import math
@@ -29,7 +28,7 @@ TOKEN_NUMBERS = (
 
 @dataclass(frozen=True)
 class Token:
-    """A layer, as the Transformer reads it."""
+    """A layer as the Transformer reads it."""
 
     kind: str
     numbers: tuple[float, ...]
@@ -37,7 +36,7 @@ class Token:
 
 
 def tokens_of(example: Example) -> list[Token]:
-    """The tokens of an example's layers, in the order in which each occurs first."""
+    """Return the tokens of an example's layers in the order of their first occurrence."""
     times = Counter(
         _token(owner, convolution, followers, example) for owner, convolution, followers in _folded(example)
     )

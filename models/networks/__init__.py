@@ -1,6 +1,6 @@
-"""The networks that predict: plain modules from encoded examples to the parameters of a density."""
+"""Networks of the classifiers: modules from encoded examples to the parameters of a density."""
 
-from vramcast.models.networks.mlp import MlpNetwork, ResidualMlp
-from vramcast.models.networks.transformer import TransformerNetwork
+from vramcast.models.networks.mlp import ResidualMlp, VectorNetwork
+from vramcast.models.networks.transformer import TokenNetwork
 
-__all__ = ["MlpNetwork", "ResidualMlp", "TransformerNetwork"]
+__all__ = ["VectorNetwork", "ResidualMlp", "TokenNetwork"]

@@ -6,7 +6,7 @@ from vramcast.models.batch import Inputs
 
 
 class ResidualMlp(nn.Module):
-    """A projection, blocks that each add to their input, and a linear layer at the end."""
+    """A projection, residual blocks, and a linear layer."""
 
     def __init__(self, inputs: int, width: int, blocks: int, outputs: int, dropout: float) -> None:
         super().__init__()
@@ -15,7 +15,7 @@ class ResidualMlp(nn.Module):
         self.last = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, inputs] to [n, outputs]."""
+        """Map [n, inputs] to [n, outputs]."""
         x = self.first(x)
         for block in self.blocks:
             x = x + block(x)
@@ -23,7 +23,7 @@ class ResidualMlp(nn.Module):
         return out
 
     def start_at(self, bias: Tensor) -> None:
-        """Begin with small outputs around a bias, for every input nearly the same."""
+        """Initialise the last layer so that outputs are near a bias for every input."""
         last = self.last[1]
         if isinstance(last, nn.Linear):
             nn.init.normal_(last.weight, std=0.01)
@@ -36,14 +36,14 @@ def _block(width: int, dropout: float) -> nn.Module:
     )
 
 
-class MlpNetwork(nn.Module):
-    """Reads the vector alone."""
+class VectorNetwork(nn.Module):
+    """A network that reads the vector only."""
 
     def __init__(self, inputs: int, width: int, blocks: int, outputs: int, dropout: float) -> None:
         super().__init__()
         self.body = ResidualMlp(inputs, width, blocks, outputs, dropout)
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """[n, outputs]."""
+        """Return [n, outputs]."""
         out: Tensor = self.body(inputs.vector)
         return out

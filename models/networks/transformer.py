@@ -9,8 +9,8 @@ from vramcast.models.batch import Inputs
 from vramcast.models.networks.mlp import ResidualMlp
 
 
-class TransformerNetwork(nn.Module):
-    """An encoder over tokens, pooled over those that are no padding, and a residual MLP over that and the vector."""
+class TokenNetwork(nn.Module):
+    """An encoder over tokens, pooled without padding, and a residual MLP over the result and the vector."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class TransformerNetwork(nn.Module):
         super().__init__()
         self.kinds = nn.Embedding(kinds + 1, token_width)  # 0: unknown, or padding
         self.numbers = nn.Linear(token_numbers, token_width)
-        # dropout in the body alone: within attention it takes a third of the time, and for so few tokens
+        # dropout only in the body: within attention it would take a third of the time
         layer = nn.TransformerEncoderLayer(
             token_width, heads, 2 * token_width, 0.0, "gelu", batch_first=True, norm_first=True
         )
@@ -36,7 +36,7 @@ class TransformerNetwork(nn.Module):
         self.body = ResidualMlp(inputs + 2 * token_width, width, blocks, outputs, dropout)
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """[n, outputs]."""
+        """Return [n, outputs]."""
         x = self.kinds(inputs.kinds) + self.numbers(inputs.tokens)
         x = self.encoder(x + positions(x.shape[1], x.shape[2]), src_key_padding_mask=inputs.padding)
         out: Tensor = self.body(torch.cat([inputs.vector, *pooled(x, inputs.padding)], dim=1))
@@ -44,14 +44,14 @@ class TransformerNetwork(nn.Module):
 
 
 def positions(length: int, width: int) -> Tensor:
-    """[length, width]: sines and cosines of the place in the order (Vaswani et al. 2017)."""
+    """Return [length, width]: sinusoidal position encodings (Vaswani et al. 2017)."""
     place = torch.arange(length, dtype=torch.float32)[:, None]
     rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float32) * (-math.log(10_000.0) / width))
     return torch.stack([torch.sin(place * rates), torch.cos(place * rates)], dim=2).flatten(1)[:, :width]
 
 
 def pooled(x: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
-    """[n, width] twice: the mean and the maximum over the tokens that are no padding."""
-    gone = padding[:, :, None]
-    mean = x.masked_fill(gone, 0).sum(1) / (~gone).sum(1).clamp(min=1)
-    return mean, x.masked_fill(gone, -torch.inf).amax(1)
+    """Return the mean and the maximum over the tokens without padding, [n, width] each."""
+    is_padding = padding[:, :, None]
+    mean = x.masked_fill(is_padding, 0).sum(1) / (~is_padding).sum(1).clamp(min=1)
+    return mean, x.masked_fill(is_padding, -torch.inf).amax(1)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic_examples import mlp_examples, without_targets
+from synthetic_examples import mlp_examples, without_labels
 
 from vramcast.errors import UserError
 from vramcast.models import Estimator
@@ -77,7 +77,7 @@ class EstimatorContract(ABC):
         assert np.all((found > 0) & ((found <= capacity) | np.isinf(found)))
 
     def test_answers_need_no_measurement(self, fitted, test):
-        blind = without_targets(test)
+        blind = without_labels(test)
         np.testing.assert_array_equal(fitted.predict_bytes(blind), fitted.predict_bytes(test))
         np.testing.assert_array_equal(fitted.predict_proba(blind, WIDE), fitted.predict_proba(test, WIDE))
 

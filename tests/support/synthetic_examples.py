@@ -72,5 +72,5 @@ def mlp_examples(count: int, seed: int = 0) -> list[Example]:
     return [example_of(mlp_spec(*key), NOISE * noise) for key, noise in drawn.items()]
 
 
-def without_targets(examples: Sequence[Example]) -> list[Example]:
-    return [Example(**{**vars(example), "target": None}) for example in examples]
+def without_labels(examples: Sequence[Example]) -> list[Example]:
+    return [Example(**{**vars(example), "label": None}) for example in examples]

@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from vramcast.dataset_builder.store.durable import replacing
 from vramcast.errors import UserError
-from vramcast.models.classifiers import NetworkClassifier, Prepared, prepare
+from vramcast.models.classifiers import NetworkClassifier, PreparedData, prepare
 from vramcast.train.configuration import Configuration, check_configuration
 from vramcast.train.experiment import load_parts
 from vramcast.train.fitting import LightningFitter
@@ -87,7 +87,7 @@ def _check_same(study: optuna.Study, configuration: Configuration) -> None:
     study.set_user_attr(_DECIDED_BY, decided)
 
 
-def _loss(trial: Trial, configuration: Configuration, factors: Mapping[str, Any], data: Prepared) -> float:
+def _loss(trial: Trial, configuration: Configuration, factors: Mapping[str, Any], data: PreparedData) -> float:
     """Train one member with the trial's settings and return its best validation loss."""
     chosen = {key: suggest(trial, key, factor) for key, factor in factors.items()}
     try:

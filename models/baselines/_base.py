@@ -1,4 +1,4 @@
-"""What all baselines share: a state that can be written down."""
+"""The base class of baselines."""
 
 from abc import abstractmethod
 from pathlib import Path
@@ -9,16 +9,21 @@ from vramcast.models.storage import State, read_state, write_state
 
 
 class Baseline(Estimator):
-    """An estimator whose name says which kind it is."""
+    """An estimator that is saved under its name."""
+
+    @property
+    def needs_simulation(self) -> bool:
+        """Whether examples need a simulated measurement."""
+        return False
 
     @abstractmethod
     def state(self) -> State:
-        """What was learned."""
+        """Return the learned state."""
 
     @classmethod
     @abstractmethod
     def from_state(cls, state: State) -> Self:
-        """The baseline that a state was taken of."""
+        """Restore a baseline from its state."""
 
     def save(self, directory: Path) -> None:
         """Write the state as safetensors and JSON."""
@@ -26,5 +31,5 @@ class Baseline(Estimator):
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """Read what `save` wrote; a damaged or foreign directory is refused with a sentence."""
+        """Read a directory that `save` wrote; raise a UserError for a damaged or foreign one."""
         return cls.from_state(read_state(directory, cls.name))
