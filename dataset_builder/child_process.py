@@ -126,8 +126,12 @@ class ChildProcess:
             if len(self._unread) > self._longest_answer_bytes:
                 self.fault = f"the child's answer is too long (over {self._longest_answer_bytes} bytes)"
         else:
-            self._tail = (self._tail + data)[-TAIL_BYTES:]
+            self._printed(data)
         return bool(data)
+
+    def _printed(self, data: bytes) -> None:
+        """Keep the end of what the child prints."""
+        self._tail = (self._tail + data)[-TAIL_BYTES:]
 
     def _events(self) -> list[Mapping[str, Any]]:
         if self._unread.find(b"\n", self._searched) < 0:  # a long line is not searched again with each piece

@@ -29,7 +29,7 @@ _PASSED = {
     "XDG_DATA_HOME", "MPLCONFIGDIR", "MPLBACKEND",
 }  # fmt: skip
 _PASSED_PREFIXES = ("PYTHON", "LC_", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "OMP_", "MKL_", "KMP_")
-_SECRET = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "API_KEY")
+SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "API_KEY")
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38  # linux/prctl.h
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
@@ -47,7 +47,7 @@ def clean_environment(environment: Mapping[str, str], *, allow_network: bool = F
 
 def _is_passed(name: str) -> bool:
     allowed = name in _PASSED or name.startswith(_PASSED_PREFIXES)
-    return allowed and not any(word in name for word in _SECRET)
+    return allowed and not any(word in name for word in SECRET_WORDS)
 
 
 def supervise() -> None:

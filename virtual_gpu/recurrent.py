@@ -14,7 +14,7 @@ from torch import Tensor
 from vramcast.virtual_gpu.trace import Kernel, Tracer
 
 aten = torch.ops.aten
-_MODES = {"rnn_relu.input": 0, "rnn_tanh.input": 1, "lstm.input": 2, "gru.input": 3}  # cudnnRNNMode_t
+_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # cudnnRNNMode_t
 _KEPT_A_STEP = {0: 2, 1: 2, 2: 6, 3: 5}
 """By mode, in units of the hidden state: the gates, the output, and a cell's state; GRU's reset state once more."""
 
@@ -37,6 +37,24 @@ def _run(
     return out[:3] if mode == 2 else out[:2]
 
 
+def _run_packed(
+    mode: int, x: Tensor, batch_sizes: Tensor, states: Any, weights: Sequence[Tensor], has_biases: bool, layers: int,
+    dropout: float, train: bool, bidirectional: bool,
+) -> Any:  # fmt: skip
+    """Run layers over packed sequences: one call of cuDNN too (native/cudnn/RNN.cpp, _cudnn_impl)."""
+    hx, cx = states if mode == 2 else (states, None)
+    if torch.is_autocast_enabled("cpu"):
+        x, hx, cx, *weights = _lowered(x, hx, cx, *weights)
+    hidden = hx.shape[2] if cx is None else cx.shape[2]
+    projected = hx.shape[2] if hx.shape[2] != hidden else 0
+    a_layer = (4 if has_biases else 2) + bool(projected)
+    out = aten._cudnn_rnn(
+        x, list(weights), a_layer, None, hx, cx, mode, hidden, projected, layers, False, dropout, train,
+        bidirectional, batch_sizes.tolist(), None,
+    )  # fmt: skip
+    return out[:3] if mode == 2 else out[:2]
+
+
 def _lowered(*tensors: Tensor | None) -> list[Any]:
     """Autocast runs the whole layer in lower precision (native/cudnn/AutocastRNN.cpp)."""
     dtype = torch.get_autocast_dtype("cpu")
@@ -45,18 +63,16 @@ def _lowered(*tensors: Tensor | None) -> list[Any]:
 
 def _forward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Output, last states, reserve; the weights already lie in one buffer (flatten_parameters)."""
-    x, _, _, _, hx, cx, mode, hidden, projected, layers, batch_first, _, train, bidirectional = args[:14]
+    x, _, _, _, hx, cx, mode, hidden, projected, layers, _, _, train, bidirectional = args[:14]
     if not x.is_meta:
         return NotImplemented
     tracer.trace.approximations.add("the reserve of cuDNN's recurrent layers is estimated")
     directions = 2 if bidirectional else 1
-    batch, steps = (x.shape[0], x.shape[1]) if batch_first else (x.shape[1], x.shape[0])
-    size = (projected or hidden) * directions
-    shape = (batch, steps, size) if batch_first else (steps, batch, size)
-    output = tracer.see(x.new_empty(shape))
+    places = x.shape[:-1].numel()  # of all sequences; a packed input has them in one dimension
+    output = tracer.see(x.new_empty((*x.shape[:-1], (projected or hidden) * directions)))
     hy = tracer.see(torch.empty_like(hx))
     cy = tracer.see(torch.empty_like(cx)) if cx is not None else x.new_empty(0)
-    kept = layers * directions * steps * batch * hidden * _KEPT_A_STEP[mode] if train else 0
+    kept = layers * directions * places * hidden * _KEPT_A_STEP[mode] if train else 0
     reserve = x.new_empty(kept * x.element_size(), dtype=torch.uint8)
     return output, hy, cy, tracer.see(reserve) if kept else reserve, x.new_empty(0)
 
@@ -78,7 +94,8 @@ def _backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def recurrent_paths() -> dict[str, Callable[..., Any]]:
     """The composite operators that become one call."""
-    return {name: partial(_run, mode) for name, mode in _MODES.items()}
+    whole = {f"{name}.input": partial(_run, mode) for name, mode in _MODES.items()}
+    return {**whole, **{f"{name}.data": partial(_run_packed, mode) for name, mode in _MODES.items()}}
 
 
 def recurrent_kernels() -> dict[Any, Kernel]:

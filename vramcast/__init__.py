@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from vramcast.version import __version__
 
-__all__ = ["Answer", "Predictor", "__version__", "classify", "devices", "load"]
+__all__ = ["Answer", "Predictor", "VirtualGPU", "__version__", "classify", "devices", "load"]
 
 if TYPE_CHECKING:
     from vramcast.models.answer import Answer
     from vramcast.models.predictor import Predictor
+    from vramcast.models.virtual_gpu_context import VirtualGPU
 
-_LAZY = {"Answer": "vramcast.models.answer", "Predictor": "vramcast.models.predictor"}
+_LAZY = {
+    "Answer": "vramcast.models.answer",
+    "Predictor": "vramcast.models.predictor",
+    "VirtualGPU": "vramcast.models.virtual_gpu_context",
+}
 _CHECKPOINT = "universal"
 
 

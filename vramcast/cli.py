@@ -11,6 +11,7 @@ _COMMANDS = {
         "models.classify_command.command",
         "say how much memory a network takes and whether it fits",
     ),
+    "run": ("models.run_command", "run a training script on a virtual GPU and say how much memory it takes"),
     "build": ("dataset_builder.build_command", "sample, filter, build and measure configurations"),
     "device": ("dataset_builder.device_command", "list, show, calibrate and verify device profiles"),
     "train": ("train.train_command", "train estimators and evaluate them"),

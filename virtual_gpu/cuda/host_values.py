@@ -30,6 +30,14 @@ _VALUE_FREE_FACTORIES = frozenset({
     "aten::full", "aten::zeros", "aten::ones", "aten::arange", "aten::scalar_tensor", "aten::eye", "aten::linspace",
     "aten::tril_indices", "aten::triu_indices", "aten::randint", "aten::randperm", "aten::rand", "aten::randn",
 })  # fmt: skip
+_WITH_GENERATOR = {
+    aten.randint.default: aten.randint.generator,
+    aten.randint.low: aten.randint.low_generator,
+    aten.randperm.default: aten.randperm.generator,
+    aten.rand.default: aten.rand.generator,
+    aten.randn.default: aten.randn.generator,
+}
+"""Forms of random factories that take a generator."""
 _LAYOUT_FREE = frozenset({"aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::new_zeros",
                           "aten::new_ones", "aten::new_full"})  # fmt: skip
 _WHOLE_WRITES = frozenset({"aten::fill_", "aten::zero_"})
@@ -71,6 +79,7 @@ class HostValues:
 
     def result(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the values of a call on device tensors; None voids what the call writes to."""
+        func = _WITH_GENERATOR.get(func, func)
         operator = operator_of(func)
         value = self._computed(func, operator, args, kwargs)
         if value is None:

@@ -29,6 +29,7 @@ class LiveMemory:
         self.ooms: list[str] = []
         """The message of each allocation that failed, also of those that the script survived."""
         self.watchers: list[Watcher] = []
+        self.after_oom: list[Callable[[], None]] = []
         self._blocks: dict[int, Block] = {}
         self._frees: deque[Event] = deque()
         self._lock = threading.RLock()
@@ -86,6 +87,8 @@ class LiveMemory:
         except OutOfMemory as error:
             if not optional:
                 self.ooms.append(str(error))
+                for call in self.after_oom:
+                    call()
                 raise torch.OutOfMemoryError(str(error)) from None
         self.trace.events.append((block, size))
         for watch in self.watchers:

@@ -17,7 +17,7 @@ from vramcast.virtual_gpu.cuda.operators import aten, tensors_in
 from vramcast.virtual_gpu.cuda.reading import Reader
 from vramcast.virtual_gpu.replay import FREE
 from vramcast.virtual_gpu.source_lines import place_now
-from vramcast.virtual_gpu.trace import Kernel, Tracer, Use, in_backward
+from vramcast.virtual_gpu.trace import Call, Kernel, Tracer, Use, in_backward
 
 _PLACED_FROM_BYTES = 2**14
 """Smaller blocks get no line of the user's code: finding it takes longer than the operator."""
@@ -41,6 +41,8 @@ class LiveTracer(Tracer):  # type: ignore[no-untyped-call]
         self.local = _Local()
         self.values = HostValues()
         self.assumptions = assumptions
+        self.operators = 0
+        """How many operators the script has run."""
         self.places: list[str | None] = []
         """The line of the user's code that block i was made for."""
         self.hollow: dict[int, Any] = {}
@@ -72,6 +74,7 @@ class LiveTracer(Tracer):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         local = self.local
         local.depth += 1
+        self.operators += 1
         try:
             return self._run(func, types, args, kwargs or {})
         finally:
@@ -211,6 +214,12 @@ class LiveTracer(Tracer):  # type: ignore[no-untyped-call]
         """Note that a storage changed its size."""
         self.values.forget_storage(storage._cdata)
         super().resized(storage)
+
+    def _try_algorithms(self, call: Call) -> None:
+        """Follow the switch cudnn.benchmark, which a script may turn at any time."""
+        if torch.backends.cudnn.benchmark:
+            self._tried = self._tried if self._tried is not None else set()
+            super()._try_algorithms(call)
 
     def _birth(self, size: int, use: Use) -> int:
         self.places.append(place_now() if size >= _PLACED_FROM_BYTES else None)

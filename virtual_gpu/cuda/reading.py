@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from vramcast.virtual_gpu.cuda.data_dependent import DYNAMIC
 from vramcast.virtual_gpu.cuda.devices import CPU, META, is_meta
-from vramcast.virtual_gpu.cuda.operators import aten, map_tensors
+from vramcast.virtual_gpu.cuda.operators import aten, map_tensors, operator_of
 
 if TYPE_CHECKING:
     from vramcast.virtual_gpu.cuda.live_tracer import LiveTracer
 
 HOLLOW_FROM_ELEMENTS = 2**20
-"""Host tensors from this size on are hollow where their values are not known: nothing fills the host's memory."""
+"""Parameters from this size on have no data on the host."""
 
 
 def placeholder(dtype: torch.dtype) -> float | int | bool:
@@ -40,14 +41,11 @@ class Reader:
         }
 
     def host_values(self, tensor: Tensor) -> Tensor:
-        """Return the values of a device or hollow tensor on the host."""
+        """Return the values of a device tensor on the host; a tensor without data where they are not known."""
         value = self._tracer.values.of(tensor)
         if value is not None:
             return value.clone()
-        if tensor.numel() >= HOLLOW_FROM_ELEMENTS:
-            return self._tracer.adopt_hollow(torch.empty(tensor.shape, dtype=tensor.dtype, device=META))
-        self._note(tensor)
-        return torch.full(tensor.shape, placeholder(tensor.dtype), dtype=tensor.dtype)
+        return self._tracer.adopt_hollow(torch.empty(tensor.shape, dtype=tensor.dtype, device=META))
 
     def filled(self, tensor: Tensor) -> Tensor:
         """Return a host tensor with data in the place of a hollow one."""
@@ -61,8 +59,10 @@ class Reader:
         if func is aten.equal.default:
             return False
         if func is aten.copy_.default and not is_meta(args[0]):
-            args[0].fill_(placeholder(args[0].dtype))
-            return args[0]
+            self._note(args[0])
+            return args[0].fill_(placeholder(args[0].dtype))
+        if operator_of(func).has_dynamic_shape or func in DYNAMIC:
+            return func(*map_tensors(self._with_data, args), **map_tensors(self._with_data, kwargs))
         users_meta = device is not None and device.type == "meta"
         if device is not None and device.type == "cpu":
             kwargs = {**kwargs, "device": META}
@@ -71,6 +71,9 @@ class Reader:
         args, kwargs = (map_tensors(_without_data, item) for item in (args, kwargs))
         out = func(*args, **kwargs)
         return out if users_meta else map_tensors(self._tracer.adopt_hollow, out)
+
+    def _with_data(self, tensor: Tensor) -> Tensor:
+        return self.filled(tensor) if is_meta(tensor) else tensor
 
     def _number(self, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
@@ -115,8 +118,8 @@ class Reader:
             return NotImplemented
         value = self.host_values(args[1])
         if is_meta(value):
-            args[0].fill_(placeholder(args[0].dtype))
-            return args[0]
+            self._note(args[0])
+            return args[0].fill_(placeholder(args[0].dtype))
         return args[0].copy_(value)
 
 

@@ -1,7 +1,7 @@
 """The course of a run: phases, optimizer steps, the shapes of their batches, and the peaks of each."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,19 @@ class StepRecord:
     line: str | None = None
 
 
+@dataclass(frozen=True)
+class LayerCall:
+    """A layer in the first training pass of its network."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    """Of its first output, with the batch."""
+    elements: int
+    """Of the storages that it brings."""
+    parameters: int
+
+
 class RunRecord:
     """Follows a script by hooks of torch: which network runs, in which phase, and at which step."""
 
@@ -58,9 +71,13 @@ class RunRecord:
         """Networks that were called in training, by identity, in the order of their first call."""
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         self.autocast: torch.dtype | None = None
+        self.layers: list[LayerCall] = []
+        self._recording_layers = False
+        self._counted: set[int] = set()
         self._stack: list[tuple[nn.Module, str]] = []
         self._names: dict[int, dict[int, str]] = {}
         self._layers = 0
+        self._in_step = False
         self._step_counts: Counter[int] = Counter()
 
     def note(self, allocated_bytes: int, reserved_bytes: int) -> None:
@@ -69,6 +86,9 @@ class RunRecord:
         if phase == "forward" and in_backward():
             phase = self.phase = "backward"
             self.current.backward_passes += 1
+        elif phase == "backward" and self._in_step and not in_backward():  # a closure ran inside of the step
+            phase = self.phase = "optimizer"
+            self._tracer.phase = Use.OPTIMIZER_STATE
         if phase not in self.by_phase:
             self.by_phase[phase] = Peak()
         self.by_phase[phase].raise_to(allocated_bytes, reserved_bytes)
@@ -76,6 +96,12 @@ class RunRecord:
             self.current.phase = phase
         self.current.peak.raise_to(allocated_bytes, reserved_bytes)
         self.peak.raise_to(allocated_bytes, reserved_bytes)
+
+    def forget_batch(self) -> None:
+        """Start the current step anew, after an allocation failed: the script may try a smaller batch."""
+        self.current.shapes, self.current.backward_passes = (), 0
+        if not self._in_step:
+            self.phase = "forward"
 
     def enter_module(self, module: nn.Module, args: Any) -> None:
         """Note that a module starts to run."""
@@ -89,22 +115,39 @@ class RunRecord:
         self._layers += is_layer(module)
 
     def leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Note that a module has run, or has failed."""
-        while self._stack:  # a module whose hook was skipped by an exception leaves with its parent
-            last, owner = self._stack.pop()
-            self._layers -= is_layer(last)
-            self._tracer.owner = owner
-            if last is module:
-                return
+        """Note that a module has run; the output is None where it failed."""
+        _, self._tracer.owner = self._stack.pop()
+        self._layers -= is_layer(module)
+        if self._recording_layers:
+            self._note_layer(module, args, output)
+
+    def _note_layer(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self._stack:
+            self._recording_layers = False
+        if self._layers or not is_layer(module):
+            return
+        if torch.is_autocast_enabled("cpu"):  # CUDA borrows the CPU's switch, see virtual_gpu/autocast.py
+            self.autocast = torch.get_autocast_dtype("cpu")
+        tensors = list(_tensors_in(output))
+        if tensors:
+            inputs = {item.untyped_storage()._cdata for item in _tensors_in(args)}
+            fresh = {item.untyped_storage()._cdata: item for item in tensors}
+            elements = sum(item.numel() for key, item in fresh.items() if key not in inputs)
+            own = {id(item): item.numel() for item in module.parameters() if id(item) not in self._counted}
+            self._counted |= own.keys()
+            root = self._stack[0][0] if self._stack else module
+            name = self._names.get(id(root), {}).get(id(module), "")
+            shape = tuple(tensors[0].shape)
+            self.layers.append(LayerCall(name, type(module).__name__, shape, elements, sum(own.values())))
 
     def enter_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Note that an optimizer's step starts."""
-        self.phase, self._tracer.phase = "optimizer", Use.OPTIMIZER_STATE
+        self.phase, self._tracer.phase, self._in_step = "optimizer", Use.OPTIMIZER_STATE, True
         self.optimizers.setdefault(id(optimizer), optimizer)
 
     def leave_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Note that an optimizer's step is over, and tell gradients and states from other blocks."""
-        self._tracer.phase, self.phase = Use.ACTIVATIONS, "forward"
+        self._tracer.phase, self.phase, self._in_step = Use.ACTIVATIONS, "forward", False
         mark = self._tracer.mark
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -128,24 +171,26 @@ class RunRecord:
     def _start_root(self, module: nn.Module, args: Any) -> None:
         training = module.training and torch.is_grad_enabled()
         self.phase = "forward" if module.training else "evaluation"
+        self._tracer.phase = Use.ACTIVATIONS
         if id(module) not in self._names:
             self._names[id(module)] = {id(part): name for name, part in module.named_modules()}
             for part in module.modules():
                 for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
                     self._tracer.mark(tensor, Use.PARAMETERS)
         if training:
-            self.roots.setdefault(id(module), module)
-            if torch.is_autocast_enabled("cpu"):
-                self.autocast = torch.get_autocast_dtype("cpu")
+            if id(module) not in self.roots:
+                self.roots[id(module)] = module
+                self._recording_layers = True
             if not self.current.shapes:
-                self.current.shapes = _shapes(args)
+                self.current.shapes = tuple(tuple(item.shape) for item in _tensors_in(args))
 
 
-def _shapes(args: Any) -> tuple[tuple[int, ...], ...]:
-    shapes: list[tuple[int, ...]] = []
-    for value in args.values() if isinstance(args, dict) else args:
-        if isinstance(value, Tensor):
-            shapes.append(tuple(value.shape))
-        elif isinstance(value, (list, tuple, dict)):
-            shapes += _shapes(value)
-    return tuple(shapes)
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors_in(item)

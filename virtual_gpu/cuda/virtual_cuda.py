@@ -10,10 +10,12 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.allocator import AllocatorOptions
 from vramcast.virtual_gpu.autocast import autocast_rules_in_thread
+from vramcast.virtual_gpu.cuda import libraries
 from vramcast.virtual_gpu.cuda.assumptions import Assumptions
 from vramcast.virtual_gpu.cuda.devices import META, ordinal_of
 from vramcast.virtual_gpu.cuda.host_values import MOST_FLOATS
@@ -29,6 +31,7 @@ from vramcast.virtual_gpu.cuda.patches import (
     saving,
     tensors,
     threads,
+    wrappers,
 )
 from vramcast.virtual_gpu.cuda.run_record import RunRecord
 from vramcast.virtual_gpu.cuda.snapshot import segments_of, snapshot_of
@@ -38,7 +41,7 @@ from vramcast.virtual_gpu.kernels import cuda_kernels
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.trace import Use
 
-_ALL_PATCHES = (tensors, factories, device_class, cuda_api, accelerator, threads, modules, saving)
+_ALL_PATCHES = (tensors, factories, device_class, cuda_api, accelerator, threads, modules, saving, wrappers, libraries)
 _active: list["VirtualCuda"] = []
 
 
@@ -71,6 +74,8 @@ class VirtualCuda:
         self.device = torch.device("cuda", index)
         self.device_count = device_count
         self.assumptions = Assumptions()
+        self.saved: dict[str, Any] = {}
+        """Checkpoints that this process keeps in the place of files, by absolute path."""
         self.unwritten: dict[str, None] = {}
         """Checkpoints that were not written, since their tensors have no data."""
         self.tracer = LiveTracer(cuda_kernels(profile.compute_capability), self.assumptions, nonzero_fraction)
@@ -79,6 +84,7 @@ class VirtualCuda:
         self.tracer.connect(self.memory)
         self.record = RunRecord(self.tracer)
         self.memory.watchers.append(self.record.note)
+        self.memory.after_oom.append(self.record.forget_batch)
         self.streams = Streams(self.device, self.tracer)
         self.callbacks = ExitStack()
         self._stack = ExitStack()
@@ -108,6 +114,12 @@ class VirtualCuda:
     def in_thread(self) -> Iterator[None]:
         """Enter the virtual GPU in another thread than the one that made it."""
         with autocast_rules_in_thread(), self.tracer:
+            yield
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let code of this package run without being traced."""
+        with _disable_current_modes():
             yield
 
     @contextmanager
@@ -159,6 +171,11 @@ class VirtualCuda:
     def write_snapshot(self, path: str | os.PathLike[str]) -> None:
         """Write a snapshot for https://pytorch.org/memory_viz."""
         Path(path).write_bytes(pickle.dumps(self.snapshot()))
+
+    def keep_checkpoint(self, checkpoint: Any, path: str | os.PathLike[str]) -> None:
+        """Keep a checkpoint without data in this process, so that the script can load it again."""
+        self.saved[str(Path(path).absolute())] = saving.described(self, checkpoint)
+        self.note_unwritten(str(path))
 
     def note_unwritten(self, path: str) -> None:
         """Record a checkpoint that was kept from being written."""

@@ -26,8 +26,9 @@ def apply(patches: Patches, gpu: "VirtualCuda") -> None:
     for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
         patches.set_where_present(owner, fakes)
     patches.set(torch.cuda, "is_available", lambda: True)
-    for name in ("CUDAGraph", "graph", "make_graphed_callables"):
-        patches.set_where_present(torch.cuda, {name: _no_graphs})
+    patches.set_where_present(
+        torch.cuda, {"CUDAGraph": _NoGraph, "graph": _NoGraph, "make_graphed_callables": _NoGraph}
+    )
     patches.set(torch.version, "cuda", _VERSION)
     patches.set(torch.backends.cuda, "is_built", lambda: True)
     patches.set(torch.backends.cudnn, "is_available", lambda: True)
@@ -38,11 +39,14 @@ def apply(patches: Patches, gpu: "VirtualCuda") -> None:
     _legacy_types(patches, gpu)
 
 
-def _no_graphs(*args: Any, **kwargs: Any) -> Any:
-    raise RuntimeError(
-        "expected a script without CUDA graphs, found torch.cuda.CUDAGraph: a virtual GPU cannot capture a graph; "
-        "turn graphs off for this run (torch.compile: mode='default')"
-    )
+class _NoGraph:
+    """Stands for torch.cuda.CUDAGraph and torch.cuda.graph, which a virtual GPU cannot capture."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError(
+            "expected a script without CUDA graphs, found torch.cuda.CUDAGraph: a virtual GPU cannot capture a graph; "
+            "turn graphs off for this run"
+        )
 
 
 def _device_functions(gpu: "VirtualCuda") -> dict[str, Any]:

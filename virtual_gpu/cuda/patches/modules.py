@@ -1,10 +1,10 @@
 """nn.Module and nn.Parameter: large parameters have no data on the host, moves and calls are observed (torch 2.13)."""
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 
 from vramcast.virtual_gpu.cuda.devices import META, is_meta
@@ -20,7 +20,8 @@ def apply(patches: Patches, gpu: "VirtualCuda") -> None:
     """Empty large parameters of the host, and mark what moves to the device as parameters."""
     _parameters(patches, gpu)
     _moves(patches, gpu)
-    _observers(gpu)
+    _calls(patches, gpu)
+    _optimizers(gpu)
 
 
 def _parameters(patches: Patches, gpu: "VirtualCuda") -> None:
@@ -50,13 +51,29 @@ def _moves(patches: Patches, gpu: "VirtualCuda") -> None:
     patches.set(nn.Module, "_apply", apply_all)
 
 
-def _observers(gpu: "VirtualCuda") -> None:
+def _calls(patches: Patches, gpu: "VirtualCuda") -> None:
+    """Observe calls of modules; the global hooks of torch do not see keyword arguments."""
+    call: Any = nn.Module.__call__
+    record, owner = gpu.record, threading.get_ident()
+
+    def observed(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != owner:  # a network that runs beside the training loop has no phase
+            return call(self, *args, **kwargs)
+        record.enter_module(self, (args, kwargs))
+        output = None
+        try:
+            output = call(self, *args, **kwargs)
+            return output
+        finally:
+            record.leave_module(self, (args, kwargs), output)
+
+    patches.set(nn.Module, "__call__", observed)
+
+
+def _optimizers(gpu: "VirtualCuda") -> None:
     record = gpu.record
-    handles = (
-        module_hooks.register_module_forward_pre_hook(record.enter_module),
-        module_hooks.register_module_forward_hook(record.leave_module, always_call=True),
+    for handle in (
         optimizer_hooks.register_optimizer_step_pre_hook(record.enter_optimizer),
         optimizer_hooks.register_optimizer_step_post_hook(record.leave_optimizer),
-    )
-    for handle in handles:
+    ):
         gpu.callbacks.callback(handle.remove)

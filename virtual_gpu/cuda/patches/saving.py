@@ -19,7 +19,7 @@ _TOKEN = b"vramcast: a checkpoint of a virtual GPU, without data: "
 
 def apply(patches: Patches, gpu: "VirtualCuda") -> None:
     """Keep checkpoints of device tensors in this process, by their path."""
-    saved: dict[str, Any] = {}
+    saved = gpu.saved
     real_save, real_load = torch.save, torch.load
 
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
@@ -27,11 +27,10 @@ def apply(patches: Patches, gpu: "VirtualCuda") -> None:
             real_save(obj, f, *args, **kwargs)
             return
         if isinstance(f, (str, os.PathLike)):
-            saved[str(Path(f).absolute())] = _described(gpu, obj)
-            gpu.note_unwritten(str(f))
+            gpu.keep_checkpoint(obj, f)
         else:
             key = str(len(saved))
-            saved[key] = _described(gpu, obj)
+            saved[key] = described(gpu, obj)
             f.write(_TOKEN + key.encode())
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -93,7 +92,8 @@ def _map(function: Any, value: Any, kind: type) -> Any:
     return value
 
 
-def _described(gpu: "VirtualCuda", value: Any) -> Any:
+def described(gpu: "VirtualCuda", value: Any) -> Any:
+    """Return a checkpoint whose tensors are replaced by descriptions, which hold no memory of the device."""
     return _map(lambda tensor: _Described(gpu, tensor), value, Tensor)
 
 

@@ -1,0 +1,1 @@
+"""Training scripts on a virtual GPU: the child process that runs them, and what comes back."""

@@ -1,0 +1,175 @@
+"""The process that runs a user's script on a virtual GPU, in the user's interpreter: torch and stdlib alone."""
+
+import importlib.util
+import json
+import os
+import runpy
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from vramcast.dataset_builder.child_process import write_line
+from vramcast.dataset_builder.isolation import block_network, supervise
+from vramcast.dataset_builder.run.command_line import Program
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.source_lines import is_users, place_of
+
+DONE, REFUSED = "done", "refused"
+
+
+def main(report_fd: int) -> None:
+    """Run the program of the request on the standard input, report, and leave without unwinding."""
+    supervise()
+    os.set_inheritable(report_fd, False)
+    request = json.loads(sys.stdin.buffer.readline())
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    if not request["allow_network"]:
+        block_network()
+    try:
+        _check_torch()
+        _Runner(request, report_fd).run()
+    except UserError as error:
+        write_line(report_fd, {"event": REFUSED, "reason": str(error)})
+    _leave()
+
+
+def _check_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise UserError(
+            f"expected torch in the interpreter of the command, found none in {sys.executable}: "
+            "name the interpreter of your environment, or activate it"
+        )
+
+
+def _leave() -> None:
+    """End the process at once: teardown code would move all tensors back to the host."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+class _Runner:
+    """One run of a script, from its request to its report."""
+
+    def __init__(self, request: Mapping[str, Any], report_fd: int) -> None:
+        from vramcast.dataset_builder.run.stop_rule import StopRule  # noqa: PLC0415 - imports torch
+        from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda  # noqa: PLC0415
+        from vramcast.virtual_gpu.profile import parse_profile  # noqa: PLC0415
+
+        self._fd = report_fd
+        self._request = request
+        self._others = [parse_profile(item) for item in request["devices"]]
+        self._gpu = VirtualCuda(
+            parse_profile(request["device"]),
+            unbounded=request["unbounded"],
+            nonzero_fraction=request["nonzero_fraction"],
+        )
+        self._rule = StopRule(self._gpu.record, request["steps"])
+        self._start = time.perf_counter()
+
+    def run(self) -> None:
+        """Run the script up to the end, an error, or the step after which it may stop."""
+        from vramcast.dataset_builder.families.libraries import tolerate_broken_torchvision  # noqa: PLC0415
+        from vramcast.dataset_builder.run.launchers import unwrapped  # noqa: PLC0415
+
+        tolerate_broken_torchvision()
+        program = unwrapped(Program.from_json(self._request["program"]))
+        self._gpu.record.after_step.append(self._after_step)
+        signal.signal(signal.SIGALRM, self._timeout)
+        signal.setitimer(signal.ITIMER_REAL, self._request["timeout"])
+        self._gpu.__enter__()
+        self._run(program)
+
+    def _run(self, program: Program) -> None:
+        import torch  # noqa: PLC0415
+
+        try:
+            with _as_main(program):
+                _execute(program)
+        except SystemExit as error:
+            failed = error.code not in (None, 0)
+            self._report("the script ended", failure=f"exit code {error.code}" if failed else None)
+        except torch.OutOfMemoryError as error:
+            self._report("the script ran out of memory", error, ran_out_of_memory=True)
+        except BaseException as error:  # whatever a foreign script raises, also KeyboardInterrupt
+            self._report("the script failed", error)
+        else:
+            self._report("the script ended")
+
+    def _after_step(self) -> None:
+        reason = self._rule.reason()
+        if reason is not None:
+            self._report(reason)
+            _leave()
+
+    def _timeout(self, number: int, frame: FrameType | None) -> None:
+        seconds = self._request["timeout"]
+        self._report(f"stopped after {seconds:g} s, the limit (--timeout)")
+        _leave()
+
+    def _report(
+        self,
+        ending: str,
+        error: BaseException | None = None,
+        *,
+        failure: str | None = None,
+        ran_out_of_memory: bool = False,
+    ) -> None:
+        from vramcast.dataset_builder.run.observation import report_of  # noqa: PLC0415
+
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        with self._gpu.paused():
+            if self._request["snapshot"]:
+                self._gpu.write_snapshot(self._request["snapshot"])
+            report = report_of(
+                self._gpu,
+                self._others,
+                ending=ending,
+                failure=_in_words(error) if error is not None else failure,
+                traceback=_traceback(error) if error is not None else "",
+                ran_out_of_memory=ran_out_of_memory,
+                seconds=time.perf_counter() - self._start,
+            )
+        write_line(self._fd, {"event": DONE, "report": report.to_json()})
+
+
+@contextmanager
+def _as_main(program: Program) -> Iterator[None]:
+    """Let the program see the arguments and the path that `python` would give it."""
+    sys.argv = [program.name if program.kind != "code" else "-c", *program.arguments]
+    first = str(Path(program.name).resolve().parent) if program.kind == "file" else str(Path.cwd())
+    sys.path.insert(0, first)
+    yield
+
+
+def _execute(program: Program) -> None:
+    if program.kind == "file":
+        runpy.run_path(program.name, run_name="__main__")
+    elif program.kind == "module":
+        runpy.run_module(program.name, run_name="__main__", alter_sys=True)
+    else:
+        exec(compile(program.name, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102 - the user's own words
+
+
+def _in_words(error: BaseException) -> str:
+    place = place_of(error)
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"{text} (at {place})" if place else text
+
+
+def _traceback(error: BaseException) -> str:
+    """Return the traceback with the user's own lines and the last one."""
+    frames = list(traceback.extract_tb(error.__traceback__))
+    shown = [frame for frame in frames[:-1] if is_users(frame.filename)] + frames[-1:]
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(shown)]
+    return "".join([*lines, *traceback.format_exception_only(error)])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

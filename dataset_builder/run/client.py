@@ -1,0 +1,140 @@
+"""The parent's side of a run: start the child, pass on what the script prints, and keep it within its limits."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vramcast import start
+from vramcast.dataset_builder.child_process import TICK_SECONDS, ChildProcess, describe_exit
+from vramcast.dataset_builder.isolation import SECRET_WORDS, clean_environment
+from vramcast.dataset_builder.process_tree import descendants, memory_bytes
+from vramcast.dataset_builder.run.child import DONE
+from vramcast.dataset_builder.run.command_line import parse_command
+from vramcast.dataset_builder.run.report import RunReport
+from vramcast.dataset_builder.simulation.client import NetworkError
+from vramcast.dataset_builder.simulation.simulation import Peaks
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.measurement import Status
+from vramcast.virtual_gpu.sizes import MIB
+
+if TYPE_CHECKING:
+    from vramcast.virtual_gpu.profile import DeviceProfile
+
+TIMEOUT_SECONDS = 600.0
+MEMORY_MIB = 16_384
+_GRACE_SECONDS = 60.0
+"""For the report, after the script's own time is over."""
+_LONGEST_REPORT_BYTES = 2**28
+_QUIET = {"WANDB_MODE": "disabled", "PYTHONUNBUFFERED": "1"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a script is run."""
+
+    steps: int | None = None
+    timeout_seconds: float = TIMEOUT_SECONDS
+    memory_mib: int = MEMORY_MIB
+    nonzero_fraction: float = 1.0
+    allow_network: bool = False
+    snapshot: Path | None = None
+
+
+def run_script(
+    command: Sequence[str], profile: "DeviceProfile", others: Sequence["DeviceProfile"], options: RunOptions
+) -> RunReport:
+    """Run a command on a virtual GPU; where it runs out of memory, once more on an unbounded one, for its need."""
+    report = _run_once(command, profile, others, options, unbounded=False)
+    if not report.ran_out_of_memory:
+        return report
+    print("vramcast run: out of memory; running again on an unbounded device to find the need", file=sys.stderr)
+    need = _run_once(command, profile, others, options, unbounded=True)
+    return _with_need(report, need, profile.name)
+
+
+def _with_need(report: RunReport, need: RunReport, device: str) -> RunReport:
+    """Return a report whose figures are those of the unbounded run, and whose verdict is that of the device."""
+    if need.simulation is None:
+        return report
+    unbounded = need.simulation.peaks[device].unbounded
+    if report.simulation is None:  # it ran out before any network ran
+        bounded = replace(need.simulation.peaks[device].bounded, status=Status.OOM, evidence=report.failure)
+    else:
+        bounded = report.simulation.peaks[device].bounded
+    peaks = {**need.simulation.peaks, device: Peaks(bounded, unbounded)}
+    values = {**vars(need), "ending": report.ending, "failure": report.failure, "ran_out_of_memory": True}
+    values["simulation"] = replace(need.simulation, peaks=peaks)
+    return RunReport(**values)
+
+
+def _run_once(
+    command: Sequence[str],
+    profile: "DeviceProfile",
+    others: Sequence["DeviceProfile"],
+    options: RunOptions,
+    *,
+    unbounded: bool,
+) -> RunReport:
+    interpreter, flags, program = parse_command(command)
+    request = {
+        "program": program.to_json(),
+        "device": asdict(profile),
+        "devices": [asdict(item) for item in others],
+        "steps": options.steps,
+        "timeout": options.timeout_seconds,
+        "unbounded": unbounded,
+        "nonzero_fraction": options.nonzero_fraction,
+        "allow_network": options.allow_network,
+        "snapshot": str(options.snapshot.absolute()) if options.snapshot else None,
+    }
+    words = [interpreter, *flags, "-P", start.__file__, "vramcast.dataset_builder.run.child"]
+    child = _EchoingChild(words, _environment(options), _LONGEST_REPORT_BYTES)
+    try:
+        child.send(json.dumps(request).encode() + b"\n")
+        return _received(child, options)
+    finally:
+        child.end()
+
+
+class _EchoingChild(ChildProcess):
+    """A child whose output is passed on to the standard error."""
+
+    def _printed(self, data: bytes) -> None:
+        super()._printed(data)
+        sys.stderr.write(data.decode(errors="replace"))
+        sys.stderr.flush()
+
+
+def _received(child: ChildProcess, options: RunOptions) -> RunReport:
+    deadline = time.monotonic() + options.timeout_seconds + _GRACE_SECONDS
+    while True:
+        ended = child.has_ended()
+        for event in child.reports(0.0 if ended else TICK_SECONDS):
+            if event["event"] == DONE:
+                return RunReport.from_json(event["report"])
+            raise UserError(str(event["reason"]))
+        if ended or child.fault is not None:
+            child.process.wait()
+            raise NetworkError(child.fault or describe_exit(child.process.returncode), None, child.last_output)
+        if time.monotonic() >= deadline:
+            raise UserError(
+                f"expected a report within {options.timeout_seconds:g} s, found none: the script waits outside of "
+                "Python; raise --timeout"
+            )
+        limit_bytes = options.memory_mib * MIB
+        if memory_bytes(descendants(child.process.pid), limit_bytes) > limit_bytes:
+            raise UserError(
+                f"expected a script within {options.memory_mib} MiB of this machine's memory, found that it took "
+                "more: raise --memory-limit-mib, or let it load less data"
+            )
+
+
+def _environment(options: RunOptions) -> dict[str, str]:
+    """Return the user's variables without those that look like secrets: a script may need any other."""
+    passed = {name: value for name, value in os.environ.items() if not any(word in name for word in SECRET_WORDS)}
+    return {**passed, **clean_environment(os.environ, allow_network=options.allow_network), **_QUIET}

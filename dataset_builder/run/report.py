@@ -1,0 +1,96 @@
+"""What a run of a script came to, in a form that goes through a pipe."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from vramcast.dataset_builder.simulation.simulation import Curve, Simulation
+
+
+@dataclass(frozen=True)
+class PhasePeak:
+    """The peaks of one phase of a run."""
+
+    phase: str
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True)
+class StepPeak:
+    """The peaks of one optimizer step, with the shapes of the batch that it began with."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    phase: str
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class LineCost:
+    """A line of the user's code, and what it holds when the memory peaks."""
+
+    place: str
+    held_bytes: int
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A script on a virtual GPU."""
+
+    simulation: Simulation | None
+    """None where the script never trained anything on the device."""
+    ending: str
+    """Why the run stopped, in words."""
+    failure: str | None
+    """The error that ended the script, with its place, None where none did."""
+    traceback: str
+    ran_out_of_memory: bool
+    """The script died of torch.OutOfMemoryError."""
+    phases: tuple[PhasePeak, ...]
+    steps: tuple[StepPeak, ...]
+    lines: tuple[LineCost, ...]
+    assumptions: tuple[str, ...]
+    unwritten: tuple[str, ...]
+    """Checkpoints that were not written, since their tensors have no data."""
+    survived_ooms: int
+    """Allocations that failed and that the script handled."""
+    expandable_reserved_bytes: int | None
+    """The reserved peak with expandable segments."""
+    operators: int
+    seconds: float
+    curve: Curve | None
+
+    @property
+    def first_step(self) -> StepPeak | None:
+        """Return the first optimizer step."""
+        return self.steps[0] if self.steps else None
+
+    @property
+    def steady_step(self) -> StepPeak | None:
+        """Return the largest step after the first."""
+        return max(self.steps[1:], key=lambda item: item.allocated_bytes, default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a mapping that `from_json` reads back."""
+        values = {name: value for name, value in vars(self).items() if name not in ("simulation", "curve")}
+        for name in ("phases", "steps", "lines"):
+            values[name] = [asdict(item) for item in values[name]]
+        values["simulation"] = self.simulation.to_json() if self.simulation else None
+        values["curve"] = vars(self.curve) if self.curve else None
+        return values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read a report as `to_json` wrote it."""
+        read = dict(values)
+        read["simulation"] = Simulation.from_json(read["simulation"]) if read["simulation"] else None
+        read["curve"] = Curve(**read["curve"]) if read["curve"] else None
+        read["phases"] = tuple(PhasePeak(**item) for item in read["phases"])
+        read["lines"] = tuple(LineCost(**item) for item in read["lines"])
+        read["steps"] = tuple(
+            StepPeak(**{**item, "shapes": tuple(tuple(shape) for shape in item["shapes"])}) for item in read["steps"]
+        )
+        for name in ("assumptions", "unwritten"):
+            read[name] = tuple(read[name])
+        return cls(**read)

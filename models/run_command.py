@@ -1,0 +1,145 @@
+"""`vramcast run`: run a training script, unmodified and without a GPU, and report the memory that it would take."""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vramcast.dataset_builder.defaults import BUCKET_MIB, CHECKPOINT, RISK
+from vramcast.dataset_builder.devices import DEFAULT_DEVICE
+from vramcast.dataset_builder.exit_codes import CommandParser, exit_code
+from vramcast.dataset_builder.run.client import MEMORY_MIB, TIMEOUT_SECONDS, RunOptions, run_script
+from vramcast.dataset_builder.run.command_line import parse_command
+from vramcast.dataset_builder.run.report import RunReport
+from vramcast.dataset_builder.simulation.client import NetworkError
+from vramcast.errors import UserError, check_amount, check_count
+
+_SCRIPT_ERROR = 3
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command and return its exit code."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    return exit_code("vramcast run", lambda: _run(list(argv)))
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="vramcast run",
+        usage="vramcast run [options] -- COMMAND",
+        description=__doc__,
+        epilog="COMMAND is what starts the training: python train.py --lr 3e-4, python -m my.module, torchrun ...",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--device", default=DEFAULT_DEVICE, metavar="NAME", help=f"a profile; default {DEFAULT_DEVICE}")
+    parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps; default: until the peak has settled")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT_SECONDS, metavar="SECONDS", help="for the script")
+    parser.add_argument("--memory-limit-mib", type=int, default=MEMORY_MIB, metavar="N", help="of this machine")
+    parser.add_argument(
+        "--assume-nonzero", default="all", metavar="all|FRACTION", help="places that a mask with unknown values selects"
+    )
+    parser.add_argument("--allow-network", action="store_true", help="let the script reach other machines")
+    parser.add_argument("--risk", type=float, default=RISK, help=f"that the safe figure is too low; default {RISK}")
+    parser.add_argument("--bucket-mib", type=int, default=BUCKET_MIB, metavar="N", help="the width of a bucket")
+    parser.add_argument("--checkpoint", default=CHECKPOINT, metavar="NAME", help="the estimator: a name or directory")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the memory over the run (.png or .svg)")
+    parser.add_argument("--snapshot", type=Path, metavar="FILE", help="write a snapshot for pytorch.org/memory_viz")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help=argparse.SUPPRESS)
+    return parser
+
+
+def _run(argv: list[str]) -> int:
+    own, command = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
+    arguments = _parser().parse_args(own)
+    command = [*arguments.command, *command]
+    options = _options(arguments)
+    parse_command(command)  # refuse a wrong command before torch is imported
+    if arguments.plot:
+        from vramcast.models.timeline import check_picture  # noqa: PLC0415
+
+        check_picture(arguments.plot)
+    return _answer(arguments, command, options)
+
+
+def _options(arguments: argparse.Namespace) -> RunOptions:
+    if arguments.steps is not None:
+        check_count("--steps", arguments.steps)
+    check_amount("--timeout", arguments.timeout, zero=False)
+    check_count("--memory-limit-mib", arguments.memory_limit_mib)
+    return RunOptions(
+        steps=arguments.steps,
+        timeout_seconds=arguments.timeout,
+        memory_mib=arguments.memory_limit_mib,
+        nonzero_fraction=_fraction(arguments.assume_nonzero),
+        allow_network=arguments.allow_network,
+        snapshot=arguments.snapshot,
+    )
+
+
+def _fraction(text: str) -> float:
+    try:
+        fraction = 1.0 if text == "all" else float(text)
+    except ValueError:
+        fraction = -1.0
+    if not 0 <= fraction <= 1:
+        raise UserError(f"expected --assume-nonzero all or a number from 0 to 1, found {text!r}: change it")
+    return fraction
+
+
+def _answer(arguments: argparse.Namespace, command: list[str], options: RunOptions) -> int:
+    from vramcast.dataset_builder.devices import gpu_profiles, load_profile  # noqa: PLC0415 - imports torch
+
+    start = time.perf_counter()
+    profile = load_profile(arguments.device)
+    others = gpu_profiles()
+    try:
+        report = run_script(command, profile, others, options)
+    except NetworkError as error:
+        print(f"vramcast run: the script's process ended: {error}", file=sys.stderr)
+        return _SCRIPT_ERROR
+    if report.failure and not report.ran_out_of_memory:
+        print(report.traceback, file=sys.stderr)
+        print(f"vramcast run: the script failed: {report.failure}", file=sys.stderr)
+        if not report.steps:
+            return _SCRIPT_ERROR
+    if report.simulation is None:
+        raise UserError(
+            "expected a script that trains on the GPU, found that no network ran there: check that it picks "
+            f"'cuda' ({report.ending})"
+        )
+    _print(arguments, command, report, start)
+    return 0
+
+
+def _print(arguments: argparse.Namespace, command: list[str], report: RunReport, start: float) -> None:
+    from vramcast.dataset_builder.devices import gpu_profiles, load_profile  # noqa: PLC0415
+    from vramcast.models.classify_command.page import Page  # noqa: PLC0415
+    from vramcast.models.predictor import Predictor, Question  # noqa: PLC0415
+    from vramcast.models.run_screen import rendered_run, to_json  # noqa: PLC0415
+
+    simulation: Any = report.simulation
+    title = parse_command(command)[2].title
+    profile = load_profile(arguments.device)
+    devices = list({item.name: item for item in (profile, *gpu_profiles())}.values())
+    questions = [Question.of_simulation(title, simulation, item) for item in devices]
+    answers = Predictor.load(arguments.checkpoint).answers(questions, arguments.risk, arguments.bucket_mib)
+    answer = replace(answers[0], seconds=time.perf_counter() - start)
+    if arguments.json:
+        print(json.dumps(to_json(answer, report), allow_nan=False))
+    else:
+        names = {item.name for item in gpu_profiles()}
+        others = [item for item in answers if item.device in names]
+        page = Page(answer, profile.title, simulation.training, simulation.costs, others)
+        print(rendered_run(page, report, shutil.get_terminal_size((100, 40)).columns, sys.stdout.isatty()), end="")
+    if arguments.plot and report.curve is not None:
+        from vramcast.models.timeline import draw_timeline, timeline_table  # noqa: PLC0415
+
+        draw_timeline(timeline_table(report.curve), f"{title} on {profile.title}, simulated", arguments.plot)
+        print(f"{arguments.plot} written", file=sys.stderr)

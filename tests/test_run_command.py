@@ -1,0 +1,151 @@
+"""`vramcast run`: commands, endings, errors, the report as text and as JSON, and the context manager."""
+
+import json
+import pickle
+import sys
+from textwrap import dedent
+
+import pytest
+import torch
+from script_runs import SCRIPTS
+
+import vramcast
+from vramcast.cli import main
+from vramcast.dataset_builder.run.command_line import Program, parse_command
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.sizes import MIB
+
+TRAIN = """
+import sys, torch
+device = "cuda"
+model = torch.nn.Linear(1024, 1024).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range({steps}):
+    loss = model(torch.randn({batch}, 1024, device=device)).pow(2).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    {extra}
+print("ended", sys.argv[1:])
+"""
+
+
+def script(tmp_path, steps=3, batch=64, extra="pass"):
+    path = tmp_path / "train.py"
+    path.write_text(dedent(TRAIN).format(steps=steps, batch=batch, extra=extra))
+    return str(path)
+
+
+def run(capsys, *words):
+    code = main(["run", *words])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_commands_name_an_interpreter_and_a_program(tmp_path):
+    path = script(tmp_path)
+    assert parse_command([sys.executable, "-u", path, "--lr", "1"]) == (
+        sys.executable, ("-u",), Program("file", path, ("--lr", "1"))
+    )  # fmt: skip
+    assert parse_command([path])[2] == Program("file", path, ())
+    assert parse_command([sys.executable, "-m", "my.package", "x"])[2] == Program("module", "my.package", ("x",))
+    launched = parse_command([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "1", path])[2]
+    assert launched == Program("torchrun", "torch.distributed.run", ("--nproc_per_node", "1", path))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [([], "found none"), ([sys.executable], "name the script"), (["missing.py"], "check the path"), (["ls"], "Python")],
+)
+def test_a_command_that_is_no_python_program_is_refused(words, message):
+    with pytest.raises(UserError, match=message):
+        parse_command(words)
+
+
+def test_the_report_says_what_the_script_takes(tmp_path, capsys):
+    snapshot = tmp_path / "memory.pickle"
+    path = script(tmp_path)
+    code, out, err = run(capsys, "--json", "--snapshot", str(snapshot), "--", sys.executable, path, "--epochs", "2")
+    answer = json.loads(out)
+    assert code == 0 and "ended ['--epochs', '2']" in err
+    weights, x = 4 * 1024 * 1024 + 4096, 4 * 64 * 1024
+    assert answer["run"]["phases_mib"]["loading"]["allocated"] == (weights + x) / MIB
+    steady = 2 * weights + 8_519_680 * 2  # weights and gradients, cuBLAS for forward and backward
+    assert answer["allocated_mib"] == pytest.approx((steady + 4 * x) / MIB, abs=0.6)
+    assert answer["verdict"] == "fits" and answer["run"]["ending"] == "the script ended"
+    assert len(answer["run"]["steps"]) == 3 and answer["run"]["steps"][0]["shapes"] == [[64, 1024]]
+    assert pickle.loads(snapshot.read_bytes())["device_traces"][0]
+
+
+def test_the_page_shows_phases_steps_and_lines(tmp_path, capsys):
+    path = script(tmp_path, extra="print(loss.item())")
+    code, out, _ = run(capsys, "--steps", "2", "--device", "rtx_4090", "--", sys.executable, path)
+    assert code == 0 and "stopped after 2 optimizer steps" in out
+    assert "loading" in out and "optimizer" in out and f"{path}:" in out and "rtx_3060" in out
+    assert "an unknown float32 value was read from the device and taken as 1.0" in out
+
+
+def test_a_script_that_does_not_fit_is_run_again_for_its_need(tmp_path, capsys):
+    path = script(tmp_path, batch=8 * 1024 * 1024)
+    code, out, err = run(capsys, "--json", "--device", "rtx_3060", "--", sys.executable, path)
+    answer = json.loads(out)
+    assert code == 0 and "running again on an unbounded device" in err
+    assert answer["run"]["ran_out_of_memory"] and "OutOfMemoryError" in answer["run"]["failure"]
+    assert "train.py:7" in answer["run"]["failure"] and answer["verdict"] != "fits"
+    assert answer["allocated_mib"] > 3 * 32 * 1024, "input, output and its square, 32 GiB each"
+
+
+def test_errors_of_a_script_are_its_own(tmp_path, capsys):
+    path = script(tmp_path, extra="raise ValueError('a bug')").replace("train.py", "train.py")
+    code, _, err = run(capsys, "--", sys.executable, path)
+    assert "ValueError: a bug" in err and "train.py:9" in err and code == 0, "after a step there is a report"
+    (tmp_path / "broken.py").write_text("import nothing_of_that_name")
+    code, _, err = run(capsys, "--", sys.executable, str(tmp_path / "broken.py"))
+    assert code == 3 and "ModuleNotFoundError" in err
+
+
+def test_a_script_without_a_gpu_is_told_so(tmp_path, capsys):
+    (tmp_path / "host.py").write_text("import torch; torch.ones(3).sum()")
+    code, _, err = run(capsys, "--", sys.executable, str(tmp_path / "host.py"))
+    assert code == 2 and "no network ran there" in err
+
+
+def test_a_loop_that_waits_for_the_loss_is_stopped(tmp_path, capsys):
+    path = script(tmp_path, steps=1, extra="\n    while loss.item() > 0.5: loss = loss + 0")
+    code, out, _ = run(capsys, "--json", "--timeout", "5", "--", sys.executable, path)
+    assert code == 0 and json.loads(out)["run"]["ending"] == "stopped after 5 s, the limit (--timeout)"
+
+
+def test_torchrun_with_one_rank_runs_and_with_more_is_refused(tmp_path, capsys):
+    code = "import os, torch.distributed as dist; dist.init_process_group('nccl'); assert dist.get_world_size() == 1\n"
+    code += "assert os.environ['LOCAL_RANK'] == '0'\n"
+    path = tmp_path / "ranked.py"
+    wrap = "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1024, 1024).to(device))"
+    body = dedent(TRAIN).format(steps=2, batch=64, extra="pass")
+    path.write_text(code + body.replace("model = torch.nn.Linear(1024, 1024).to(device)", wrap))
+    words = ("--json", "--", sys.executable, "-m", "torch.distributed.run", "--nproc_per_node")
+    status, out, _ = run(capsys, *words, "1", str(path))
+    answer = json.loads(out)
+    assert status == 0 and any("DistributedDataParallel" in item for item in answer["run"]["assumptions"])
+    status, _, err = run(capsys, *words, "4", str(path))
+    assert status == 2 and "expected one process, found 4" in err
+
+
+def test_options_are_checked(tmp_path, capsys):
+    path = script(tmp_path)
+    for words in (("--steps", "0"), ("--timeout", "-1"), ("--assume-nonzero", "2"), ("--device", "none")):
+        assert run(capsys, *words, "--", sys.executable, path)[0] == 2
+
+
+def test_the_context_manager_answers(monkeypatch):
+    with vramcast.VirtualGPU("rtx_4090") as gpu:
+        network = torch.nn.Linear(1024, 1024).cuda()
+        optimizer = torch.optim.Adam(network.parameters())
+        for _ in range(2):
+            network(torch.randn(64, 1024, device="cuda")).sum().backward()
+            optimizer.step()
+    answer = gpu.answer()
+    assert answer.verdict == "fits" and answer.device == "rtx_4090"
+    assert (
+        gpu.report.steps[0].shapes == ((64, 1024),)
+        and answer.allocated_mib == gpu.report.simulation.peaks["rtx_4090"].bounded.allocated_bytes / MIB
+    )
+    assert SCRIPTS.is_dir() and not torch.cuda.is_available()

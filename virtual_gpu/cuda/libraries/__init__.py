@@ -1,0 +1,66 @@
+"""Patches of libraries that scripts use, one module for each; applied when the library is imported, undone on exit.
+
+A module names the library's module that it patches in `PATCHES` and has a function `apply(module, patches, gpu)`.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from vramcast.virtual_gpu.cuda.libraries import (
+    bitsandbytes_library,
+    lightning_io,
+    safetensors_files,
+    transformers_models,
+)
+from vramcast.virtual_gpu.cuda.patches import Patches
+
+if TYPE_CHECKING:
+    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+
+Apply = Callable[[ModuleType, Patches, Any], None]
+_LIBRARIES = (safetensors_files, lightning_io, transformers_models, bitsandbytes_library)
+
+
+def apply(patches: Patches, gpu: "VirtualCuda") -> None:
+    """Patch the libraries that are imported already, and the others when they are."""
+    wanted: dict[str, Apply] = {name: function for part in _LIBRARIES for name, function in part.PATCHES.items()}
+    for name, function in wanted.items():
+        module = sys.modules.get(name)
+        if module is not None:
+            function(module, patches, gpu)
+    finder = _Finder({name: function for name, function in wanted.items() if name not in sys.modules}, patches, gpu)
+    sys.meta_path.insert(0, finder)
+    gpu.callbacks.callback(sys.meta_path.remove, finder)
+
+
+class _Finder(MetaPathFinder):
+    """Finds a module where Python does, and patches it after its import."""
+
+    def __init__(self, wanted: dict[str, Apply], patches: Patches, gpu: Any) -> None:
+        self._wanted = wanted
+        self._patches = patches
+        self._gpu = gpu
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of a module that is to be patched, None for all others."""
+        function = self._wanted.pop(fullname, None)
+        if function is None:
+            return None
+        spec = find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            function(module, self._patches, self._gpu)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

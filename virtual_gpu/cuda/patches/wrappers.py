@@ -1,0 +1,99 @@
+"""torch.compile, DataParallel and process groups of one rank: recognised, reported, never silent (torch 2.13)."""
+
+import functools
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from vramcast.virtual_gpu.cuda.patches import Patches
+
+if TYPE_CHECKING:
+    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+
+_COMPILED = "compiled code is simulated as eager code: the memory that Inductor saves or adds is not modelled"
+_PARALLEL = "DataParallel runs on one device: its replicas on other devices are not simulated"
+_DISTRIBUTED = "DistributedDataParallel of one rank: buckets are simulated, communication is not"
+
+
+def apply(patches: Patches, gpu: "VirtualCuda") -> None:
+    """Replace the wrappers around a network."""
+    _compile(patches, gpu)
+    _data_parallel(patches, gpu)
+    if torch.distributed.is_available():
+        _process_group(patches, gpu)
+
+
+def _compile(patches: Patches, gpu: "VirtualCuda") -> None:
+    def compile_(model: Any = None, **kwargs: Any) -> Any:
+        if model is None:
+            return compile_
+        if isinstance(model, nn.Module):
+            gpu.assumptions.note(_COMPILED)
+            return model
+
+        @functools.wraps(model)
+        def called(*args: Any, **kwargs: Any) -> Any:  # a library may compile functions that a script never calls
+            gpu.assumptions.note(_COMPILED)
+            return model(*args, **kwargs)
+
+        return called
+
+    def compile_module(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        gpu.assumptions.note(_COMPILED)
+
+    patches.set(torch, "compile", compile_)
+    patches.set(nn.Module, "compile", compile_module)
+
+
+def _data_parallel(patches: Patches, gpu: "VirtualCuda") -> None:
+    def forward(self: nn.DataParallel[Any], *args: Any, **kwargs: Any) -> Any:
+        gpu.assumptions.note_once(_PARALLEL)
+        return self.module(*args, **kwargs)
+
+    patches.set(nn.DataParallel, "forward", forward)
+
+
+def _process_group(patches: Patches, gpu: "VirtualCuda") -> None:
+    """Stand in for NCCL with a group that does not communicate; several ranks are refused here."""
+    distributed: Any = torch.distributed
+    c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
+    parallel: Any = importlib.import_module("torch.nn.parallel.distributed")
+    real_init, real_wrap = c10d.init_process_group, parallel.DistributedDataParallel.__init__
+
+    def init(backend: Any = None, *args: Any, world_size: int = -1, rank: int = -1, **kwargs: Any) -> None:
+        ranks = int(os.environ.get("WORLD_SIZE", "1")) if world_size < 1 else world_size
+        if ranks != 1:
+            raise RuntimeError(
+                f"expected a process group of one rank, found {ranks}: start the command with torchrun under "
+                "vramcast run, which decides how ranks are simulated"
+            )
+        fake = importlib.import_module("torch.testing._internal.distributed.fake_pg")
+        real_init("fake", rank=0, world_size=1, store=fake.FakeStore())
+
+    def wrap(self: Any, *args: Any, **kwargs: Any) -> None:
+        gpu.assumptions.note_once(_DISTRIBUTED)
+        real_wrap(self, *args, **kwargs)
+        self.register_comm_hook(None, lambda state, bucket: _unchanged(bucket))  # DDP checks annotations
+
+    for owner in (distributed, c10d):
+        patches.set(owner, "init_process_group", init)
+        patches.set(owner, "is_nccl_available", lambda: True)
+        patches.set(owner, "get_backend", lambda group=None: "nccl")
+    patches.set(parallel.DistributedDataParallel, "__init__", wrap)
+    patches.set_where_present(parallel, {"_verify_param_shape_across_processes": lambda *args, **kwargs: None})
+    gpu.callbacks.callback(_leave_group, distributed)
+
+
+def _unchanged(bucket: Any) -> Any:
+    """Return the gradients of a bucket as they are: one rank has none to add."""
+    future: Any = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def _leave_group(distributed: Any) -> None:
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
