@@ -15,15 +15,15 @@ from vramcast.virtual_gpu.trace import Kernel, Tracer
 
 aten = torch.ops.aten
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # cudnnRNNMode_t
-_KEPT_A_STEP = {0: 2, 1: 2, 2: 6, 3: 5}
-"""By mode, in units of the hidden state: the gates, the output, and a cell's state; GRU's reset state once more."""
+_SAVED_PER_STEP = {0: 2, 1: 2, 2: 6, 3: 5}
+"""Saved values by mode, in units of the hidden state: gates, output, a cell's state; GRU's reset state twice."""
 
 
 def _run(
     mode: int, x: Tensor, states: Any, weights: Sequence[Tensor], has_biases: bool, layers: int, dropout: float,
     train: bool, bidirectional: bool, batch_first: bool,
 ) -> Any:  # fmt: skip
-    """Layers over a whole sequence (native/cudnn/RNN.cpp, _cudnn_impl)."""
+    """Run layers over a whole sequence as one call of cuDNN (native/cudnn/RNN.cpp, _cudnn_impl)."""
     hx, cx = states if mode == 2 else (states, None)
     if torch.is_autocast_enabled("cpu"):  # while a trace runs meta tensors follow this switch, see autocast.py
         x, hx, cx, *weights = _lowered(x, hx, cx, *weights)
@@ -41,7 +41,7 @@ def _run_packed(
     mode: int, x: Tensor, batch_sizes: Tensor, states: Any, weights: Sequence[Tensor], has_biases: bool, layers: int,
     dropout: float, train: bool, bidirectional: bool,
 ) -> Any:  # fmt: skip
-    """Run layers over packed sequences: one call of cuDNN too (native/cudnn/RNN.cpp, _cudnn_impl)."""
+    """Run layers over packed sequences as one call of cuDNN (native/cudnn/RNN.cpp, _cudnn_impl)."""
     hx, cx = states if mode == 2 else (states, None)
     if torch.is_autocast_enabled("cpu"):
         x, hx, cx, *weights = _lowered(x, hx, cx, *weights)
@@ -56,13 +56,13 @@ def _run_packed(
 
 
 def _lowered(*tensors: Tensor | None) -> list[Any]:
-    """Autocast runs the whole layer in lower precision (native/cudnn/AutocastRNN.cpp)."""
+    """Cast all tensors: autocast runs the whole layer in lower precision (native/cudnn/AutocastRNN.cpp)."""
     dtype = torch.get_autocast_dtype("cpu")
     return [None if item is None else item.to(dtype) for item in tensors]
 
 
 def _forward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Output, last states, reserve; the weights already lie in one buffer (flatten_parameters)."""
+    """Allocate output, last states and reserve; the weights are already in one buffer (flatten_parameters)."""
     x, _, _, _, hx, cx, mode, hidden, projected, layers, _, _, train, bidirectional = args[:14]
     if not x.is_meta:
         return NotImplemented
@@ -72,13 +72,13 @@ def _forward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     output = tracer.see(x.new_empty((*x.shape[:-1], (projected or hidden) * directions)))
     hy = tracer.see(torch.empty_like(hx))
     cy = tracer.see(torch.empty_like(cx)) if cx is not None else x.new_empty(0)
-    kept = layers * directions * places * hidden * _KEPT_A_STEP[mode] if train else 0
-    reserve = x.new_empty(kept * x.element_size(), dtype=torch.uint8)
-    return output, hy, cy, tracer.see(reserve) if kept else reserve, x.new_empty(0)
+    saved = layers * directions * places * hidden * _SAVED_PER_STEP[mode] if train else 0
+    reserve = x.new_empty(saved * x.element_size(), dtype=torch.uint8)
+    return output, hy, cy, tracer.see(reserve) if saved else reserve, x.new_empty(0)
 
 
 def _backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Gradients of input and states, then those of all weights in one buffer (RNN.cpp, _cudnn_rnn_backward)."""
+    """Allocate gradients of input and states, then of all weights in one buffer (RNN.cpp, _cudnn_rnn_backward)."""
     x, weights, _, _, hx, cx = args[:6]
     mask = args[-1]
     if not x.is_meta:
@@ -93,11 +93,11 @@ def _backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def recurrent_paths() -> dict[str, Callable[..., Any]]:
-    """The composite operators that become one call."""
+    """Return the composite operators that become one call."""
     whole = {f"{name}.input": partial(_run, mode) for name, mode in _MODES.items()}
     return {**whole, **{f"{name}.data": partial(_run_packed, mode) for name, mode in _MODES.items()}}
 
 
 def recurrent_kernels() -> dict[Any, Kernel]:
-    """cuDNN's forward and backward pass."""
+    """Return the kernels of cuDNN's forward and backward pass."""
     return {aten._cudnn_rnn.default: _forward, aten._cudnn_rnn_backward.default: _backward}

@@ -95,11 +95,11 @@ class Reader:
     def _equal(self, args: Any, kwargs: Any) -> Any:
         if args[0].shape != args[1].shape:
             return False
-        known = [self._tracer.values.of(item) if is_meta(item) else item for item in args[:2]]
-        if known[0] is None or known[1] is None:
+        values = [self._tracer.values.of(item) if is_meta(item) else item for item in args[:2]]
+        if values[0] is None or values[1] is None:
             self._tracer.assumptions.note("two tensors with unknown values were compared and taken as different")
             return False
-        return torch.equal(known[0], known[1])
+        return torch.equal(values[0], values[1])
 
     def _copied(self, args: Any, kwargs: Any) -> Any:
         device = kwargs.get("device")

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: torch's schedules run one stage, which is told the shapes of its neighbours."""
+"""Pipeline parallelism: torch's schedules run one stage, which gets the shapes of its neighbours."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager

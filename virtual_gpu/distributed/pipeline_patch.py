@@ -1,4 +1,4 @@
-"""Pipeline schedules exchange shapes between stages first, which needs data: here each stage is told its shapes.
+"""Pipeline schedules first exchange shapes between stages, which needs data: here each stage gets its shapes.
 
 Patches _PipelineSchedule._warmup_p2p, which exists from torch 2.12 on; checked with torch 2.13.
 """

@@ -39,7 +39,7 @@ def apply(patches: Patches, gpu: "VirtualCuda") -> None:
 
 
 class _Generator(torch._C.Generator):
-    """A generator that may be said to be on the device; its numbers are the host's."""
+    """A generator that may report the device as its own; its numbers come from the host."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
         made: Any = torch._C.Generator.__new__(cls, "cpu")  # type: ignore[call-arg]
@@ -87,7 +87,7 @@ def _autocast(patches: Patches) -> None:
 
 
 def _groups(patches: Patches, gpu: "VirtualCuda") -> None:
-    """Optimizers group tensors by device in C++, which says 'meta'."""
+    """Report the virtual device when optimizers group tensors by device, where C++ would report 'meta'."""
     original = torch._C._group_tensors_by_device_and_dtype
 
     def grouped(*args: Any, **kwargs: Any) -> Any:

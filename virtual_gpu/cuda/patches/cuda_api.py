@@ -167,7 +167,7 @@ def _streams(gpu: "VirtualCuda") -> dict[str, Any]:
 
 
 def _legacy_types(patches: Patches, gpu: "VirtualCuda") -> None:
-    """torch.cuda.FloatTensor(3) and isinstance(x, torch.cuda.FloatTensor)."""
+    """Support torch.cuda.FloatTensor(3) and isinstance(x, torch.cuda.FloatTensor)."""
     names = {"Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16, "Double": torch.float64,
              "Long": torch.int64, "Int": torch.int32, "Bool": torch.bool, "Byte": torch.uint8}  # fmt: skip
     for name, dtype in names.items():

@@ -34,9 +34,9 @@ def apply(patches: Patches, gpu: "VirtualCuda") -> None:
             f.write(_TOKEN + key.encode())
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        found = _saved_in(saved, f)
-        if found is not None:
-            return _restored(gpu, found, map_location)
+        description = _saved_in(saved, f)
+        if description is not None:
+            return _restored(gpu, description, map_location)
         return real_load(f, _location(gpu, map_location), *args, **kwargs)
 
     patches.set(torch, "save", save)

@@ -229,8 +229,8 @@ def _storages(patches: Patches, gpu: "VirtualCuda") -> None:
     def device(self: Any) -> torch.device:
         if outside(self):
             return gpu.device
-        found: torch.device = real_device_of.__get__(self)
-        return CPU if not tracer.local.depth and self._cdata in hollow else found
+        real: torch.device = real_device_of.__get__(self)
+        return CPU if not tracer.local.depth and self._cdata in hollow else real
 
     def clone(self: Any) -> Any:
         if not outside(self):
