@@ -94,9 +94,10 @@ def test_tied_weights_are_counted_once():
     assert copied[1].weight is copied[0].weight
 
 
-def test_data_in_the_control_flow_gets_a_sentence():
-    with pytest.raises(UserError, match="a number read from a tensor"):
-        simulated(job("Undecided", "10"))
+def test_data_in_the_control_flow_is_assumed_and_noted_with_its_line():
+    line = FILE.read_text().splitlines().index("        if y.sum().item() > 0:") + 1
+    (note,) = simulated(job("Undecided", "10")).notes
+    assert "taken as 1.0" in note and f"{FILE}:{line}" in note
 
 
 def test_a_yes_or_no_that_is_read_from_a_tensor_is_told_with_its_line():

@@ -117,6 +117,7 @@ class ModuleJob(Job):
         family: str = "module",
     ) -> None:
         self.module = module.train()
+        self.make = make
         self.batch = batches(make)
         self.step = step
         self.family = family

@@ -13,9 +13,10 @@ from torch import nn
 from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS
 from vramcast.dataset_builder.families import FAMILIES
 from vramcast.dataset_builder.jobs.batches import input_shapes
-from vramcast.dataset_builder.jobs.job import Job, PreparedJob, SpecJob, own_name
+from vramcast.dataset_builder.jobs.job import Job, ModuleJob, PreparedJob, SpecJob, own_name
 from vramcast.dataset_builder.jobs.optimizers import stand_in
 from vramcast.dataset_builder.schema import LayerTable
+from vramcast.dataset_builder.simulation.live_job import LiveJob, needs_device
 from vramcast.dataset_builder.simulation.simulation import Curve, LayerCost, Peaks, Simulation
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.allocator import AllocatorOptions
@@ -83,9 +84,26 @@ class Simulator:
         self._traced_with: Mapping[str, str] = {}
         self._traces: dict[tuple[bool, float | None], Trace] = {}
         self._replays: dict[Any, _UnboundedReplay] = {}
+        self._live: LiveJob | None = None
 
     def simulate(self, options: Mapping[str, Any], profiles: Sequence[DeviceProfile]) -> Simulation:
-        """Simulate the job on some devices; the costs of layers are those on the first device."""
+        """Simulate the job on some devices; the costs of layers are those on the first device.
+
+        A network that fails because meta tensors are not CUDA tensors runs on a virtual GPU that it sees as CUDA.
+        """
+        try:
+            return self._simulate(options, profiles)
+        except Exception as error:
+            if not isinstance(self.job, ModuleJob) or not needs_device(error):
+                raise
+            try:
+                self._live = LiveJob(self.job, self.job.setup(options), profiles[0])
+            except Exception:  # the first error is about the network as it was given
+                raise error from None
+            return self._live.simulation(profiles)
+
+    def _simulate(self, options: Mapping[str, Any], profiles: Sequence[DeviceProfile]) -> Simulation:
+        self._live = None
         with self._spec_errors():
             training = self._use(options)
             if self._table is None:
@@ -113,7 +131,8 @@ class Simulator:
     def curve(self, options: Mapping[str, Any], profile: DeviceProfile) -> Curve:
         """Return the memory over time on a device, unbounded where the job does not fit."""
         self._use(options)
-        timeline = timeline_of(self._unbounded(profile).trace, _without_limit(profile))
+        trace = self._live.trace if self._live is not None else self._unbounded(profile).trace
+        timeline = timeline_of(trace, _without_limit(profile))
         points = _thinned([sum(values) for values in zip(*timeline.requested_bytes.values(), strict=True)])
         return Curve(
             {use: [values[point] for point in points] for use, values in timeline.requested_bytes.items()},

@@ -1,0 +1,153 @@
+"""A job that plain meta tensors cannot run: its training loop runs on a virtual GPU that the network sees as CUDA.
+
+`.cuda()` in a forward, numbers read from tensors, data-dependent shapes, packed sequences, streams and sparse gradients
+work there; values that are not known are assumed, and the assumptions are part of the simulation's notes.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from vramcast.dataset_builder.families.meta_device import copy_to_meta
+from vramcast.dataset_builder.jobs.batches import input_shapes
+from vramcast.dataset_builder.jobs.checkpointing import enable_checkpointing
+from vramcast.dataset_builder.jobs.job import ModuleJob
+from vramcast.dataset_builder.jobs.optimizers import OWN, factory_of
+from vramcast.dataset_builder.jobs.steps import LossCall
+from vramcast.dataset_builder.simulation.live_simulation import simulation_of_run, unbounded
+from vramcast.dataset_builder.simulation.simulation import Simulation
+from vramcast.errors import UntraceableError
+from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+from vramcast.virtual_gpu.measurement import Status
+from vramcast.virtual_gpu.profile import DeviceProfile
+from vramcast.virtual_gpu.simulate import replay_on
+from vramcast.virtual_gpu.trace import Trace, Use
+from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
+from vramcast.virtual_gpu.training_step import DTYPES, make_optimizer, training_steps
+
+_STEPS = 5
+_MEANS_DEVICE = re.compile(r"cuda|nvidia|meta|trainer|sparse|data-dependent", re.IGNORECASE)
+
+
+def needs_device(error: Exception) -> bool:
+    """Return True for an error that a network may raise because it runs on meta tensors."""
+    return isinstance(error, (UntraceableError, NotImplementedError)) or bool(_MEANS_DEVICE.search(str(error)))
+
+
+class LiveJob:
+    """A module and its training on a virtual GPU, run once for the first of some devices."""
+
+    def __init__(self, job: ModuleJob, training: TrainingSetup, profile: DeviceProfile) -> None:
+        self.training = training
+        self.profile = profile
+        self._inputs: tuple[Mapping[str, Any], ...] = ()
+        self._gpu = VirtualCuda(profile, options=AllocatorOptions(), unbounded=True)
+        with self._gpu:
+            self._train(job)
+
+    @property
+    def trace(self) -> Trace:
+        """The events of the training loop."""
+        return self._gpu.tracer.trace
+
+    def simulation(self, profiles: Sequence[DeviceProfile]) -> Simulation:
+        """Return the simulation on some devices, of which the first is the one that the loop ran on."""
+        gpu = self._gpu
+        lowered, replayed = replay_on(gpu.tracer.trace, unbounded(gpu.profile), gpu.options)
+        simulation = simulation_of_run(gpu, (self.profile, *profiles), lowered, replayed)
+        return replace(
+            simulation,
+            peaks={**simulation.peaks, self.profile.name: self._peaks(simulation)},
+            training=replace(self.training, optimizer=simulation.training.optimizer, loss="own"),
+            notes=tuple(map(str, gpu.assumptions.all())),
+            inputs=self._inputs,
+        )
+
+    def _peaks(self, simulation: Simulation) -> Any:
+        """Return the peaks on the first device: the loop itself ran without a memory limit."""
+        peaks = simulation.peaks[self.profile.name]
+        replayed = replay_on(self.trace, self.profile, self._gpu.options)[1]
+        if replayed.oom_event is None:
+            return peaks
+        oom = replace(peaks.bounded, status=Status.OOM, evidence=replayed.oom_message)
+        return replace(peaks, bounded=oom)
+
+    def _train(self, job: ModuleJob) -> None:
+        setup = self.training
+        module = copy_to_meta(job.module)
+        if setup.dtype != job.dtype:
+            module = module.to(DTYPES[setup.dtype])
+        if setup.checkpointing:
+            enable_checkpointing(module)
+        _attach_trainer(module)
+        self._place(module)
+        network = LossCall(module, job.step)
+        optimizer = _optimizer(job, module, setup)
+        dtype = DTYPES[setup.autocast] if setup.autocast else None
+        autocast = partial(torch.autocast, "cuda", dtype) if dtype else nullcontext
+        scaler = torch.amp.GradScaler("cuda") if setup.autocast == "fp16" else None
+        batches = (self._batches(job) for _ in range(_STEPS))
+        for _ in training_steps(network, optimizer, batches, "own", autocast, scaler):
+            pass
+
+    def _batches(self, job: ModuleJob) -> Iterator[tuple[Any]]:
+        for _ in range(self.training.accumulate):
+            batch = job.make(self.training.batch_size)
+            self._inputs = input_shapes(batch)
+            yield (tree_map_only(Tensor, self._on_device, batch),)
+
+    def _on_device(self, tensor: Tensor) -> Tensor:
+        is_number = tensor.dtype in DTYPES.values()
+        dtype = DTYPES[self.training.dtype] if is_number else tensor.dtype
+        if tensor.device.type == "meta":
+            make = torch.empty if is_number else torch.ones
+            return make(tensor.shape, dtype=dtype, device="cuda")
+        return tensor.to("cuda", dtype)
+
+    def _place(self, module: nn.Module) -> None:
+        """Put parameters and buffers on the device in the order of nn.Module.to: children first."""
+        tracer = self._gpu.tracer
+        tracer.phase = Use.PARAMETERS
+        for part in _children_first(module):
+            for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
+                tracer.see(tensor.detach())
+        tracer.phase = Use.ACTIVATIONS
+
+
+def _children_first(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        yield from _children_first(child)
+    yield module
+
+
+def _optimizer(job: ModuleJob, module: nn.Module, setup: TrainingSetup) -> torch.optim.Optimizer:
+    parameters = [item for item in module.parameters() if item.requires_grad]
+    if setup.optimizer == OWN and job.optimizer is not None:
+        return job.optimizer(module)
+    factory = factory_of(setup.optimizer)
+    if factory is not None:
+        return factory(parameters)
+    name, arguments = parse_call(setup.optimizer)
+    return make_optimizer(name, dict(arguments), setup.implementation, parameters)
+
+
+def _attach_trainer(module: nn.Module) -> None:
+    """Give a LightningModule what its step may ask of a trainer: it trains alone, in the first epoch."""
+    if hasattr(module, "_trainer") and getattr(module, "_trainer", None) is None:
+        trainer = SimpleNamespace(
+            global_step=0, current_epoch=0, max_epochs=1, max_steps=-1, world_size=1, global_rank=0, local_rank=0,
+            num_devices=1, training=True, validating=False, sanity_checking=False, is_global_zero=True,
+            is_last_batch=False, num_training_batches=1, estimated_stepping_batches=1, accumulate_grad_batches=1,
+            logger=None, loggers=[], callback_metrics={}, logged_metrics={}, barebones=False,
+        )  # fmt: skip
+        module._trainer = trainer  # type: ignore[assignment]
+        module.log = module.log_dict = lambda *args, **kwargs: None  # type: ignore[assignment]

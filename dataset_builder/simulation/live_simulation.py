@@ -1,0 +1,150 @@
+"""A simulation from a virtual GPU that code has run on: peaks on each device, layers, and the training as it was."""
+
+import gc
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS
+from vramcast.dataset_builder.jobs.job import own_name
+from vramcast.dataset_builder.jobs.optimizers import stand_in
+from vramcast.dataset_builder.schema import LayerRecord, LayerTable
+from vramcast.dataset_builder.simulation.simulation import LayerCost, Peaks, Simulation
+from vramcast.virtual_gpu.cuda.run_record import RunRecord
+from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+from vramcast.virtual_gpu.measurement import Measurement, Status
+from vramcast.virtual_gpu.profile import DeviceProfile
+from vramcast.virtual_gpu.replay import FREE, Replay
+from vramcast.virtual_gpu.simulate import Lowered, measurement_of, replay_on
+from vramcast.virtual_gpu.trace import Trace, Use
+from vramcast.virtual_gpu.training_setup import TrainingSetup
+
+_MOST_COSTS = 50
+_UNBOUNDED_MIB = 2**30
+_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def simulation_of_run(
+    gpu: VirtualCuda,
+    others: Sequence[DeviceProfile],
+    lowered: Lowered,
+    replayed: Replay,
+    ran_out_of_memory: bool = False,
+) -> Simulation:
+    """Return the simulation of a run that was replayed on its own device without a memory limit."""
+    trace = gpu.tracer.trace
+    _mark_parameters(gpu)
+    own = _live_measurement(gpu, lowered, replayed, ran_out_of_memory)
+    peaks = {gpu.profile.name: Peaks(own, replace(own, status=Status.OK, evidence=None))}
+    for profile in others:
+        if profile.name not in peaks:
+            bounded = measurement_of(trace, profile, *replay_on(trace, profile, gpu.options))
+            need = measurement_of(trace, profile, *replay_on(trace, unbounded(profile), gpu.options))
+            peaks[profile.name] = Peaks(bounded, need)
+    table = _table(gpu.record)
+    return Simulation(
+        table=table,
+        training=_training(gpu),
+        peaks=peaks,
+        costs=_costs(trace, lowered, replayed, table),
+        family="module",
+        traced_with={"torch": torch.__version__},
+    )
+
+
+def unbounded(profile: DeviceProfile) -> DeviceProfile:
+    """Return the profile of a device that never runs out of memory."""
+    return replace(profile, total_mib=_UNBOUNDED_MIB)
+
+
+def _live_measurement(gpu: VirtualCuda, lowered: Lowered, replayed: Replay, ran_out_of_memory: bool) -> Measurement:
+    """Return what the live allocator saw: retries and failed allocations are in it, unlike in a replay."""
+    peak = gpu.record.peak
+    measured = measurement_of(gpu.tracer.trace, gpu.profile, lowered, replayed)
+    overhead_bytes = measured.breakdown["context"]
+    held = {name: size for name, size in measured.breakdown.items() if name not in ("context", "allocator_cache")}
+    cache_bytes = max(peak.reserved_bytes - sum(held.values()), 0)
+    return replace(
+        measured,
+        status=Status.OOM if ran_out_of_memory else Status.OK,
+        allocated_bytes=peak.allocated_bytes,
+        reserved_bytes=peak.reserved_bytes,
+        device_used_bytes=peak.reserved_bytes + overhead_bytes,
+        breakdown={**held, "allocator_cache": cache_bytes, "context": overhead_bytes},
+        evidence=gpu.memory.ooms[-1] if ran_out_of_memory else None,
+    )
+
+
+def _mark_parameters(gpu: VirtualCuda) -> None:
+    """Mark the parameters of all networks that are alive: copies, such as averages, were born as anything."""
+    for item in gc.get_objects():
+        if issubclass(type(item), nn.Module):  # isinstance would ask objects that are loaded lazily
+            for tensor in (*item._parameters.values(), *item._buffers.values()):
+                if isinstance(tensor, torch.Tensor):
+                    gpu.tracer.mark(tensor, Use.PARAMETERS)
+
+
+def _costs(trace: Trace, lowered: Lowered, replayed: Replay, table: LayerTable) -> tuple[LayerCost, ...]:
+    """Return what each layer holds at the peak, the costliest first."""
+    kinds = {layer.name: layer.kind for layer in reversed(table.layers)}
+    live = set(replayed.live_at_peak)
+    held: dict[str, Counter[str]] = defaultdict(Counter)
+    for block, size in lowered.events:
+        if size != FREE and block in live and trace.owners[block]:
+            use = Use(trace.uses[block])
+            if use not in (Use.WORKSPACE, Use.INPUTS):
+                held[own_name(trace.owners[block])][use.name.lower()] += size
+    costs = [LayerCost(name, kinds.get(name, "block"), dict(uses)) for name, uses in held.items()]
+    return tuple(sorted(costs, key=lambda item: -item.total_bytes)[:_MOST_COSTS])
+
+
+def _table(record: RunRecord) -> LayerTable:
+    """Return the layers that ran in the first training pass of each network."""
+    shapes = record.steps[0].shapes if record.steps else record.current.shapes
+    batch = _batch_size(record)
+    layers = [
+        LayerRecord(own_name(call.name), call.kind, call.shape[1:], call.elements // batch, call.parameters)
+        for call in record.layers
+    ]
+    trainable = tuple(
+        tuple(item.shape) for root in record.roots.values() for item in root.parameters() if item.requires_grad
+    )
+    elements = sum(torch.Size(shape).numel() for shape in shapes) // batch
+    return LayerTable(tuple(layers), trainable, max(elements, 1))
+
+
+def _batch_size(record: RunRecord) -> int:
+    shapes = record.steps[0].shapes if record.steps else record.current.shapes
+    first = next((shape for shape in shapes if shape), (1,))
+    return max(first[0], 1)
+
+
+def _training(gpu: VirtualCuda) -> TrainingSetup:
+    """Return the training as far as a run shows it."""
+    record = gpu.record
+    parameters = [item for root in record.roots.values() for item in root.parameters()]
+    counts = Counter(_DTYPES.get(item.dtype, "fp32") for item in parameters)
+    trainable = [item for item in parameters if item.requires_grad]
+    optimizers = list(record.optimizers.values())
+    name = type(optimizers[0]).__name__ if optimizers else "SGD"
+    if name not in OPTIMIZERS:
+        state_bytes = sum(
+            value.numel() * value.element_size()
+            for optimizer in optimizers
+            for state in optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, torch.Tensor)
+        )
+        name = stand_in(state_bytes, sum(item.numel() * item.element_size() for item in trainable))
+    return TrainingSetup(
+        batch_size=_batch_size(record),
+        loss="own",
+        optimizer=name,
+        dtype=counts.most_common(1)[0][0] if counts else "fp32",
+        autocast={torch.bfloat16: "bf16", torch.float16: "fp16"}.get(record.autocast) if record.autocast else None,
+        accumulate=max(record.steps[0].backward_passes if record.steps else 1, 1),
+        cudnn_benchmark=bool(torch.backends.cudnn.benchmark),
+    )

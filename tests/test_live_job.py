@@ -1,0 +1,124 @@
+"""Networks that meta tensors alone cannot run, classified on a virtual GPU that they see as CUDA."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.jobs.job import ModuleJob
+from vramcast.dataset_builder.simulation.simulator import Simulator
+
+PROFILES = [load_profile("a100_40gb"), load_profile("rtx_3060")]
+
+
+def simulate(module, make, step=None, **options):
+    simulator = Simulator(ModuleJob(module, make, step))
+    simulation = simulator.simulate({"batch_size": 32, "optimizer": "adam", **options}, PROFILES)
+    curve = simulator.curve({"batch_size": 32, "optimizer": "adam", **options}, PROFILES[0])
+    assert max(curve.reserved_bytes) == simulation.peaks["a100_40gb"].unbounded.reserved_bytes
+    return simulation
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(256, 512), nn.Linear(512, 10)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x)))
+
+
+class OnCuda(Plain):
+    def forward(self, x):
+        mask = torch.ones(512).cuda()
+        assert x.is_cuda and x.device.type == "cuda"
+        return self.second(torch.relu(self.first(x)) * mask)
+
+
+class Reading(Plain):
+    def forward(self, x):
+        if x.abs().max().item() > 100:
+            raise ValueError("too large")
+        return super().forward(x)
+
+
+class Streaming(Plain):
+    def forward(self, x):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x = x.to("cuda", non_blocking=True)
+        torch.cuda.current_stream().wait_stream(torch.cuda.current_stream())
+        return super().forward(x)
+
+
+def meta(make):
+    with torch.device("meta"):
+        return make()
+
+
+@pytest.mark.parametrize("network", [OnCuda, Reading, Streaming])
+def test_networks_that_ask_for_cuda_take_what_plain_ones_do(network):
+    plain = simulate(meta(Plain), lambda size: torch.randn(size, 256))
+    simulation = simulate(meta(network), lambda size: torch.randn(size, 256))
+    for device in ("a100_40gb", "rtx_3060"):
+        expected, bounded = plain.peaks[device].bounded, simulation.peaks[device].bounded
+        assert bounded.allocated_bytes == pytest.approx(expected.allocated_bytes, rel=0.02)
+        assert bounded.breakdown["parameters"] == expected.breakdown["parameters"]
+    assert [layer.name for layer in simulation.table.layers] == ["first", "second"]
+    assert simulation.training.batch_size == 32 and simulation.training.optimizer == "Adam"
+
+
+def test_an_assumed_value_is_a_note_with_its_line():
+    simulation = simulate(meta(Reading), lambda size: torch.randn(size, 256))
+    assert any("taken as 1.0" in note and "test_live_job.py" in note for note in simulation.notes)
+
+
+class Packed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(64, 128, batch_first=True), nn.Linear(128, 5)
+
+    def forward(self, x, lengths):
+        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        return self.out(pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0])
+
+
+def test_packed_sequences_have_the_lengths_of_the_batch():
+    def make(size):
+        return torch.randn(size, 40, 64), torch.arange(size) + 1
+
+    simulation = simulate(meta(Packed), make)
+    kept = 6 * 128 * 4 * sum(range(1, 33))  # what cuDNN keeps of each place for the backward pass
+    assert simulation.peaks["a100_40gb"].bounded.breakdown["activations"] > kept
+
+
+def test_a_lightning_step_may_ask_its_trainer():
+    lightning = pytest.importorskip("lightning")
+
+    class Lit(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Plain()
+
+        def training_step(self, batch, index):
+            scale = 1.0 / (1 + self.trainer.current_epoch)
+            loss = self.net(batch).pow(2).mean() * scale
+            self.log("loss", loss.item())
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters())
+
+    simulation = simulate(
+        meta(Lit), lambda size: torch.randn(size, 256), step=lambda module, x: module.training_step(x, 0)
+    )
+    assert simulation.peaks["a100_40gb"].bounded.breakdown["optimizer_state"] == 8 * (256 * 512 + 512 + 5120 + 10)
+
+
+def test_a_bug_of_the_network_stays_its_own():
+    class Wrong(Plain):
+        def forward(self, x):
+            return self.second(x.cuda())
+
+    with pytest.raises(Exception, match="cuda|mat1|shape"):
+        simulate(meta(Wrong), lambda size: torch.randn(size, 256))
