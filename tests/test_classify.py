@@ -17,6 +17,8 @@ from vramcast.dataset_builder.measure.virtual import VirtualBackend
 from vramcast.dataset_builder.simulation.simulation import Curve
 from vramcast.errors import UserError
 from vramcast.models.answer import FITS, TIGHT, TOO_LARGE, Answer, Bucket
+from vramcast.models.baselines.virtual import Virtual
+from vramcast.models.baselines.weights import Weights
 from vramcast.models.batch_search import largest_batch
 from vramcast.models.classifiers import NetworkSettings
 from vramcast.models.classify_command.page import Page, render_page
@@ -304,3 +306,16 @@ def test_a_bound_beyond_all_cards_is_still_a_number():
     example = replace(mlp_examples(1)[0], capacity_bytes=8 * MIB)
     found = _finite(np.array([np.inf, np.inf, 5.0]), np.array([np.inf, 7.0, np.inf]), [example] * 3)
     assert found.tolist() == [UNBOUNDED_BYTES, 9 * MIB, 5.0]
+
+
+def test_any_estimator_can_answer(predictor):
+    spec = mlp_spec(width=700)
+    plain = Predictor(Virtual()).classify_spec(spec)
+    measured = VirtualBackend(A100).measure(spec).measurement
+    assert plain.estimate_mib * MIB == measured.device_used_bytes
+    assert plain.safe_mib == plain.bucket.upper_mib  # the quantile of a single bucket is its upper edge
+    assert plain.checkpoint == "virtual"
+    assert "virtual has no calibrated bound: the safe figure is its own quantile" in plain.notes
+    assert not any("quantile" in note for note in predictor.classify_spec(spec).notes)
+    table = Predictor(Weights()).classify_table(table_of(spec), spec.training)
+    assert table.checkpoint == "weights"

@@ -37,6 +37,17 @@ def test_a_spec_is_answered() -> None:
     run(scenario)
 
 
+def test_every_training_option_is_accepted() -> None:
+    async def scenario(service: Service) -> None:
+        training = {"batch_size": 4, "cudnn_benchmark": True, "dtype": "bfloat16", "optimizer": "AdamW(fused=True)"}
+        reply = await service.post("/v1/classify", {"spec": {**MLP, "training": training}})
+        assert reply.status == 200, reply.body
+        refused = await service.post("/v1/classify", {"spec": {**MLP, "training": {**training, "dtype": "int8"}}})
+        assert refused.status == 422
+
+    run(scenario)
+
+
 def test_a_name_a_table_and_features_are_answered() -> None:
     async def scenario(service: Service) -> None:
         training = {"batch_size": 4, "optimizer": "SGD(momentum=0.9)"}

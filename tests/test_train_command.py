@@ -95,7 +95,7 @@ def test_rows_of_a_gpu_are_used_and_the_card_says_that_they_were_measured(room, 
     tiny = [word for word in TINY if not word.startswith("data.counts")]
     assert main([*tiny, f"data.builds=[{tmp_path / 'gpu'}]", "features=full", "task.figures=false"]) == 0
     printed = capsys.readouterr()
-    assert "2 rows are left out: other processes were on the card" in printed.err
+    assert "2 rows are left out: other processes used the GPU" in printed.err
     assert any(line.startswith("virtual") for line in printed.out.splitlines())  # unlike above
     card = (_newest(tmp_path) / "checkpoint" / "README.md").read_text()
     assert "Measured by vramcast on a100_40gb." in card
@@ -110,7 +110,7 @@ def test_rows_of_a_gpu_without_a_profile_are_refused(room, tmp_path, monkeypatch
         row = _measured_on_a_gpu(read_journal(build).rows[0], alone=True)
         journal.append(replace(row, provenance=replace(row.provenance, device="NVIDIA A100-SXM4-40GB MIG 1g.5gb")))
     assert main([*TINY, f"data.builds=[{tmp_path / 'gpu'}]", "features=full"]) == 2
-    assert "expected a profile in conf/device for the card NVIDIA A100-SXM4-40GB MIG 1g.5gb" in capsys.readouterr().err
+    assert "expected a device profile for the GPU NVIDIA A100-SXM4-40GB MIG 1g.5gb" in capsys.readouterr().err
 
 
 def _measured_on_a_gpu(row, alone):
