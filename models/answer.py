@@ -52,6 +52,12 @@ class Answer:
     """Shape (without the batch) and dtype of each input of the network."""
     traced_with: Mapping[str, str] = field(default_factory=dict)
     """Versions of torch and of the network's libraries; empty for a layer table alone."""
+    parallel: str | None = None
+    """The strategy for several GPUs; the figures are those of the largest rank."""
+    ranks: tuple[Mapping[str, Any], ...] = ()
+    """The distinct ranks of a run on several GPUs: one rank, how many are like it, and its simulated peaks."""
+    strategies: tuple[Mapping[str, Any], ...] = ()
+    """Other strategies for the same GPUs, and the least number of GPUs that fits."""
 
     @property
     def fits(self) -> bool:
@@ -67,9 +73,15 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields with `fits` and `verdict` as plain values for JSON."""
+        values = dict(vars(self))
+        if self.parallel is None:
+            for name in ("parallel", "ranks", "strategies"):
+                del values[name]
+        else:
+            values.update(ranks=[dict(item) for item in self.ranks], strategies=[dict(i) for i in self.strategies])
         return {
             "status": "ok",
-            **vars(self),
+            **values,
             "bucket": dict(vars(self.bucket)),
             "breakdown_mib": dict(self.breakdown_mib),
             "notes": list(self.notes),

@@ -157,7 +157,8 @@ class Ensemble(Forecaster):
 
     def unfamiliar(self, examples: Sequence[Example]) -> NDArray[np.bool_]:
         """Return [examples]: true for jobs unlike the training set."""
-        return self.novelty_.flags(self.members[0].encoder_.matrix(examples))
+        several = np.array([example.training.parallel is not None for example in examples])  # nobody measured ranks
+        return np.asarray(self.novelty_.flags(self.members[0].encoder_.matrix(examples)) | several)
 
     def safe_bytes(self, examples: Sequence[Example], risk: float) -> NDArray[np.float64]:
         """Return [examples]: bounds that a job exceeds with at most this probability; infinity if they do not fit.

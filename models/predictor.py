@@ -19,7 +19,7 @@ from vramcast.dataset_builder.jobs.job import Job, ModuleJob, SpecJob
 from vramcast.dataset_builder.jobs.optimizers import DEFAULT, describe_optimizer
 from vramcast.dataset_builder.jobs.steps import TrainingStep
 from vramcast.dataset_builder.schema import LayerTable, Spec
-from vramcast.dataset_builder.simulation.simulation import Simulation
+from vramcast.dataset_builder.simulation.simulation import RankPeaks, Simulation
 from vramcast.dataset_builder.simulation.simulator import Simulator
 from vramcast.errors import UserError, check_probability
 from vramcast.models._base import Estimator
@@ -31,7 +31,7 @@ from vramcast.models.examples import UNBOUNDED_BYTES, example_of_simulation, exa
 from vramcast.virtual_gpu.measurement import Measurement
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training_setup import TrainingSetup, with_parallel_options
 
 TABLES_ALONE = "universal_layers"
 """The released estimator for layer tables alone, which needs no simulation."""
@@ -119,7 +119,8 @@ class Predictor:
             batch_size: The batch size in training, if it is not that of `inputs`.
             step: A function of module and batch that returns the loss, if the usual loss does not suit the output.
             risk: The probability that the safe figure is too low.
-            options: Other fields of `TrainingSetup`, such as dtype, autocast, checkpointing or accumulate.
+            options: Other fields of `TrainingSetup`, such as dtype, autocast, checkpointing or accumulate; for several
+                GPUs parallel="fsdp2" with world_size and its other options.
         """
         start = time.perf_counter()
         if not isinstance(module, nn.Module):
@@ -131,7 +132,7 @@ class Predictor:
             raise UserError("expected a batch size beside a function that makes inputs, found none: give batch_size=N")
         text, factory = describe_optimizer(optimizer, module)
         job = ModuleJob(copy_to_meta(module), make, step, factory)
-        options = {"batch_size": size, "optimizer": text, **options}
+        options = with_parallel_options({"batch_size": size, "optimizer": text, **options})
         return self._simulated(type(module).__name__, job, options, device, risk, start)
 
     def classify_spec(
@@ -290,7 +291,18 @@ def _answer(
         notes=tuple(dict.fromkeys(question.notes)),
         inputs=simulation.inputs if simulation else (),
         traced_with=simulation.traced_with if simulation else {},
+        parallel=example.training.parallel,
+        ranks=tuple(_rank(item) for item in simulation.ranks) if simulation else (),
     )
+
+
+def _rank(peaks: RankPeaks) -> dict[str, Any]:
+    return {
+        "rank": peaks.rank,
+        "count": peaks.count,
+        "allocated_mib": peaks.allocated_bytes / MIB,
+        "reserved_mib": peaks.reserved_bytes / MIB,
+    }
 
 
 def _mib(size_bytes: int | None) -> float | None:

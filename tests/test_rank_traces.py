@@ -7,8 +7,8 @@ from torch import nn
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 
 from vramcast.dataset_builder.families.libraries import import_library
-from vramcast.virtual_gpu.distributed.distinct_ranks import RankGroup, distinct_ranks
-from vramcast.virtual_gpu.distributed.parallelism import Parallelism
+from vramcast.virtual_gpu.distributed.distinct_ranks import distinct_ranks
+from vramcast.virtual_gpu.distributed.parallelism import Parallelism, RankGroup
 from vramcast.virtual_gpu.distributed.rank_context import rank_context
 from vramcast.virtual_gpu.distributed.rank_session import trace_rank
 from vramcast.virtual_gpu.distributed.rank_tracer import RankTracer

@@ -120,6 +120,10 @@ class DeviceProfile:
     """Added by loading cuDNN, for networks with convolutions."""
     batch_norm_mib: int = 0
     """Added by cuDNN's batch norm."""
+    nccl_mib: int | None = None
+    """Memory of NCCL (communicators, buffers, its kernels) outside the allocator; None if it was not measured."""
+    nccl_source: str | None = None
+    """The measurement that `nccl_mib` comes from."""
     cublas_workspace_bytes: int = 8_519_680  # :4096:2:16:8, aten/src/ATen/cuda/CublasHandlePool.cpp
     cublaslt_workspace_bytes: int = MIB
     align_channels: int = 4
@@ -140,14 +144,21 @@ class DeviceProfile:
             return ()
         return (f"the device profile {self.name} is not calibrated on measurements",)
 
-    def overhead_bytes(self, convolutions: bool, batch_norm: bool = False) -> int:
+    def overhead_bytes(self, convolutions: bool, batch_norm: bool = False, world_size: int = 1) -> int:
         """Return the memory used before the allocator reserves any."""
         cudnn = (self.cudnn_mib if convolutions else 0) + (self.batch_norm_mib if convolutions and batch_norm else 0)
-        return (self.context_mib + self.other_mib + cudnn) * MIB
+        nccl = (self.nccl_mib or 0) if world_size > 1 else 0
+        return (self.context_mib + self.other_mib + cudnn + nccl) * MIB
 
-    def capacity_bytes(self, convolutions: bool, batch_norm: bool = False) -> int:
+    def capacity_bytes(self, convolutions: bool, batch_norm: bool = False, world_size: int = 1) -> int:
         """Return the most that the allocator can reserve."""
-        return self.available_bytes - self.overhead_bytes(convolutions, batch_norm)
+        return self.available_bytes - self.overhead_bytes(convolutions, batch_norm, world_size)
+
+    def rank_notes(self, world_size: int) -> tuple[str, ...]:
+        """Return the notes for an answer about one of several ranks."""
+        if world_size == 1 or self.nccl_mib is not None:
+            return ()
+        return ("the memory of NCCL was not measured and is not part of the figures: allow for 1 to 2 GiB",)
 
     def workspace_bytes(self, call: Call) -> int:
         """Return the workspace of a library call on this device."""

@@ -17,7 +17,7 @@ def simulate(trace: Trace, profile: DeviceProfile, options: AllocatorOptions) ->
 
 def measurement_of(trace: Trace, profile: DeviceProfile, lowered: "Lowered", replayed: Replay) -> Measurement:
     """Return the measurement that a replay on a device amounts to."""
-    overhead_bytes = profile.overhead_bytes(trace.has_convolutions, trace.has_batch_norm)
+    overhead_bytes = profile.overhead_bytes(trace.has_convolutions, trace.has_batch_norm, trace.world_size)
     return Measurement(
         status=Status.OK if replayed.oom_event is None else Status.OOM,
         requested_bytes=replayed.peak_requested_bytes,
@@ -26,7 +26,7 @@ def measurement_of(trace: Trace, profile: DeviceProfile, lowered: "Lowered", rep
         device_used_bytes=replayed.peak_reserved_bytes + overhead_bytes,
         breakdown={**breakdown(trace, lowered, replayed), "context": overhead_bytes},
         evidence=replayed.oom_message,
-        notes=(*sorted(trace.approximations), *profile.notes),
+        notes=(*sorted(trace.approximations), *profile.notes, *profile.rank_notes(trace.world_size)),
     )
 
 
@@ -34,7 +34,7 @@ def replay_on(
     trace: Trace, profile: DeviceProfile, options: AllocatorOptions, timeline: bool = False
 ) -> tuple["Lowered", Replay]:
     """Lower a trace onto a device and replay it through an allocator with the memory that the device leaves it."""
-    capacity_bytes = profile.capacity_bytes(trace.has_convolutions, trace.has_batch_norm)
+    capacity_bytes = profile.capacity_bytes(trace.has_convolutions, trace.has_batch_norm, trace.world_size)
     allocator = CachingAllocator(capacity_bytes, options, total_bytes=profile.total_mib * MIB)
     lowered = lower(trace, profile)
     replayed = replay(

@@ -39,5 +39,5 @@ def timeline_of(trace: Trace, profile: DeviceProfile, options: AllocatorOptions 
     return Timeline(
         {use.name.lower(): values.tolist() for use, values in requested.items()},
         reserved,
-        profile.overhead_bytes(trace.has_convolutions, trace.has_batch_norm),
+        profile.overhead_bytes(trace.has_convolutions, trace.has_batch_norm, trace.world_size),
     )

@@ -88,6 +88,8 @@ class Trace:
     """Assumptions of the trace, a phrase each."""
     has_batch_norm: bool = False
     """True if batch norm over images ran, which is cuDNN's on CUDA."""
+    world_size: int = 1
+    """Number of ranks of the run that the traced rank belongs to."""
     streams: dict[int, int] = field(default_factory=dict)
     """The stream of each block that is not on the main stream."""
     stream_operations: list[StreamOperation] = field(default_factory=list)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from vramcast.errors import UserError, check_choice, check_count, check_flag
+from vramcast.virtual_gpu.distributed.parallelism import STRATEGIES, Parallelism, parallelism_of, split_options
 
 LOSSES = ("cross_entropy", "bce_with_logits", "bce", "mse", "own")
 """'own' is for networks that return their loss, as those of transformers do."""
@@ -41,6 +42,27 @@ def call_text(name: str, arguments: Mapping[str, Any]) -> str:
     """Return the text of a call with sorted keyword arguments."""
     inner = ", ".join(f"{key}={arguments[key]!r}" for key in sorted(arguments))
     return f"{name}({inner})" if inner else name
+
+
+def _parallelism(text: str, options: Mapping[str, Any] = MappingProxyType({})) -> Parallelism:
+    name, arguments = parse_call(text)
+    return parallelism_of(name, {**arguments, **options})
+
+
+def parallel_text(text: str, options: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """Return one text for equal parallelism: a strategy with its options that are not defaults."""
+    parallelism = _parallelism(text, options)
+    return call_text(parallelism.strategy, parallelism.without_defaults())
+
+
+def with_parallel_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Move options such as `world_size` into the text of `parallel`."""
+    options, others = split_options(values)
+    if others.get("parallel") is not None:
+        if not isinstance(others["parallel"], str):
+            raise UserError(f"expected parallel to be a text, found {others['parallel']!r}: change it")
+        others["parallel"] = parallel_text(others["parallel"], options)
+    return others
 
 
 @dataclass(frozen=True)
@@ -91,6 +113,9 @@ class TrainingSetup:
         0, "count", "batches that a loader puts on the device ahead of time", least=0, most=64
     )
     cudnn_benchmark: bool = _option(False, "flag", "set torch.backends.cudnn.benchmark")
+    parallel: str | None = _option(
+        None, "text", f"a strategy for several GPUs, as in 'fsdp2(world_size=8)': {', '.join(STRATEGIES)}"
+    )
 
     def __post_init__(self) -> None:
         for name, option in OPTIONS.items():
@@ -106,6 +131,8 @@ class TrainingSetup:
                 check_choice(f"training.{name}", canonical, option.choices)
                 object.__setattr__(self, name, canonical)
         self._normalise_optimizer()
+        if self.parallel is not None:
+            object.__setattr__(self, "parallel", parallel_text(str(self.parallel)))
         if self.dry_run_batch_size is None:
             object.__setattr__(self, "dry_run_passes", 1)
 
@@ -123,6 +150,11 @@ class TrainingSetup:
             object.__setattr__(self, "implementation", implementation)
         rest = {key: value for key, value in arguments.items() if key not in ("fused", "foreach")}
         object.__setattr__(self, "optimizer", call_text(name, rest))
+
+    @property
+    def parallelism(self) -> Parallelism | None:
+        """The strategy for several GPUs with its options, None for one GPU."""
+        return None if self.parallel is None else _parallelism(self.parallel)
 
     @property
     def without_rate(self) -> "TrainingSetup":

@@ -34,6 +34,17 @@ class Peaks:
 
 
 @dataclass(frozen=True)
+class RankPeaks:
+    """The unbounded peaks of ranks that are alike, on the first device."""
+
+    rank: int
+    """One of them."""
+    count: int
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True)
 class Simulation:
     """A job under one training setup, on some devices."""
 
@@ -50,6 +61,8 @@ class Simulation:
     """Shape (without the batch) and dtype of each input."""
     traced_with: Mapping[str, str] = field(default_factory=dict)
     """Versions of torch and of the libraries that the network comes from."""
+    ranks: tuple[RankPeaks, ...] = ()
+    """The distinct ranks of a run on several GPUs, the largest first; `peaks` are those of the first."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a mapping that `from_json` reads."""
@@ -68,6 +81,7 @@ class Simulation:
             "notes": list(self.notes),
             "inputs": [dict(item) for item in self.inputs],
             "traced_with": dict(self.traced_with),
+            "ranks": [vars(item) for item in self.ranks],
         }
 
     @classmethod
@@ -87,6 +101,7 @@ class Simulation:
             notes=tuple(values["notes"]),
             inputs=tuple(values["inputs"]),
             traced_with=values["traced_with"],
+            ranks=tuple(RankPeaks(**item) for item in values["ranks"]),
         )
 
 

@@ -17,10 +17,11 @@ from vramcast.dataset_builder.jobs.job import Job, ModuleJob, PreparedJob, SpecJ
 from vramcast.dataset_builder.jobs.optimizers import stand_in
 from vramcast.dataset_builder.schema import LayerTable
 from vramcast.dataset_builder.simulation.live_job import LiveJob, needs_device
-from vramcast.dataset_builder.simulation.simulation import Curve, LayerCost, Peaks, Simulation
+from vramcast.dataset_builder.simulation.simulation import Curve, LayerCost, Peaks, RankPeaks, Simulation
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.allocator import AllocatorOptions
-from vramcast.virtual_gpu.measurement import Measurement
+from vramcast.virtual_gpu.distributed.parallelism import RankGroup
+from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.replay import FREE, Replay
 from vramcast.virtual_gpu.session import trace_training
@@ -69,6 +70,10 @@ class _UnboundedReplay:
     trace: Trace
     lowered: Lowered
     replay: Replay
+    group: RankGroup
+
+
+_RankTraces = list[tuple[RankGroup, Trace]]
 
 
 class Simulator:
@@ -82,7 +87,7 @@ class Simulator:
         self._resolved: TrainingSetup | None = None
         self._inputs: tuple[Mapping[str, Any], ...] = ()
         self._traced_with: Mapping[str, str] = {}
-        self._traces: dict[tuple[bool, float | None], Trace] = {}
+        self._traces: dict[tuple[bool, float | None], _RankTraces] = {}
         self._replays: dict[Any, _UnboundedReplay] = {}
         self._live: LiveJob | None = None
 
@@ -94,7 +99,8 @@ class Simulator:
         try:
             return self._simulate(options, profiles)
         except Exception as error:
-            if not isinstance(self.job, ModuleJob) or not needs_device(error):
+            several = options.get("parallel") is not None  # a rank is traced without a virtual CUDA
+            if several or not isinstance(self.job, ModuleJob) or not needs_device(error):
                 raise
             try:
                 self._live = LiveJob(self.job, self.job.setup(options), profiles[0])
@@ -108,7 +114,8 @@ class Simulator:
             training = self._use(options)
             if self._table is None:
                 self._table = self.job.table()
-            replays = {profile.name: self._unbounded(profile) for profile in profiles}
+            ranks = {profile.name: self._unbounded(profile) for profile in profiles}
+            replays = {name: items[0] for name, items in ranks.items()}
         return Simulation(
             table=self._table,
             training=self._resolved or training,
@@ -117,21 +124,25 @@ class Simulator:
             family=self.job.family,
             inputs=self._inputs,
             traced_with=self._traced_with,
+            ranks=_rank_peaks(ranks[profiles[0].name]) if training.parallel else (),
         )
 
     def measure(self, options: Mapping[str, Any], profile: DeviceProfile) -> Measurement:
         """Simulate the job on one device, without its layers: one trace and one replay."""
-        return simulate(self.trace(options, profile.compute_capability), profile, self.allocator)
+        self._use(options)
+        ranks = self._trace(profile.compute_capability, owners=False)
+        measurements = [simulate(trace, profile, self.allocator) for _, trace in ranks]
+        return max(measurements, key=lambda item: (item.status is not Status.OK, item.reserved_bytes or 0))
 
     def trace(self, options: Mapping[str, Any], compute_capability: float) -> Trace:
-        """Trace the job for devices of a compute capability, without the owners of blocks."""
+        """Trace the job (its first rank) for devices of a compute capability, without the owners of blocks."""
         self._use(options)
-        return self._trace(compute_capability, owners=False)
+        return self._trace(compute_capability, owners=False)[0][1]
 
     def curve(self, options: Mapping[str, Any], profile: DeviceProfile) -> Curve:
         """Return the memory over time on a device, unbounded where the job does not fit."""
         self._use(options)
-        trace = self._live.trace if self._live is not None else self._unbounded(profile).trace
+        trace = self._live.trace if self._live is not None else self._unbounded(profile)[0].trace
         timeline = timeline_of(trace, _without_limit(profile))
         points = _thinned([sum(values) for values in zip(*timeline.requested_bytes.values(), strict=True)])
         return Curve(
@@ -160,48 +171,92 @@ class Simulator:
             self._setup, self._traces, self._replays = training, {}, {}
         return training
 
-    def _trace(self, compute_capability: float, owners: bool = True) -> Trace:
-        trace = self._traces.get((owners, None)) or self._traces.get((owners, compute_capability))
-        if trace is None:
+    def _trace(self, compute_capability: float, owners: bool = True) -> _RankTraces:
+        """Return the trace of each distinct rank; one for a run on one GPU."""
+        traces = self._traces.get((owners, None)) or self._traces.get((owners, compute_capability))
+        if traces is None:
             if self._setup is None:
                 raise RuntimeError("there is no setup to trace")
             capability = _Capability(compute_capability)
             prepared = self.job.prepare(self._setup)
-            trace = trace_training(
-                prepared.subject,
-                prepared.make_inputs,
-                prepared.training,
-                compute_capability=capability,
-                make_optimizer=prepared.make_optimizer,
-                owners=owners,
-            )
-            places = self.job.places
-            trace.approximations = {
-                f"{phrase} (at {places[phrase]})" if phrase in places else phrase for phrase in trace.approximations
-            }
-            self._resolved = _with_known_optimizer(prepared, trace)
             self._inputs = input_shapes(prepared.make_inputs(self._setup.batch_size))
             self._traced_with = library_versions(prepared.subject)
-            self._traces[owners, compute_capability if capability.compared else None] = trace
-        return trace
+            if self._setup.parallel:
+                traces = self._trace_ranks(prepared, capability)
+                self._resolved = prepared.training
+            else:
+                trace = trace_training(
+                    prepared.subject,
+                    prepared.make_inputs,
+                    prepared.training,
+                    compute_capability=capability,
+                    make_optimizer=prepared.make_optimizer,
+                    owners=owners,
+                )
+                self._resolved = _with_known_optimizer(prepared, trace)
+                traces = [(RankGroup(0, 1), trace)]
+            places = self.job.places
+            for _, trace in traces:
+                trace.approximations = {
+                    f"{phrase} (at {places[phrase]})" if phrase in places else phrase for phrase in trace.approximations
+                }
+            self._traces[owners, compute_capability if capability.compared else None] = traces
+        return traces
 
-    def _unbounded(self, profile: DeviceProfile) -> _UnboundedReplay:
-        """Replay without a memory limit; devices that differ only in size and context share the replay."""
-        trace = self._trace(profile.compute_capability)
-        key = (id(trace), tuple(profile.workspace_bytes(call) for call in trace.calls))
-        if key not in self._replays:
-            lowered, replay = replay_on(trace, _without_limit(profile), self.allocator)
-            self._replays[key] = _UnboundedReplay(trace, lowered, replay)
-        return self._replays[key]
+    def _trace_ranks(self, prepared: PreparedJob, compute_capability: float) -> _RankTraces:
+        """Trace one rank of each kind; each wraps a subject of its own."""
+        from vramcast.virtual_gpu.distributed.distinct_ranks import distinct_ranks  # noqa: PLC0415 - slow to import
+        from vramcast.virtual_gpu.distributed.rank_session import trace_rank  # noqa: PLC0415
+
+        parallelism = prepared.training.parallelism
+        if parallelism is None or self._setup is None:
+            raise RuntimeError("there are no ranks to trace")
+        traces: _RankTraces = []
+        for group in distinct_ranks(prepared.subject, parallelism):
+            job = self.job.prepare(self._setup) if traces else prepared
+            trace = trace_rank(
+                job.subject,
+                job.make_inputs,
+                job.training,
+                parallelism,
+                group.rank,
+                compute_capability,
+                job.make_optimizer,
+            )
+            traces.append((group, trace))
+        return traces
+
+    def _unbounded(self, profile: DeviceProfile) -> list[_UnboundedReplay]:
+        """Replay each rank without a memory limit, the largest first.
+
+        Devices that differ only in size and context share the replays.
+        """
+        replays = []
+        for group, trace in self._trace(profile.compute_capability):
+            key = (id(trace), tuple(profile.workspace_bytes(call) for call in trace.calls))
+            if key not in self._replays:
+                lowered, replay = replay_on(trace, _without_limit(profile), self.allocator)
+                self._replays[key] = _UnboundedReplay(trace, lowered, replay, group)
+            replays.append(self._replays[key])
+        return sorted(replays, key=lambda item: -item.replay.peak_reserved_bytes)
 
     def _peaks(self, profile: DeviceProfile, unbounded: _UnboundedReplay) -> Peaks:
         """Reuse the unbounded replay if the job fits, because both give the same peak."""
         trace = unbounded.trace
         without_limit = measurement_of(trace, profile, unbounded.lowered, unbounded.replay)
-        room_bytes = profile.capacity_bytes(trace.has_convolutions, trace.has_batch_norm)
+        room_bytes = profile.capacity_bytes(trace.has_convolutions, trace.has_batch_norm, trace.world_size)
         if unbounded.replay.peak_reserved_bytes <= room_bytes:
             return Peaks(without_limit, without_limit)
         return Peaks(measurement_of(trace, profile, *replay_on(trace, profile, self.allocator)), without_limit)
+
+
+def _rank_peaks(replays: Sequence[_UnboundedReplay]) -> tuple[RankPeaks, ...]:
+    return tuple(
+        RankPeaks(
+            item.group.rank, item.group.count, item.replay.peak_allocated_bytes, item.replay.peak_reserved_bytes
+        )
+        for item in replays
+    )  # fmt: skip
 
 
 def library_versions(subject: nn.Module) -> dict[str, str]:
@@ -240,7 +295,7 @@ def _costs(unbounded: _UnboundedReplay, table: LayerTable) -> tuple[LayerCost, .
     live = set(unbounded.replay.live_at_peak)
     held: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for block, size in unbounded.lowered.events:
-        if size != FREE and block in live:
+        if block in live and size != FREE:
             use = Use(unbounded.trace.uses[block])
             owner = "" if use in (Use.WORKSPACE, Use.INPUTS) else own_name(unbounded.trace.owners[block])
             if owner:

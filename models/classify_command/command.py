@@ -23,6 +23,7 @@ from vramcast.errors import UserError, check_count
 from vramcast.models.answer import FITS, Answer
 from vramcast.models.classify_command.request import KEYS, TRAINING_OPTIONS, ClassifyRequest
 from vramcast.models.classify_command.simulators import Simulators
+from vramcast.virtual_gpu.distributed.parallelism import PARALLEL_OPTIONS
 
 if TYPE_CHECKING:  # the child starts before this process imports torch
     from vramcast.dataset_builder.simulation.simulator import JobSimulator
@@ -73,6 +74,15 @@ def _parser() -> argparse.ArgumentParser:
             text = f"{option.help}: {', '.join(option.choices)}" if option.choices else option.help
             bare: dict[str, Any] = {"nargs": "?", "const": option.bare} if option.bare else {}
             add(flag, metavar="NAME", help=text, **bare)
+    for name, text in PARALLEL_OPTIONS.items():
+        flag = f"--{name.replace('_', '-')}"
+        if name == "offload":
+            add(flag, action="store_true", default=None, help=text)
+        elif name in ("world_size", "nodes", "tensor", "pipeline", "microbatches"):
+            add(flag, type=int, metavar="N", help=text)
+        else:
+            add(flag, metavar="NAME", type=_shard_after_forward if name == "shard_after_forward" else str, help=text)
+    add("--strategies", action="store_true", default=None, help="compare strategies with --json too")
     add("--device", metavar="NAME", help=f"a device profile, see vramcast device list; default {DEFAULT_DEVICE}")
     add("--risk", type=float, help=f"probability that the safe figure is too low; default {RISK}")
     add("--bucket-mib", type=int, metavar="N", help=f"the width of a bucket; default {BUCKET_MIB}")
@@ -85,6 +95,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--timeout", type=float, default=TIMEOUT_SECONDS, metavar="SECONDS", help="limit for the network's code")
     add("--memory-limit-mib", type=int, default=MEMORY_MIB, metavar="N", help="limit for the network's code")
     return parser
+
+
+def _shard_after_forward(text: str) -> bool | int:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected true, false or a number, found {text!r}") from None
 
 
 def _values(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from vramcast.models.answer import FITS, Answer
 from vramcast.models.batch_search import largest_batch
 from vramcast.models.classify_command.page import Page
 from vramcast.models.classify_command.request import ClassifyRequest
+from vramcast.models.classify_command.strategies import strategy_answers
 from vramcast.models.classify_command.suggestions import suggestions
 from vramcast.models.predictor import Predictor, Question
 from vramcast.virtual_gpu.training_setup import TrainingSetup
@@ -57,9 +58,13 @@ def answer_request(
     if isinstance(subject, LayerTable):
         return _table_answer(request, subject, predictor, request.device, start)
     job = JobAnswers(request, subject, predictor)
-    answer = job.answer(request.device)
+    simulation = job.simulate([request.device])
+    answer = job.answers(simulation, [request.device])[0]
     if request.max_batch:
         answer = replace(answer, max_batch_size=job.largest_batch(answer)[0])
+    if request.strategies and answer.parallel:
+        compared = strategy_answers(job, answer, simulation.training)
+        answer = replace(answer, strategies=tuple(item.to_dict() for item in compared))
     return replace(answer, seconds=time.perf_counter() - start)
 
 
@@ -78,6 +83,10 @@ def page_of_request(
     simulation = job.simulate(devices)
     by_device = dict(zip(devices, job.answers(simulation, devices), strict=True))
     answer, others = by_device[request.device], [by_device[name] for name in names]
+    if simulation.training.parallel:  # a trace of a rank takes seconds: no search for the batch
+        compared = strategy_answers(job, answer, simulation.training)
+        answer = replace(answer, seconds=time.perf_counter() - start)
+        return Page(answer, title, simulation.training, simulation.costs, others, strategies=compared)
     batch, largest = job.largest_batch(answer)
     helpful = [] if answer.verdict == FITS else suggestions(job, answer, simulation.training, largest, others)
     answer = replace(answer, max_batch_size=batch, seconds=time.perf_counter() - start)

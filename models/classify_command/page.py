@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from vramcast.dataset_builder.simulation.simulation import LayerCost
 from vramcast.models.answer import FITS, TIGHT, TOO_LARGE, Answer, shown_inputs, shown_size, shown_versions
+from vramcast.models.classify_command.strategies import StrategyAnswer
 from vramcast.models.classify_command.suggestions import Suggestion
 from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.training_setup import TrainingSetup
@@ -39,6 +40,8 @@ class Page:
     devices: Sequence[Answer] = ()
     """The answer for each known device."""
     suggestions: Sequence[Suggestion] = field(default=())
+    strategies: Sequence[StrategyAnswer] = ()
+    """For a run on several GPUs."""
 
 
 def render_page(page: Page, width: int = 100, colours: bool = False) -> str:
@@ -49,6 +52,8 @@ def render_page(page: Page, width: int = 100, colours: bool = False) -> str:
         _head(page, paint),
         _bar(page.answer, width, paint),
         _layers(page, width),
+        _ranks(page),
+        _strategies(page, paint),
         _devices(page, paint),
         _batch(page.answer),
         _advice(page, width, paint),
@@ -97,6 +102,7 @@ def _setup(page: Page) -> str:
         f"autocast {training.autocast}" if training.autocast else "",
         "checkpointing" if training.checkpointing else "",
         f"{training.accumulate} batches a step" if training.accumulate > 1 else "",
+        f"each of {training.parallel}" if training.parallel else "",
     ]
     return ", ".join([f"batch {training.batch_size}", training.optimizer, training.dtype, *filter(None, extras)])
 
@@ -135,6 +141,30 @@ def _layers(page: Page, width: int) -> Iterator[str]:
     for cost in costs:
         name = cost.name if len(cost.name) <= room else "…" + cost.name[1 - room :]
         yield f"  {name:{room}} {cost.kind[:24]:24} {shown_size(cost.total_bytes / MIB):>12}"
+
+
+def _ranks(page: Page) -> Iterator[str]:
+    if not page.answer.ranks:
+        return
+    yield "Simulated peaks of the ranks, without the CUDA context and NCCL; the figures above are those of the first"
+    for item in page.answer.ranks:
+        alike = f" and {item['count'] - 1} like it" if item["count"] > 1 else ""
+        allocated, reserved = shown_size(item["allocated_mib"]), shown_size(item["reserved_mib"])
+        name = f"rank {item['rank']}{alike}"
+        yield f"  {name:28} {allocated:>11} allocated {reserved:>11} reserved"
+
+
+def _strategies(page: Page, paint: _Paint) -> Iterator[str]:
+    if not page.strategies:
+        return
+    yield f"{'Strategy':34} {'GPUs':>5} {'estimate':>11} {'safe':>11}"
+    for item in page.strategies:
+        if item.smallest:
+            yield f"The least number of these GPUs that fits: {item.world_size}, with {item.change}"
+            continue
+        answer = item.answer
+        figures = f"{item.world_size:>5} {shown_size(answer.estimate_mib):>11} {shown_size(answer.safe_mib):>11}"
+        yield f"  {item.change:32} {figures}  {paint(answer.verdict, _VERDICTS[answer.verdict])}"
 
 
 def _devices(page: Page, paint: _Paint) -> Iterator[str]:

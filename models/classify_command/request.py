@@ -9,13 +9,15 @@ from vramcast.dataset_builder.defaults import RISK
 from vramcast.dataset_builder.devices import DEFAULT_DEVICE, device_file
 from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
 from vramcast.errors import UserError, check_choice, check_count, check_flag
-from vramcast.virtual_gpu.training_setup import OPTIONS
+from vramcast.virtual_gpu.distributed.parallelism import PARALLEL_OPTIONS
+from vramcast.virtual_gpu.training_setup import OPTIONS, with_parallel_options
 
 TRAINING_OPTIONS = {name: option for name, option in OPTIONS.items() if not option.from_network}
 _LARGEST = 2**31
 """Of a count: torch cannot index larger tensors."""
 KEYS = (
-    *TRAINING_OPTIONS, "target", "device", "risk", "bucket_mib", "max_batch", "input", "inputs", "step", "args",
+    *TRAINING_OPTIONS, *PARALLEL_OPTIONS, "strategies",
+    "target", "device", "risk", "bucket_mib", "max_batch", "input", "inputs", "step", "args",
 )  # fmt: skip
 
 
@@ -30,6 +32,8 @@ class ClassifyRequest:
     risk: float = RISK
     bucket_mib: int | None = None
     max_batch: bool = False
+    strategies: bool = False
+    """Compare strategies for several GPUs."""
     input: tuple[str, ...] = ()
     inputs: str | None = None
     step: str | None = None
@@ -44,6 +48,7 @@ class ClassifyRequest:
             raise UserError(f"expected a job with some of {sorted(KEYS)}, found {unknown}: remove or rename them")
         if "target" not in chosen:
             raise UserError(f"expected a job with a target, found {sorted(chosen)}: add it")
+        chosen = with_parallel_options(chosen)
         _check(chosen)
         options = {name: chosen.pop(name, None) for name in TRAINING_OPTIONS}
         inputs = chosen.pop("input", ())
@@ -82,6 +87,7 @@ def _check(chosen: Mapping[str, Any]) -> None:
     if "bucket_mib" in chosen:
         _check_bounded("bucket_mib", chosen["bucket_mib"])
     check_flag("max_batch", chosen.get("max_batch", False))
+    check_flag("strategies", chosen.get("strategies", False))
     device_file(chosen.get("device", DEFAULT_DEVICE))  # an unknown device fails before the network is built
     risk = chosen.get("risk", RISK)
     if not isinstance(risk, int | float) or not 0 < risk < 1:

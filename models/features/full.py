@@ -6,6 +6,7 @@ from collections import Counter
 from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS
 from vramcast.models.example import Example
 from vramcast.models.features.layers import ACTIVATIONS, NO_CONVOLUTION, convolutions_of, log_amount, main_activation
+from vramcast.virtual_gpu.distributed.parallelism import SHARDED
 from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.training_setup import DTYPE_BYTES, parse_call
 
@@ -109,6 +110,8 @@ def _training_numbers(example: Example) -> Numbers:
         "dry_run_batch": log_amount(training.dry_run_batch_size or 0),
         "accumulate": log_amount(training.accumulate),
         "prefetched": log_amount(training.prefetched_batches),
+        "world_size": log_amount(training.parallelism.world_size if training.parallelism else 1),
+        "sharded": float(training.parallelism is not None and training.parallelism.strategy in SHARDED),
         "checkpointing": float(training.checkpointing),
         "implementation_fused": float(training.implementation == "fused"),
         "implementation_single": float(training.implementation == "single"),

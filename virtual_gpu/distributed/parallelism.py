@@ -125,10 +125,9 @@ class Parallelism:
     @property
     def notes(self) -> tuple[str, ...]:
         """Return the caveats that every answer must state."""
-        notes = ["memory of NCCL is not part of the figures of the allocator"] if self.world_size > 1 else []
-        if self.strategy in MODELLED:
-            notes.append(f"{self.strategy} is modelled by DeepSpeed's partitioning rules: its own code did not run")
-        return tuple(notes)
+        if self.strategy not in MODELLED:
+            return ()
+        return (f"{self.strategy} is modelled by DeepSpeed's partitioning rules: its own code did not run",)
 
     def without_defaults(self) -> dict[str, Any]:
         """Return the options that differ from their default, without the strategy."""
@@ -138,6 +137,37 @@ class Parallelism:
             for item in fields(self)
             if item.name not in ("strategy", derived) and getattr(self, item.name) != item.default
         }
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    """Ranks with the same memory, by one of them."""
+
+    rank: int
+    count: int
+
+
+PARALLEL_OPTIONS: Mapping[str, str] = {
+    "world_size": "number of GPUs of the whole run",
+    "nodes": "number of machines; hsdp replicates across them",
+    "shard_after_forward": "free parameters after the forward pass: true, false, or a number of ranks to reshard to",
+    "wrap": "classes of modules that are sharded one by one, separated by commas",
+    "offload": "keep parameters, gradients and optimizer state in host memory",
+    "tensor": "ranks that share each layer, with fsdp2",
+    "pipeline": "stages of the pipeline, with fsdp2",
+    "microbatches": "parts of a pipeline's batch",
+    "schedule": "schedule of a pipeline: 1f1b or gpipe",
+    "reduce_dtype": "dtype in which gradients are reduced",
+}
+"""Options beside the strategy, with their help."""
+
+
+def split_options(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split options into those of parallelism and others; raise UserError for the former without a strategy."""
+    chosen = {name: values[name] for name in PARALLEL_OPTIONS if values.get(name) is not None}
+    if chosen and values.get("parallel") is None:
+        raise UserError(f"expected parallel with {', '.join(chosen)}, found none: name a strategy, such as fsdp2")
+    return chosen, {name: value for name, value in values.items() if name not in PARALLEL_OPTIONS}
 
 
 def parallelism_of(strategy: str, options: Mapping[str, Any]) -> Parallelism:

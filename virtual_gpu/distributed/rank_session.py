@@ -94,6 +94,7 @@ class _RankRun:
             trace = self.tracer.trace
             trace.events = list(trace.events)  # a copy: the end of the run frees the network, and is not part of it
             trace.approximations.update(self.parallelism.notes)
+            trace.world_size = self.parallelism.world_size
             return trace
 
     def _wrapped(self) -> nn.Module:
