@@ -14,8 +14,6 @@ from vramcast.virtual_gpu.sizes import MIB
 _TOO_LOW = 0.02
 """A point estimate counts as too low if it is more than this share below the measurement."""
 _TAIL = 0.95
-SHARES = ("accuracy", "too_low", "safe_too_low", "point_too_low", "oom_recall", "oom_false_alarms")
-"""Figures that are a share of rows, and have a confidence interval."""
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from itertools import pairwise
 
 import pytest
 
+from benchmarks.study.depth_study import DEGREES, depth_study, vgg_spec
 from vramcast.dataset_builder.configuration import make_backend
 from vramcast.dataset_builder.devices import load_device
 from vramcast.dataset_builder.filters import check
 from vramcast.dataset_builder.measure import Backend, BackendResult
 from vramcast.dataset_builder.schema import StaticEstimate
 from vramcast.errors import UserError
-from vramcast.models.depth_study import DEGREES, depth_study, vgg_spec
 from vramcast.virtual_gpu.measurement import Measurement, Status
 
 MIB = 2**20
@@ -44,7 +44,7 @@ def study(monkeypatch):
             counts = layers_of(spec)
             return StaticEstimate(static(counts["Conv2d"] + counts["Linear"]), 0, 0, 0)
 
-        monkeypatch.setattr("vramcast.models.depth_study.static_of", static_of)
+        monkeypatch.setattr("benchmarks.study.depth_study.static_of", static_of)
         return depth_study(Scripted(need, oom_from), *arguments, **more)
 
     return run

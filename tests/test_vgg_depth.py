@@ -1,7 +1,7 @@
 """The table of TBEM's case study."""
 
+from benchmarks.study.depth_study import DepthFit, DepthPoint, DepthStudy
 from benchmarks.study.vgg_depth import fits_table
-from vramcast.models.depth_study import DepthFit, DepthPoint, DepthStudy
 
 
 def test_a_line_for_each_polynomial_with_both_errors():

@@ -14,7 +14,7 @@ from vramcast.dataset_builder.measure.static import StaticBackend
 from vramcast.dataset_builder.store.splits import Split, make_split
 from vramcast.errors import UserError
 from vramcast.models._base import Estimator
-from vramcast.models.baselines.catalogue import BASELINES
+from vramcast.models.baselines.catalogue import fit_baselines
 from vramcast.models.buckets import Buckets
 from vramcast.models.comparison import EstimatorReport, compare
 from vramcast.models.ensemble import Ensemble
@@ -75,7 +75,10 @@ def evaluate(
     configuration: Configuration, estimator: Ensemble, parts: Parts, buckets: Buckets
 ) -> dict[str, EstimatorReport]:
     """Evaluate the estimator and the baselines on the test rows, by name."""
-    estimators: dict[str, Estimator] = {ESTIMATOR: estimator, **_baselines(parts)}
+    # on simulated rows, leave out the baselines that are the simulation itself
+    simulated = {"fake_tensor", "virtual"} if all(example.backend == VIRTUAL for example in parts.test) else ()
+    baselines = fit_baselines(parts.train, parts.validation, without=simulated)
+    estimators: dict[str, Estimator] = {ESTIMATOR: estimator, **baselines}
     safe = safe_bytes(estimator, parts.test, configuration.risk)
     return compare(estimators, parts.test, buckets, {} if safe is None else {ESTIMATOR: safe})
 
@@ -87,10 +90,3 @@ def safe_bytes(estimator: Ensemble, examples: Sequence[Example], risk: float) ->
     except UserError as error:
         print(f"note: no safe buckets: {error}", file=sys.stderr)
         return None
-
-
-def _baselines(parts: Parts) -> dict[str, Estimator]:
-    """Fit the baselines to the same rows; on simulated rows, leave out those that are the simulation itself."""
-    simulated = {"fake_tensor", "virtual"} if all(example.backend == VIRTUAL for example in parts.test) else set()
-    kinds = {name: kind for name, kind in BASELINES.items() if name not in simulated}
-    return {name: kind().fit(parts.train, parts.validation) for name, kind in kinds.items()}

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from benchmarks.page import publish, study_parser
 from benchmarks.small_pictures import light_picture
+from benchmarks.study.depth_study import DepthStudy, depth_study
 from benchmarks.study.style import BLUE, GREY, ORANGE, markdown
 from vramcast.dataset_builder.devices import DEFAULT_DEVICE, load_profile
 from vramcast.dataset_builder.measure.virtual import VirtualBackend
-from vramcast.models.depth_study import DepthStudy, depth_study
 from vramcast.models.drawing import quiet
 from vramcast.virtual_gpu.sizes import MIB
 

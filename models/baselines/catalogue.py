@@ -1,6 +1,6 @@
 """All baselines by name, fitted and saved together."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from vramcast.errors import check_choice
@@ -28,9 +28,11 @@ FORMULAS: Mapping[str, Baseline] = {name: kind() for name, kind in BASELINES.ite
 _KIND = "baselines"
 
 
-def fit_baselines(train: Sequence[Example], validation: Sequence[Example]) -> dict[str, Baseline]:
-    """Fit every baseline to the examples of the estimator that it is compared with."""
-    return {name: kind().fit(train, validation) for name, kind in BASELINES.items()}
+def fit_baselines(
+    train: Sequence[Example], validation: Sequence[Example], without: Collection[str] = ()
+) -> dict[str, Baseline]:
+    """Fit the baselines to the examples of the estimator that they are compared with."""
+    return {name: kind().fit(train, validation) for name, kind in BASELINES.items() if name not in without}
 
 
 def save_baselines(baselines: Mapping[str, Baseline], directory: Path) -> None:
