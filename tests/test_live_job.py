@@ -120,5 +120,5 @@ def test_a_bug_of_the_network_stays_its_own():
         def forward(self, x):
             return self.second(x.cuda())
 
-    with pytest.raises(Exception, match="cuda|mat1|shape"):
+    with pytest.raises(Exception, match=r"cuda|mat1|shape"):
         simulate(meta(Wrong), lambda size: torch.randn(size, 256))

@@ -109,11 +109,15 @@ def _table(record: RunRecord) -> LayerTable:
         LayerRecord(own_name(call.name), call.kind, call.shape[1:], call.elements // batch, call.parameters)
         for call in record.layers
     ]
-    trainable = tuple(
-        tuple(item.shape) for root in record.roots.values() for item in root.parameters() if item.requires_grad
-    )
+    trainable = tuple(tuple(item.shape) for item in _parameters(record) if item.requires_grad)
     elements = sum(torch.Size(shape).numel() for shape in shapes) // batch
     return LayerTable(tuple(layers), trainable, max(elements, 1))
+
+
+def _parameters(record: RunRecord) -> list[nn.Parameter]:
+    """Return the parameters of all networks that were trained, each once."""
+    unique = {id(item): item for root in record.roots.values() for item in root.parameters()}
+    return list(unique.values())
 
 
 def _batch_size(record: RunRecord) -> int:
@@ -125,19 +129,14 @@ def _batch_size(record: RunRecord) -> int:
 def _training(gpu: VirtualCuda) -> TrainingSetup:
     """Return the training as far as a run shows it."""
     record = gpu.record
-    parameters = [item for root in record.roots.values() for item in root.parameters()]
+    parameters = _parameters(record)
     counts = Counter(_DTYPES.get(item.dtype, "fp32") for item in parameters)
     trainable = [item for item in parameters if item.requires_grad]
     optimizers = list(record.optimizers.values())
-    name = type(optimizers[0]).__name__ if optimizers else "SGD"
+    name = type(optimizers[0]).__name__ if optimizers else "another library's"
     if name not in OPTIMIZERS:
-        state_bytes = sum(
-            value.numel() * value.element_size()
-            for optimizer in optimizers
-            for state in optimizer.state.values()
-            for value in state.values()
-            if isinstance(value, torch.Tensor)
-        )
+        uses = gpu.tracer.trace.uses
+        state_bytes = sum(size for block, size in gpu.memory.live_blocks() if uses[block] == Use.OPTIMIZER_STATE)
         name = stand_in(state_bytes, sum(item.numel() * item.element_size() for item in trainable))
     return TrainingSetup(
         batch_size=_batch_size(record),

@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -64,6 +64,11 @@ class LiveMemory:
     def free_bytes(self) -> int:
         """Return what the driver would call free."""
         return max(self.profile.available_bytes - self.overhead_bytes - self.allocator.reserved_bytes, 0)
+
+    def live_blocks(self) -> Iterator[tuple[int, int]]:
+        """Yield the blocks that are allocated now, with the bytes that were requested."""
+        for block, handle in self._blocks.items():
+            yield block, handle.requested_bytes
 
     def _free_pending(self) -> None:
         while self._frees:

@@ -1,7 +1,7 @@
 """The course of a run: phases, optimizer steps, the shapes of their batches, and the peaks of each."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -141,26 +141,33 @@ class RunRecord:
             self.layers.append(LayerCall(name, type(module).__name__, shape, elements, sum(own.values())))
 
     def enter_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Note that an optimizer's step starts."""
-        self.phase, self._tracer.phase, self._in_step = "optimizer", Use.OPTIMIZER_STATE, True
+        """Note that the step of an optimizer of torch starts."""
         self.optimizers.setdefault(id(optimizer), optimizer)
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        """Note that the step of any optimizer starts."""
+        self.phase, self._tracer.phase, self._in_step = "optimizer", Use.OPTIMIZER_STATE, True
 
     def leave_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Note that an optimizer's step is over, and tell gradients and states from other blocks."""
-        self._tracer.phase, self.phase, self._in_step = Use.ACTIVATIONS, "forward", False
-        mark = self._tracer.mark
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                mark(parameter, Use.PARAMETERS)
-                if parameter.grad is not None:
-                    mark(parameter.grad, Use.GRADIENTS)
-                for value in optimizer.state.get(parameter, {}).values():
-                    if isinstance(value, Tensor):
-                        mark(value, Use.OPTIMIZER_STATE)
-        self._end_step(optimizer)
+        """Note that the step of an optimizer of torch is over."""
+        parameters = [item for group in optimizer.param_groups for item in group["params"]]
+        states = [value for item in parameters for value in optimizer.state.get(item, {}).values()]
+        self.end_step(optimizer, parameters, [item.grad for item in parameters], states)
 
-    def _end_step(self, optimizer: Any) -> None:
-        """Count a step once for all optimizers of an iteration: the busiest one counts."""
+    def end_step(
+        self, optimizer: Any, parameters: Iterable[Any], gradients: Iterable[Any], states: Iterable[Any]
+    ) -> None:
+        """Note that the step of any optimizer is over: mark its gradients and states.
+
+        A step counts once for all optimizers of an iteration: the busiest one counts.
+        """
+        self._tracer.phase, self.phase, self._in_step = Use.ACTIVATIONS, "forward", False
+        held = ((Use.PARAMETERS, parameters), (Use.GRADIENTS, gradients), (Use.OPTIMIZER_STATE, states))
+        for use, values in held:
+            for value in values:
+                if isinstance(value, Tensor):
+                    self._tracer.mark(value, use)
         self._step_counts[id(optimizer)] += 1
         if max(self._step_counts.values()) > len(self.steps):
             self.steps.append(self.current)

@@ -73,6 +73,7 @@ class VirtualCuda:
         self.profile = profile
         self.device = torch.device("cuda", index)
         self.device_count = device_count
+        self.nonzero_fraction = nonzero_fraction
         self.assumptions = Assumptions()
         self.saved: dict[str, Any] = {}
         """Checkpoints that this process keeps in the place of files, by absolute path."""

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from vramcast.virtual_gpu.cuda.libraries import (
     bitsandbytes_library,
+    keras_optimizers,
     lightning_io,
     safetensors_files,
+    torchvision_operators,
     transformers_models,
 )
 from vramcast.virtual_gpu.cuda.patches import Patches
@@ -23,7 +25,14 @@ if TYPE_CHECKING:
     from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
 
 Apply = Callable[[ModuleType, Patches, Any], None]
-_LIBRARIES = (safetensors_files, lightning_io, transformers_models, bitsandbytes_library)
+_LIBRARIES = (
+    safetensors_files,
+    lightning_io,
+    transformers_models,
+    torchvision_operators,
+    bitsandbytes_library,
+    keras_optimizers,
+)
 
 
 def apply(patches: Patches, gpu: "VirtualCuda") -> None:

@@ -32,6 +32,7 @@ def apply(patches: Patches, gpu: "VirtualCuda") -> None:
     patches.set(torch.version, "cuda", _VERSION)
     patches.set(torch.backends.cuda, "is_built", lambda: True)
     patches.set(torch.backends.cudnn, "is_available", lambda: True)
+    patches.set(torch.backends.cudnn, "is_acceptable", lambda tensor: False)  # weights of RNNs stay as they are
     patches.set(torch.backends.cudnn, "version", lambda: _CUDNN_VERSION)
     patches.set(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
     patches.set(torch._C, "_cuda_getDeviceCount", lambda: gpu.device_count)
