@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test bench breadth study lint clean
+.PHONY: demo test bench soak breadth study lint clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -47,6 +47,11 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.performance.inference
 	$(BIN)/python -m benchmarks.performance.simulator_scale
 	$(BIN)/python -m benchmarks.performance.service_load
+
+# Attacks on the service and the cluster simulator, on loopback. Takes an hour or two; resumes from runs/soak.
+soak: export OMP_NUM_THREADS := 1
+soak: $(STAMP)
+	$(BIN)/python -m benchmarks.soak
 
 # Classifies hundreds of known networks in half an hour; an interrupted run resumes from runs/breadth.
 breadth: $(STAMP)

@@ -1,5 +1,6 @@
-"""A bounded queue that serves its clients in turn."""
+"""A bounded queue and a limiter that serve their clients in turn."""
 
+import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -61,3 +62,35 @@ class FairQueue(Generic[T]):
         if not self._items[client]:
             del self._items[client]
         return item
+
+
+class FairLimiter:
+    """Lets a limited number of tasks in at a time; the others wait, and their clients take turns."""
+
+    def __init__(self, limit: int) -> None:
+        self._free = limit
+        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue(1 << 30)  # bounded by requests in flight
+
+    async def __aenter__(self) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.put(CLIENT.get(), turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it was this task's turn already
+                self._release()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        while len(self._waiting):
+            turn = self._waiting.pop()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1

@@ -7,12 +7,12 @@ import math
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 from vramcast.collocation.service.answers import problem_bytes
 from vramcast.collocation.service.body_reader import BodyReader, ClientLeftError, RefusedError
 from vramcast.collocation.service.engine import Engine
-from vramcast.collocation.service.fair_queue import CLIENT
+from vramcast.collocation.service.fair_queue import CLIENT, FairLimiter
 from vramcast.collocation.service.logs import LOGGER, event
 from vramcast.collocation.service.response_cache import Application, Message, Receive, ResponseCache, Scope, Send
 
@@ -39,6 +39,7 @@ class Guard:
         self.in_flight = 0
         self.in_flight_bytes = 0
         self.bodies = BodyReader(self.limits)
+        self.large = FairLimiter(self.limits.large_requests)
         self._by_client: Counter[str] = Counter()
         self.metrics.watch("vramcast_requests_in_flight", "Requests being answered", lambda: self.in_flight)
         self.metrics.watch("vramcast_bodies_in_flight", "Bodies being received", lambda: len(self.bodies))
@@ -131,9 +132,14 @@ class Guard:
             sent = True
             return {"type": "http.request", "body": body, "more_body": False}
 
-        answering = asyncio.ensure_future(
-            self.app(scope, replayed, send) if key is None else self.cache.fill(key, scope, replayed, send)
-        )
+        async def answer() -> None:
+            async with self.large if len(body) > self.limits.inline_body_bytes else nullcontext():
+                if key is None:
+                    await self.app(scope, replayed, send)
+                else:
+                    await self.cache.fill(key, scope, replayed, send)
+
+        answering = asyncio.ensure_future(answer())
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not answering.done():

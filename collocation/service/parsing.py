@@ -14,6 +14,7 @@ from pydantic_core import from_json
 from vramcast.collocation.adapters import admission, kubernetes, volcano
 from vramcast.collocation.adapters.job_text import job_of_text
 from vramcast.collocation.adapters.kubernetes import JOB, NEED, RISK, GpusByNode
+from vramcast.collocation.placement import GpuState
 from vramcast.collocation.service.requests import AnyJobBody, ClassifyBody, JobBody, ObservationsBody, PlacementBody
 from vramcast.dataset_builder.devices import device_names, device_of_gpu
 from vramcast.dataset_builder.filters import Rejected, check
@@ -24,6 +25,10 @@ _MOST_ERRORS = 100
 """A validation error with more errors is reported as a number: pydantic can only describe all of them."""
 _LONGEST_NAME = 253
 """Of a node (kubernetes, apimachinery, validation.go: DNS1123SubdomainMaxLength)."""
+
+
+_MOST_GPUS = 4096
+"""In one request; further nodes count as unknown. A body of 1 MiB has room for about a hundred real nodes."""
 
 
 class BadBodyError(UserError):
@@ -227,8 +232,14 @@ def _risk(text: str) -> float:
 
 def _gpus(nodes: Sequence[Mapping[str, Any]]) -> GpusByNode:
     """Return the GPUs of the nodes that state them. A device without a profile counts as the default device."""
-    stated = {kubernetes.name_of(node): kubernetes.gpus_of(node, _device) for node in nodes}
-    return {name: gpus for name, gpus in stated.items() if gpus is not None and len(name) <= _LONGEST_NAME}
+    stated: dict[str, list[GpuState] | None] = {}
+    room = _MOST_GPUS
+    for node in nodes:
+        name, gpus = kubernetes.name_of(node), kubernetes.gpus_of(node, _device)
+        if gpus is not None and len(name) <= _LONGEST_NAME and len(gpus) <= room:
+            stated[name] = gpus
+            room -= len(gpus)
+    return stated
 
 
 @lru_cache(maxsize=256)  # names of at most 100 characters, see kubernetes.gpus_of

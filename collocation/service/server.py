@@ -1,6 +1,7 @@
 """uvicorn around the application: signals, slow clients, TLS."""
 
 import asyncio
+import gc
 import resource
 import signal
 import socket
@@ -21,6 +22,9 @@ from vramcast.errors import UserError
 _SWITCH_SECONDS = 0.001
 """How long the thread of the forward pass may keep the event loop waiting for the GIL; the default is 5 ms."""
 
+_GC_THRESHOLD = 50_000
+"""Allocations between collections: a large request makes tens of thousands of objects, and no cycles."""
+
 
 def serve(settings: Settings) -> None:
     """Serve until told to stop; requests that are under way are finished."""
@@ -29,6 +33,9 @@ def serve(settings: Settings) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # a slow client costs one, and may have many
     sys.setswitchinterval(_SWITCH_SECONDS)
     server = HttpServer(settings, make_app(settings))
+    gc.collect()
+    gc.set_threshold(_GC_THRESHOLD)
+    gc.freeze()  # torch leaves half a million objects: a collection that visits them blocks the event loop
     server.run()
 
 

@@ -27,6 +27,8 @@ class Limits:
     """The size of their bodies."""
     inline_body_bytes: int = 8 << 10
     """Larger bodies are parsed in a worker process, because parsing blocks the event loop."""
+    large_requests: int = 4
+    """Requests with such bodies that are answered at a time: parsed, a body takes many times its size."""
     waiting_bodies: int = 256
     """Bodies that wait for that."""
     parse_seconds: float = 5.0
