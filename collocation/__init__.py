@@ -1,1 +1,1 @@
-"""What schedulers talk to."""
+"""The interfaces to schedulers: the service, its adapters and client, and the cluster simulator."""

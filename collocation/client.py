@@ -1,4 +1,4 @@
-"""A client for the service. Standard library alone: a scheduler imports it in milliseconds."""
+"""A client of the service. Standard library alone, so that a scheduler imports it in milliseconds."""
 
 import http.client
 import json
@@ -11,21 +11,21 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-_AGAIN = (408, 429, 502, 503, 504)
-"""Answers after which the same question may be asked again."""
+_RETRIED = (408, 429, 502, 503, 504)
+"""Statuses after which a request is sent again."""
 _LONGEST_WAIT = 5.0
 
 
 class ServiceError(Exception):
-    """Something other than an answer came back, or nothing did."""
+    """The service sent no answer."""
 
 
 class ServiceAwayError(ServiceError):
-    """Nobody answered, however often it was tried."""
+    """The service did not answer after all retries."""
 
 
 class RefusedError(ServiceError):
-    """The service does not take the question; the sentence says why, and asking again will not help."""
+    """The service refused a request; the message says why, and a retry would not help."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -34,43 +34,43 @@ class RefusedError(ServiceError):
 
 @dataclass(frozen=True)
 class Estimate:
-    """What to set aside for a job."""
+    """The need of a job."""
 
     need_mib: float
-    """The safe answer, or what the job took before and a margin, or the fallback."""
+    """The safe answer, or the observed peak and a margin, or the fallback."""
     estimate_mib: float | None
     verdict: str | None
-    """'fits', 'tight' or 'does not fit' on its device, as forecast."""
+    """The forecast on its device: 'fits', 'tight' or 'does not fit'."""
     from_fallback: bool
     basis: str | None = None
     """'forecast' or 'observed'; None for the fallback."""
     answer: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """All that the service said: see /openapi.json."""
+    """The whole answer of the service: see /openapi.json."""
 
 
 @dataclass(frozen=True)
 class Placements:
-    """Where a job fits, the policy's choice first."""
+    """The GPUs that a job fits on, the choice of the policy first."""
 
     gpus: tuple[str, ...]
     refused: Mapping[str, str]
-    """The reason by GPU."""
+    """Reasons by GPU."""
     reply: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What the service knows of a job that ran."""
+    """The history of a job in the service."""
 
     runs: int
-    """A run may count twice, if it was told again because no answer came."""
+    """A run counts twice if it was sent again because no response came."""
     peak_mib: float | None
-    """The highest; None where all was forgotten."""
+    """The highest; None without observations."""
     device: str
 
 
 class Client:
-    """Asks again after failures, waiting longer each time, and falls back on a figure of the caller's."""
+    """Sends requests with retries and exponential backoff, and falls back on a need of the caller's."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Client:
         self._sleep = sleep
 
     def classify(self, job: Mapping[str, Any]) -> Estimate:
-        """The estimate for one job; the fallback, if there is one, where the service is away."""
+        """Return the estimate for a job; if the service does not answer, the fallback."""
         try:
             return _estimate(self._post("/v1/classify", job))
         except ServiceAwayError:
@@ -103,19 +103,19 @@ class Client:
             return Estimate(self._fallback_mib, None, None, from_fallback=True)
 
     def classify_many(self, jobs: Sequence[Mapping[str, Any]]) -> list[Estimate | RefusedError]:
-        """An estimate or a refusal for each job, in order."""
+        """Return an estimate or a refusal for each job, in order."""
         try:
-            found = self._post("/v1/classify", {"jobs": list(jobs)})["answers"]
+            answers = self._post("/v1/classify", {"jobs": list(jobs)})["answers"]
         except ServiceAwayError:
             if self._fallback_mib is None:
                 raise
             return [Estimate(self._fallback_mib, None, None, from_fallback=True) for _ in jobs]
-        return [_estimate(item) if item["status"] == "ok" else RefusedError(422, item["error"]) for item in found]
+        return [_estimate(item) if item["status"] == "ok" else RefusedError(422, item["error"]) for item in answers]
 
     def place(
         self, job: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]], policy: str = "best-fit", margin_mib: float = 0
     ) -> Placements:
-        """Where a job fits; by the fallback, if there is one, where the service is away: GPUs with most free first."""
+        """Return the GPUs that a job fits on; if the service does not answer, by the fallback, most free first."""
         body = {"job": dict(job), "gpus": list(gpus), "policy": policy, "margin_mib": margin_mib}
         try:
             reply = self._post("/v1/placements", body)
@@ -130,22 +130,22 @@ class Client:
         return Placements(tuple(item["gpu"] for item in reply["placements"]), refused, reply)
 
     def observe(self, job: Mapping[str, Any], peak_mib: float, device: str | None = None) -> Observation:
-        """Tell what a job took on one card; what is known of it now. There is no fallback: what is not told is lost."""
-        return self._told({"job": dict(job), "device": device, "peak_mib": peak_mib})
+        """Report the peak of a job on one GPU, and return its history. There is no fallback."""
+        return self._observe({"job": dict(job), "device": device, "peak_mib": peak_mib})
 
     def forget(self, job: Mapping[str, Any], device: str | None = None) -> Observation:
-        """Take back all that was told of a job on one card."""
-        return self._told({"job": dict(job), "device": device, "forget": True})
+        """Remove all observations of a job on a device."""
+        return self._observe({"job": dict(job), "device": device, "forget": True})
 
-    def _told(self, body: Mapping[str, Any]) -> Observation:
+    def _observe(self, body: Mapping[str, Any]) -> Observation:
         reply = self._post("/v1/observations", body)
         return Observation(reply["runs"], reply["peak_mib"], reply["device"])
 
     def is_ready(self) -> bool:
-        """Whether the service answers jobs now."""
+        """Return True if the service answers jobs now."""
         try:
             return bool(self._once("GET", "/readyz", None)["status"] in ("ready", "degraded"))
-        except (ServiceError, _AgainError):
+        except (ServiceError, _RetryError):
             return False
 
     def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,12 +153,12 @@ class Client:
         for attempt in range(self._retries + 1):
             try:
                 return self._once("POST", path, data)
-            except _AgainError as error:
+            except _RetryError as error:
                 if attempt == self._retries:
                     raise ServiceAwayError(
-                        f"expected an answer of {self._url}, found {error}: see to the service"
+                        f"expected an answer of {self._url}, found {error}: check the service"
                     ) from error
-                # with jitter, lest all who were turned away come back at once
+                # with jitter, so that refused clients do not all come back at once
                 wait = self._backoff_seconds * 2**attempt * (0.5 + random.random())  # noqa: S311 - no secret
                 self._sleep(min(max(wait, error.after_seconds), _LONGEST_WAIT))
         raise AssertionError("the loop above returns or raises")
@@ -170,25 +170,25 @@ class Client:
         request = urllib.request.Request(self._url + path, data, headers, method=method)  # noqa: S310 - http, above
         try:
             with urllib.request.urlopen(request, timeout=self._timeout_seconds) as response:  # noqa: S310
-                found: dict[str, Any] = json.loads(response.read())
-                return found
+                reply: dict[str, Any] = json.loads(response.read())
+                return reply
         except urllib.error.HTTPError as error:
             with error:
                 sentence = _sentence(error.read())
-                if error.code in _AGAIN:
-                    raise _AgainError(
+                if error.code in _RETRIED:
+                    raise _RetryError(
                         f"{error.code} ({sentence})", _seconds(error.headers.get("Retry-After"))
                     ) from error
                 raise RefusedError(error.code, sentence) from error
-        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: something that is no JSON
-            raise _AgainError(repr(error)) from error
+        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: not JSON
+            raise _RetryError(repr(error)) from error
 
 
-class _AgainError(Exception):
-    """Worth another try."""
+class _RetryError(Exception):
+    """A failure after which the request is sent again."""
 
-    def __init__(self, what: str, after_seconds: float = 0.0) -> None:
-        super().__init__(what)
+    def __init__(self, reason: str, after_seconds: float = 0.0) -> None:
+        super().__init__(reason)
         self.after_seconds = after_seconds
 
 

@@ -1,4 +1,4 @@
-"""Answers in this process, for a command that is run once."""
+"""Answers of an estimator in this process, for commands that run once."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -17,14 +17,12 @@ from vramcast.models.predictor import Question
 
 
 def answers_on(job: Mapping[str, Any], devices: Collection[str], checkpoint: str, risk: float) -> dict[str, Answer]:
-    """The answer for a spec or a name of the public sets on each device; traced once for all of them."""
+    """Return the answers for a spec or a name of the public sets on each device, for which it is simulated once."""
     target, spec = _spec(job)
     profiles = [load_profile(name) for name in sorted(devices)]
     simulation = Simulator(SpecJob(spec)).simulate({}, profiles)
-    found = load(checkpoint).answers(
-        [Question.of_simulation(target, simulation, profile) for profile in profiles], risk
-    )
-    return {answer.device: answer for answer in found}
+    questions = [Question.of_simulation(target, simulation, profile) for profile in profiles]
+    return {answer.device: answer for answer in load(checkpoint).answers(questions, risk)}
 
 
 def _spec(job: Mapping[str, Any]) -> tuple[str, Spec]:
@@ -34,6 +32,6 @@ def _spec(job: Mapping[str, Any]) -> tuple[str, Spec]:
         raise UserError(
             f"expected a spec or a name, found {sorted(job)}: ask a running service with --service for others"
         )
-    found = Spec.from_json(job["spec"])
-    spec = make_spec(found.family, found.network, found.training)
+    parsed = Spec.from_json(job["spec"])
+    spec = make_spec(parsed.family, parsed.network, parsed.training)
     return spec.id, spec

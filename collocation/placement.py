@@ -1,4 +1,4 @@
-"""Which GPU a job goes to: pure functions over what is free now. MiB, as schedulers count."""
+"""The choice of a GPU for a job: pure functions over free memory, in MiB, as schedulers count."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ class GpuState:
     id: str
     free_mib: float
     total_mib: float | None
-    """None where nobody said it: a job may then be too large for what is free, never for the card."""
+    """None if unknown: a job may then be too large for the free memory, never for the GPU."""
     device: str | None = None
-    """The device profile that stands for it, None for the asker's default."""
+    """Its device profile; None for the default."""
     node: str | None = None
     jobs: int = 0
-    """How many it runs now; an exclusive job wants none."""
+    """The number of jobs that it runs; an exclusive job needs 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Placement:
     gpu: GpuState
     need_mib: float
     left_mib: float
-    """What stays free there."""
+    """The free memory that remains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,40 +38,40 @@ class Refusal:
     gpu: GpuState
     reason: str
     for_good: bool
-    """True where the card itself is too small, so that waiting or preempting helps nothing."""
+    """True if the GPU itself is too small, so that neither waiting nor preempting helps."""
 
 
 Need = float | Mapping[str | None, float]
-"""MiB to set aside, margins included; or by device profile, where cards differ in what they hold beside a job."""
+"""MiB to reserve, with margins; or by device profile, because the memory of a context depends on the device."""
 
 _ORDERS: Mapping[str, Callable[[Placement], float] | None] = {
     "first-fit": None,
-    "best-fit": lambda found: found.left_mib,
-    "most-free": lambda found: -found.left_mib,
+    "best-fit": lambda placement: placement.left_mib,
+    "most-free": lambda placement: -placement.left_mib,
     "exclusive": None,
 }
 POLICIES = tuple(_ORDERS)
-"""The first in order; the one with least left; the one with most left; the first that runs nothing."""
+"""The first GPU; the one with the least left; the one with the most left; the first without jobs."""
 
 
 def place(need: Need, gpus: Iterable[GpuState], policy: str = "best-fit") -> Placement | None:
-    """The GPU that a policy chooses, None where the job fits on none. Of equals the first in order."""
+    """Return the GPU that a policy chooses, or None if the job fits on none. Of equals, return the first."""
     order = _order(policy)
     fitting = _fitting(need, gpus, policy)
     return next(fitting, None) if order is None else min(fitting, key=order, default=None)
 
 
 def rank(need: Need, gpus: Iterable[GpuState], policy: str = "best-fit") -> list[Placement]:
-    """All GPUs that the job fits on, the policy's choice first."""
+    """Return all GPUs that the job fits on, the choice of the policy first."""
     order = _order(policy)
     fitting = list(_fitting(need, gpus, policy))
     return fitting if order is None else sorted(fitting, key=order)
 
 
 def refusals(need: Need, gpus: Iterable[GpuState], policy: str = "best-fit") -> list[Refusal]:
-    """The others, each with the reason."""
+    """Return the other GPUs, each with the reason."""
     check_choice("the policy", policy, POLICIES)
-    return [found for gpu in gpus if (found := _refusal(_need(need, gpu), gpu, policy)) is not None]
+    return [refusal for gpu in gpus if (refusal := _refusal(_need(need, gpu), gpu, policy)) is not None]
 
 
 def _order(policy: str) -> Callable[[Placement], float] | None:
@@ -91,16 +91,16 @@ def _need(need: Need, gpu: GpuState) -> float:
         return need
     if gpu.device not in need:
         raise UserError(
-            f"expected what the job needs on the device {gpu.device}, found it for {sorted(map(str, need))}: add it"
+            f"expected the need of the job on the device {gpu.device}, found it for {sorted(map(str, need))}: add it"
         )
     return need[gpu.device]
 
 
 def _refusal(need_mib: float, gpu: GpuState, policy: str) -> Refusal | None:
     if gpu.total_mib is not None and need_mib > gpu.total_mib:
-        return Refusal(gpu, f"needs {need_mib:.0f} MiB, the card has {gpu.total_mib:.0f}", for_good=True)
+        return Refusal(gpu, f"needs {need_mib:.0f} MiB, the GPU has {gpu.total_mib:.0f}", for_good=True)
     if policy == "exclusive" and gpu.jobs:
-        return Refusal(gpu, f"runs {gpu.jobs} already, and the job is to be alone", for_good=False)
+        return Refusal(gpu, f"runs {gpu.jobs} jobs, and the job needs a GPU of its own", for_good=False)
     if need_mib > gpu.free_mib:
         return Refusal(gpu, f"needs {need_mib:.0f} MiB, {gpu.free_mib:.0f} are free", for_good=False)
     return None

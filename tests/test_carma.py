@@ -10,7 +10,7 @@ from vramcast.errors import UserError
 RAD = "base\npython train.py\nsummary.txt\ncifar10\n128\ntrain\n1\n9000\n12000\n3000\n8000\n"
 
 
-def test_the_estimate_takes_its_line(tmp_path: Path) -> None:
+def test_the_estimate_is_written_to_its_line(tmp_path: Path) -> None:
     path = tmp_path / "job.rad"
     path.write_text(RAD, encoding="utf-8")
     write_rad(path, 5432.1)
@@ -19,7 +19,7 @@ def test_the_estimate_takes_its_line(tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8").splitlines()[8] == "40000", "it runs alone"
 
 
-def test_a_short_file_is_filled_up(tmp_path: Path) -> None:
+def test_a_short_file_is_extended(tmp_path: Path) -> None:
     path = tmp_path / "job.rad"
     path.write_text("\n".join(RAD.splitlines()[:7]), encoding="utf-8")
     write_rad(path, 100)
@@ -48,7 +48,7 @@ def test_a_yaml_file_keeps_its_comments(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[1]", "a: [", "k:\n  x: 1\n", '{"k": 1}', "---\na: 1\n...\n"])
-def test_yaml_that_cannot_be_changed_by_a_line_is_left_alone(tmp_path: Path, text: str) -> None:
+def test_yaml_that_cannot_be_changed_by_a_line_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UserError):
@@ -56,7 +56,7 @@ def test_yaml_that_cannot_be_changed_by_a_line_is_left_alone(tmp_path: Path, tex
     assert path.read_text(encoding="utf-8") == text
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="job file"):
         write_rad(tmp_path / "none.rad", 1)
     with pytest.raises(UserError, match="plain word"):

@@ -1,4 +1,4 @@
-"""The manifests against the schemas of what reads them, and against the service."""
+"""The manifests against their schemas and against the service."""
 
 import json
 import shlex
@@ -25,7 +25,7 @@ DOCUMENTS = [
 ]
 _OWN_SCHEMA = {"KubeSchedulerConfiguration"}
 _FOREIGN = {"Issuer", "Certificate"}
-"""Of cert-manager, whose schemas no package carries."""
+"""Kinds of cert-manager, whose schemas no package contains."""
 
 
 def one(kind: str) -> Any:
@@ -34,7 +34,7 @@ def one(kind: str) -> Any:
 
 @pytest.mark.parametrize("version", ["1.29", "1.33"])
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_manifests_are_what_kubernetes_takes(document: Any, version: str) -> None:
+def test_manifests_follow_the_schemas_of_kubernetes(document: Any, version: str) -> None:
     if document["kind"] in _OWN_SCHEMA:
         jsonschema.validate(document, json.loads(SCHEMA.read_text(encoding="utf-8")))
     elif document["kind"] in _FOREIGN:
@@ -44,7 +44,7 @@ def test_manifests_are_what_kubernetes_takes(document: Any, version: str) -> Non
         kubernetes_validate.validate(document, version, strict=True)
 
 
-def test_what_is_called_is_there() -> None:
+def test_the_paths_in_the_manifests_exist() -> None:
     paths = make_app(Settings(), Scripted).paths
     extender = one("KubeSchedulerConfiguration")["extenders"][0]
     prefix = extender["urlPrefix"].partition(":443")[2]
@@ -54,7 +54,7 @@ def test_what_is_called_is_there() -> None:
     assert {container[probe]["httpGet"]["path"] for probe in ("readinessProbe", "livenessProbe")} <= paths
 
 
-def test_the_container_is_started_with_words_that_exist() -> None:
+def test_the_arguments_of_the_container_are_valid() -> None:
     container = one("Deployment")["spec"]["template"]["spec"]["containers"][0]
     command, *words = container["args"]
     assert command == "serve"
@@ -62,6 +62,6 @@ def test_the_container_is_started_with_words_that_exist() -> None:
     assert found.port == container["ports"][0]["containerPort"], shlex.join(words)
 
 
-def test_the_example_says_a_job_that_is_understood() -> None:
+def test_the_job_of_the_example_is_valid() -> None:
     notes = one("Pod")["metadata"]["annotations"]
     assert job_of_text(notes["vramcast/job"])["spec"]["family"] == "mlp"

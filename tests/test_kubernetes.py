@@ -1,4 +1,4 @@
-"""The scheduler extender, the admission webhook and Volcano's plugin, with requests as those send them."""
+"""The scheduler extender, the admission webhook and Volcano's plugin, with requests as they send them."""
 
 import asyncio
 import base64
@@ -35,25 +35,25 @@ def with_nodes(**change: Any) -> dict[str, Any]:
     return {**recorded("filter_names"), "NodeNames": None, "Nodes": {"items": recorded("nodes")["items"]}, **change}
 
 
-def test_whole_nodes_are_filtered_by_what_their_annotations_say() -> None:
+def test_nodes_are_filtered_by_their_annotations() -> None:
     async def scenario(service: Service) -> None:
-        found = (await service.post("/k8s/filter", with_nodes())).json
-        assert [item["metadata"]["name"] for item in found["Nodes"]["items"]] == ["gpu-a", "gpu-b", "cpu-only"]
-        assert found["NodeNames"] is None
-        assert found["FailedNodes"] == {}
-        assert list(found["FailedAndUnresolvableNodes"]) == ["gpu-c"], "its card is too small for good"
-        assert found["Error"] == ""
+        response = (await service.post("/k8s/filter", with_nodes())).json
+        assert [item["metadata"]["name"] for item in response["Nodes"]["items"]] == ["gpu-a", "gpu-b", "cpu-only"]
+        assert response["NodeNames"] is None
+        assert response["FailedNodes"] == {}
+        assert list(response["FailedAndUnresolvableNodes"]) == ["gpu-c"], "its card is too small for good"
+        assert response["Error"] == ""
 
     run(scenario)
 
 
-def test_names_are_filtered_by_what_was_told_before() -> None:
+def test_names_are_filtered_by_the_nodes_sent_before() -> None:
     async def scenario(service: Service) -> None:
         first = (await service.post("/k8s/filter", recorded("filter_names"))).json
         assert first["NodeNames"] == recorded("filter_names")["NodeNames"], "nothing is known: nothing is refused"
         assert (await service.post("/k8s/nodes", recorded("nodes"))).json == {"known": 3}
-        found = (await service.post("/k8s/filter", recorded("filter_names"))).json
-        assert (found["Nodes"], found["NodeNames"]) == (None, ["gpu-a", "gpu-b", "gpu-new"])
+        response = (await service.post("/k8s/filter", recorded("filter_names"))).json
+        assert (response["Nodes"], response["NodeNames"]) == (None, ["gpu-a", "gpu-b", "gpu-new"])
 
     run(scenario)
 
@@ -62,8 +62,8 @@ def test_names_are_filtered_by_what_was_told_before() -> None:
 def test_keys_may_be_of_any_case(spelling: Callable[[str], str]) -> None:
     async def scenario(service: Service) -> None:
         body = {spelling(key): value for key, value in with_nodes().items()}
-        found = (await service.post("/k8s/filter", body)).json
-        assert len(found["Nodes"]["items"]) == 3
+        response = (await service.post("/k8s/filter", body)).json
+        assert len(response["Nodes"]["items"]) == 3
 
     run(scenario)
 
@@ -72,14 +72,14 @@ def test_a_full_node_may_be_freed_and_several_gpus_must_all_have_room() -> None:
     async def scenario(service: Service) -> None:
         body = with_nodes()
         body["Pod"]["metadata"]["annotations"] = {"vramcast/need-mib": "31000"}
-        found = (await service.post("/k8s/filter", body)).json
-        assert list(found["FailedNodes"]) == ["gpu-a"]
-        assert found["FailedNodes"]["gpu-a"] == "needs 31000 MiB, 30000 are free"
+        response = (await service.post("/k8s/filter", body)).json
+        assert list(response["FailedNodes"]) == ["gpu-a"]
+        assert response["FailedNodes"]["gpu-a"] == "needs 31000 MiB, 30000 are free"
         body["Pod"]["metadata"]["annotations"] = {"vramcast/need-mib": "1000"}
         body["Pod"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "2"
-        found = (await service.post("/k8s/filter", body)).json
-        assert list(found["FailedNodes"]) == ["gpu-a"], "only one of its two has room"
-        assert "gpu-b" in found["FailedAndUnresolvableNodes"], "only one of its two is healthy"
+        response = (await service.post("/k8s/filter", body)).json
+        assert list(response["FailedNodes"]) == ["gpu-a"], "only one of its two has room"
+        assert "gpu-b" in response["FailedAndUnresolvableNodes"], "only one of its two is healthy"
 
     run(scenario)
 
@@ -88,9 +88,9 @@ def test_nodes_are_scored_from_0_to_10_and_the_tightest_is_best() -> None:
     async def scenario(service: Service) -> None:
         body = with_nodes()
         body["Pod"]["metadata"]["annotations"] = {"vramcast/need-mib": "29000"}
-        found = (await service.post("/k8s/prioritize", body)).json
-        assert [item["Host"] for item in found] == ["gpu-a", "gpu-b", "gpu-c", "cpu-only"]
-        scores = {item["Host"]: item["Score"] for item in found}
+        response = (await service.post("/k8s/prioritize", body)).json
+        assert [item["Host"] for item in response] == ["gpu-a", "gpu-b", "gpu-c", "cpu-only"]
+        scores = {item["Host"]: item["Score"] for item in response}
         assert scores == {"gpu-a": 10, "gpu-b": 9, "gpu-c": 0, "cpu-only": 0}
 
     run(scenario)
@@ -109,18 +109,18 @@ def test_a_pod_without_a_figure_goes_everywhere(annotations: dict[str, str]) -> 
     run(scenario)
 
 
-def test_arguments_that_are_none_are_an_error_that_can_be_ignored() -> None:
+def test_bad_extender_arguments_are_an_error_that_can_be_ignored() -> None:
     async def scenario(service: Service) -> None:
         for body in ({}, {"Pod": 1}, {"Pod": {}, "Nodes": []}, {"Pod": {}, "NodeNames": [1]}):
-            found = await service.post("/k8s/filter", body)
-            assert found.status == 200
-            assert "expected" in found.json["Error"]
+            response = await service.post("/k8s/filter", body)
+            assert response.status == 200
+            assert "expected" in response.json["Error"]
             assert (await service.post("/k8s/prioritize", body)).json == []
 
     run(scenario)
 
 
-def test_odd_annotations_of_nodes_tell_nothing() -> None:
+def test_odd_annotations_of_nodes_are_ignored() -> None:
     for text in ("", "[", "[1]", '[{"id": 1}]', "a,b", "null"):
         for key in (kubernetes.GPUS, kubernetes.HAMI_GPUS):
             node = {"metadata": {"name": "n", "annotations": {key: text}}}
@@ -151,7 +151,7 @@ def test_the_node_registry_is_bounded_by_bytes() -> None:
 
 
 def patched(review: Any, reply: Any) -> dict[str, Any]:
-    """The pod after the patch, by RFC 6902 as far as it is used."""
+    """Return the pod after the patch (RFC 6902, as far as it is used)."""
     pod = json.loads(json.dumps(review["request"]["object"]))
     for step in json.loads(base64.b64decode(reply["response"]["patch"])):
         assert step["op"] == "add"
@@ -203,7 +203,7 @@ def test_the_webhook_writes_the_annotation_of_kai() -> None:
     run(scenario, Settings(resource="kai"))
 
 
-def test_what_the_pod_says_itself_stands() -> None:
+def test_the_limits_that_a_pod_states_are_not_changed() -> None:
     review = recorded("admission_review")
     pod = review["request"]["object"]
     pod["spec"]["containers"][1]["resources"]["limits"]["nvidia.com/gpumem"] = "5"
@@ -214,7 +214,7 @@ def test_what_the_pod_says_itself_stands() -> None:
         admission.patch_of(pod, 1, "slurm")
 
 
-def test_the_webhook_admits_what_it_cannot_answer() -> None:
+def test_the_webhook_admits_pods_that_it_cannot_answer() -> None:
     async def scenario(service: Service) -> None:
         review = recorded("admission_review")
         review["request"]["object"]["metadata"]["annotations"]["vramcast/job"] = '{"family": "mlp"}'
@@ -233,8 +233,8 @@ def test_the_webhook_admits_what_it_cannot_answer() -> None:
 def test_volcano_is_answered() -> None:
     async def scenario(service: Service) -> None:
         body = recorded("volcano_predicate")
-        found = (await service.post("/volcano/predicate", body)).json
-        assert found == {"status": "needs 12000 MiB, 8000 are free", "code": 1}
+        response = (await service.post("/volcano/predicate", body)).json
+        assert response == {"status": "needs 12000 MiB, 8000 are free", "code": 1}
         body["task"]["Pod"]["metadata"]["annotations"]["vramcast/need-mib"] = "7000"
         assert (await service.post("/volcano/predicate", body)).json == {"status": "", "code": 0}
         scores = (await service.post("/volcano/prioritize", {"task": body["task"], "nodes": [body["node"]]})).json

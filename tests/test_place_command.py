@@ -1,4 +1,4 @@
-"""`vramcast place` and the words of `vramcast serve`."""
+"""`vramcast place`, and the options of `vramcast serve`."""
 
 import json
 from pathlib import Path
@@ -15,33 +15,33 @@ SMI = "0, 3000, 40960, NVIDIA A100-SXM4-40GB\n1, 20000, 40960, NVIDIA A100-SXM4-
 
 def test_a_need_is_placed_and_only_the_id_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert place.main(["--need-mib", "5000", "--gpu", "0=4000/40960", "--gpu", "1=9000/40960", "--gpu", "2=6000"]) == 0
-    found = capsys.readouterr()
-    assert found.out == "2\n"
-    assert "1000 stay free" in found.err
+    result = capsys.readouterr()
+    assert result.out == "2\n"
+    assert "1000 stay free" in result.err
 
 
-def test_where_nothing_fits_the_exit_code_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_code_is_1_if_the_job_fits_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
     assert place.main(["--need-mib", "5000", "--margin-mib", "2048", "--gpu", "a=6000/40960"]) == 1
-    found = capsys.readouterr()
-    assert found.out == ""
-    assert "needs 7048 MiB, 6000 are free" in found.err
+    result = capsys.readouterr()
+    assert result.out == ""
+    assert "needs 7048 MiB, 6000 are free" in result.err
 
 
-def test_a_card_of_unknown_size_is_never_too_small_for_good(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gpu_of_unknown_size_is_never_too_small_for_good(capsys: pytest.CaptureFixture[str]) -> None:
     assert place.main(["--need-mib", "500", "--gpu", "0=100", "--json"]) == 1
     (refused,) = json.loads(capsys.readouterr().out)["refused"]
     assert refused == {"gpu": "0", "reason": "needs 500 MiB, 100 are free", "for_good": False}
 
 
-def test_a_network_is_classified_for_each_kind_of_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_network_is_classified_for_each_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gpus = tmp_path / "gpus.csv"
     gpus.write_text(SMI, encoding="utf-8")
     assert place.main([json.dumps(MLP), "--gpus", str(gpus), "--policy", "most-free", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [item["gpu"] for item in found["placements"]] == ["1", "2", "0"]
-    needs = {item["gpu"]: item["need_mib"] for item in found["placements"]}
+    result = json.loads(capsys.readouterr().out)
+    assert [item["gpu"] for item in result["placements"]] == ["1", "2", "0"]
+    needs = {item["gpu"]: item["need_mib"] for item in result["placements"]}
     assert needs["2"] < needs["0"], "the context of a T4 is smaller"
-    assert set(found["answers"]) == {"a100_40gb", "t4"}
+    assert set(result["answers"]) == {"a100_40gb", "t4"}
 
 
 def test_a_job_file_of_carma_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,7 +70,7 @@ def test_the_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypa
         ]
 
 
-def test_a_service_is_asked_instead_and_a_fallback_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_service_is_used_with_a_fallback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = {"need_mib": 700.0, "estimate_mib": 1.0, "verdict": "fits", "basis": "forecast", "device": "a100_40gb"}
     path = tmp_path / "spec.json"
     path.write_text(json.dumps(MLP), encoding="utf-8")
@@ -107,7 +107,7 @@ def test_bad_input_is_one_sentence(words: list[str], capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("text", ["[1]", "[NaN", '[{"id": 0, "free_mib": NaN}]', "0, many, 1"])
-def test_gpus_that_cannot_be_read_are_told(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpus_that_cannot_be_parsed_are_refused(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "gpus"
     path.write_text(text, encoding="utf-8")
     assert place.main(["--need-mib", "1", "--gpus", str(path)]) == 2
@@ -129,6 +129,6 @@ def test_gpus_that_cannot_be_read_are_told(tmp_path: Path, text: str, capsys: py
         ["--history", "/dev/null/history"],
     ],
 )
-def test_serve_tells_bad_settings_in_one_sentence(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_refuses_bad_settings_in_one_sentence(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert serve.main(words) == 2
     assert capsys.readouterr().err.startswith("vramcast serve: expected")

@@ -1,4 +1,4 @@
-"""Policies over what is free."""
+"""Placement policies."""
 
 import pytest
 from hypothesis import given
@@ -14,10 +14,10 @@ GPUS = [GpuState("a", 12_000, 40_000, jobs=1), GpuState("b", 9_000, 40_000, jobs
     ("policy", "chosen"), [("first-fit", "a"), ("best-fit", "b"), ("most-free", "c"), ("exclusive", "c")]
 )
 def test_a_policy_chooses(policy: str, chosen: str) -> None:
-    found = place(8_000, GPUS, policy)
-    assert found is not None
-    assert found.gpu.id == chosen
-    assert found.left_mib == found.gpu.free_mib - 8_000
+    result = place(8_000, GPUS, policy)
+    assert result is not None
+    assert result.gpu.id == chosen
+    assert result.left_mib == result.gpu.free_mib - 8_000
 
 
 def test_ties_go_to_the_first() -> None:
@@ -27,27 +27,27 @@ def test_ties_go_to_the_first() -> None:
 
 def test_the_need_may_differ_by_device() -> None:
     gpus = [GpuState("small", 10_000, 16_000, "t4"), GpuState("large", 10_000, 80_000, "h100_80gb")]
-    found = rank({"t4": 10_500, "h100_80gb": 9_900}, gpus)
-    assert [item.gpu.id for item in found] == ["large"]
+    result = rank({"t4": 10_500, "h100_80gb": 9_900}, gpus)
+    assert [item.gpu.id for item in result] == ["large"]
     with pytest.raises(UserError, match="on the device t4"):
         place({"h100_80gb": 1}, gpus)
 
 
-def test_refusals_tell_the_small_card_from_the_full_one() -> None:
-    found = refusals(
+def test_a_refusal_distinguishes_a_small_gpu_from_a_full_one() -> None:
+    result = refusals(
         20_000, [GpuState("full", 1_000, 40_000), GpuState("small", 16_000, 16_000), GpuState("free", 40_000, 40_000)]
     )
-    assert [(item.gpu.id, item.for_good) for item in found] == [("full", False), ("small", True)]
-    assert "1000 are free" in found[0].reason
+    assert [(item.gpu.id, item.for_good) for item in result] == [("full", False), ("small", True)]
+    assert "1000 are free" in result[0].reason
 
 
-def test_an_exclusive_job_waits_for_an_idle_card() -> None:
+def test_an_exclusive_job_waits_for_an_idle_gpu() -> None:
     busy = [GpuState("a", 39_000, 40_000, jobs=1)]
     assert place(100, busy, "exclusive") is None
     assert not refusals(100, busy, "exclusive")[0].for_good
 
 
-def test_an_unknown_policy_is_told() -> None:
+def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(UserError, match="the policy"):
         place(1, GPUS, "random")
 

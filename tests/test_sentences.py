@@ -21,30 +21,7 @@ FOREIGN = object()
 """Stands for a message that is made elsewhere: by a child process, a service, or a function."""
 
 CHECKED = (*PACKAGES, "vramcast", "benchmarks")
-NOT_YET: tuple[str, ...] = (
-    "benchmarks/performance/service_load.py",
-    "collocation/adapters/",
-    "collocation/client.py",
-    "collocation/commands/",
-    "collocation/local_answers.py",
-    "collocation/observed_peak.py",
-    "collocation/placement.py",
-    "collocation/service/answers.py",
-    "collocation/service/batcher.py",
-    "collocation/service/byte_cache.py",
-    "collocation/service/engine.py",
-    "collocation/service/estimating.py",
-    "collocation/service/history.py",
-    "collocation/service/history_file.py",
-    "collocation/service/http.py",
-    "collocation/service/metrics.py",
-    "collocation/service/requests.py",
-    "collocation/service/server.py",
-    "collocation/service/tables.py",
-    "collocation/service/worker_pool.py",
-    "collocation/simulator/needs.py",
-    "collocation/simulator/simulate_command.py",
-)
+NOT_YET: tuple[str, ...] = ()
 """Paths that do not follow the rules for docstrings, comments and names yet."""
 NOT_A_VERB = re.compile(
     "A|All|An|And|As|At|Both|But|By|Each|Every|For|From|How|In|It|Its|No|None|Not|Of|On|One|So|Some|That|The|This|Those|"
@@ -61,7 +38,7 @@ OTHER_CARDS = (
     "dataset_builder/families/external.py",
 )
 """Files in which a card is the README of a checkpoint, or the name of a factor that ids depend on."""
-SHARED_CLASS_NAMES = {"RefusedError"}
+SHARED_CLASS_NAMES: set[str] = set()
 """Names that two classes share and should not."""
 VAGUE_NAMES = {"found", "said", "told", "kept", "asked", "given", "known"}
 

@@ -1,4 +1,4 @@
-"""What the service answers, without a network and with an estimator that is written down."""
+"""The answers of the service, without a network connection and with a scripted estimator."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ import pytest
 from served import GPUMEMNET, MLP, SIMULATED, TABLE, Scripted, Service, serving
 
 from vramcast import models
-from vramcast.collocation.service.estimating import Checkpoint
+from vramcast.collocation.service.loaded_checkpoint import Checkpoint
 from vramcast.collocation.service.settings import Limits, Settings
 from vramcast.dataset_builder.devices import device_names
 from vramcast.dataset_builder.families import make_spec
@@ -27,12 +27,12 @@ def run(scenario: Callable[[Service], Awaitable[None]], settings: Settings | Non
 
 def test_a_spec_is_answered() -> None:
     async def scenario(service: Service) -> None:
-        found = await service.post("/v1/classify", {"spec": MLP, "device": "t4", "risk": 0.02, "distribution": True})
-        assert found.status == 200, found.body
-        assert found.json["status"] == "ok"
-        assert (found.json["device"], found.json["risk"], found.json["batch_size"]) == ("t4", 0.02, 8)
-        assert found.json["distribution"][0]["probability"] == 1.0
-        assert found.json["verdict"] == "fits"
+        response = await service.post("/v1/classify", {"spec": MLP, "device": "t4", "risk": 0.02, "distribution": True})
+        assert response.status == 200, response.body
+        assert response.json["status"] == "ok"
+        assert (response.json["device"], response.json["risk"], response.json["batch_size"]) == ("t4", 0.02, 8)
+        assert response.json["distribution"][0]["probability"] == 1.0
+        assert response.json["verdict"] == "fits"
 
     run(scenario)
 
@@ -56,23 +56,23 @@ def test_a_name_a_table_and_features_are_answered() -> None:
             {"table": TABLE, "training": training},
             {"features": {"table": TABLE, "training": training, "simulated": SIMULATED}},
         ):
-            found = await service.post("/v1/classify", job)
-            assert found.status == 200, found.body
-            assert found.json["estimate_mib"] > 0
+            response = await service.post("/v1/classify", job)
+            assert response.status == 200, response.body
+            assert response.json["estimate_mib"] > 0
         assert len(service.pool.asked) == 1, "only the name needs a trace"
 
     run(scenario)
 
 
-def test_many_jobs_are_answered_together_and_a_bad_one_spoils_none() -> None:
+def test_a_bad_job_does_not_fail_the_others_of_a_request() -> None:
     async def scenario(service: Service) -> None:
         bad = {**MLP, "network": {**MLP["network"], "arch": "spiral"}}
         jobs = [{"spec": MLP}, {"spec": bad}, {"name": GPUMEMNET}, {"name": "resnet50"}]
-        found = await service.post("/v1/classify", {"jobs": jobs})
-        assert found.status == 200
-        assert [item["status"] for item in found.json["answers"]] == ["ok", "error", "ok", "error"]
-        assert "spiral" in found.json["answers"][1]["error"]
-        assert "operator prepared" in found.json["answers"][3]["error"]
+        response = await service.post("/v1/classify", {"jobs": jobs})
+        assert response.status == 200
+        assert [item["status"] for item in response.json["answers"]] == ["ok", "error", "ok", "error"]
+        assert "spiral" in response.json["answers"][1]["error"]
+        assert "operator prepared" in response.json["answers"][3]["error"]
 
     run(scenario)
 
@@ -94,7 +94,7 @@ def test_concurrent_jobs_share_a_forward_pass_and_equal_ones_a_trace() -> None:
     run(scenario)
 
 
-def test_an_answer_is_kept_by_content_and_forgotten_with_the_checkpoint() -> None:
+def test_a_response_is_cached_until_the_checkpoint_is_reloaded() -> None:
     async def scenario(service: Service) -> None:
         first = await service.post("/v1/classify", {"spec": MLP})
         again = await service.post("/v1/classify", {"spec": MLP})
@@ -110,11 +110,11 @@ def test_an_answer_is_kept_by_content_and_forgotten_with_the_checkpoint() -> Non
     run(scenario)
 
 
-def test_the_largest_batch_is_looked_for_when_asked() -> None:
+def test_the_largest_batch_is_searched_on_request() -> None:
     async def scenario(service: Service) -> None:
         wide = {**MLP, "network": {**MLP["network"], "input_features": 4096}}
-        found = await service.post("/v1/classify", {"spec": wide, "max_batch_size": True, "device": "t4"})
-        most = found.json["max_batch_size"]
+        response = await service.post("/v1/classify", {"spec": wide, "max_batch_size": True, "device": "t4"})
+        most = response.json["max_batch_size"]
         assert most > 1000
         spec = {**wide, "training": {"batch_size": most}}
         answer = (await service.post("/v1/classify", {"spec": spec, "device": "t4"})).json
@@ -131,11 +131,11 @@ def test_placements_are_ranked_and_refusals_explained() -> None:
             {"id": "roomy", "free_mib": 39000, "node": "n1"},
             {"id": "just", "free_mib": 5000, "device": "t4"},
         ]
-        found = await service.post("/v1/placements", {"job": {"spec": MLP}, "gpus": gpus})
-        assert found.status == 200, found.body
-        assert [item["gpu"] for item in found.json["placements"]] == ["just", "roomy"]
-        assert {item["gpu"]: item["for_good"] for item in found.json["refused"]} == {"full": False, "small": True}
-        assert set(found.json["answers"]) == {"a100_40gb", "t4"}
+        response = await service.post("/v1/placements", {"job": {"spec": MLP}, "gpus": gpus})
+        assert response.status == 200, response.body
+        assert [item["gpu"] for item in response.json["placements"]] == ["just", "roomy"]
+        assert {item["gpu"]: item["for_good"] for item in response.json["refused"]} == {"full": False, "small": True}
+        assert set(response.json["answers"]) == {"a100_40gb", "t4"}
         assert len(service.pool.asked) == 1, "one trace for all devices"
         most = await service.post("/v1/placements", {"job": {"spec": MLP}, "gpus": gpus, "policy": "most-free"})
         assert most.json["placements"][0]["gpu"] == "roomy"
@@ -145,7 +145,7 @@ def test_placements_are_ranked_and_refusals_explained() -> None:
     run(scenario)
 
 
-def test_what_there_is_is_told() -> None:
+def test_devices_checkpoints_health_page_and_schema_are_served() -> None:
     async def scenario(service: Service) -> None:
         devices = (await service.get("/v1/devices")).json
         assert [item["name"] for item in devices["devices"]] == device_names()
@@ -162,42 +162,42 @@ def test_what_there_is_is_told() -> None:
     run(scenario)
 
 
-def test_known_networks_are_traced_before_the_service_is_ready(tmp_path: Path) -> None:
+def test_named_specs_are_traced_before_the_service_is_ready(tmp_path: Path) -> None:
     path = tmp_path / "known.jsonl"
     path.write_text(json.dumps({"name": "mine@8", "spec": MLP}) + "\n", encoding="utf-8")
 
     async def scenario(service: Service) -> None:
         assert len(service.pool.asked) == 1
-        found = await service.post("/v1/classify", {"name": "mine@8"})
-        assert found.json["target"] == "mine@8"
+        response = await service.post("/v1/classify", {"name": "mine@8"})
+        assert response.json["target"] == "mine@8"
         assert len(service.pool.asked) == 1
 
     run(scenario, Settings(named_specs=path))
 
 
-def test_slurm_is_answered_in_lines() -> None:
+def test_slurm_is_answered_with_lines_of_text() -> None:
     async def scenario(service: Service) -> None:
         for text in (GPUMEMNET, json.dumps(MLP), json.dumps({"spec": MLP, "device": "t4"})):
-            found = await service.post("/v1/slurm", text.encode(), content_type="text/plain")
-            assert found.status == 200, found.body
-            lines = dict(line.split("=") for line in found.body.decode().splitlines())
+            response = await service.post("/v1/slurm", text.encode(), content_type="text/plain")
+            assert response.status == 200, response.body
+            lines = dict(line.split("=") for line in response.body.decode().splitlines())
             assert int(lines["shards"]) == -(-int(lines["need_mib"]) // 1024)
             assert lines["verdict"] == "fits"
             again = await service.post("/v1/slurm", text.encode(), content_type="text/plain")
-            assert (again.body, again.headers["content-type"]) == (found.body, found.headers["content-type"])
+            assert (again.body, again.headers["content-type"]) == (response.body, response.headers["content-type"])
         refused = await service.post("/v1/slurm", b"\xff", content_type="text/plain")
         assert refused.status == 422
 
     run(scenario)
 
 
-def test_a_tight_job_is_given_the_whole_card_and_not_more_than_there_is() -> None:
+def test_a_tight_job_reserves_the_whole_device_and_no_more() -> None:
     spec = {**MLP, "training": {"batch_size": 2**24}}  # 10.5 GiB, and 21 to be safe, by the scripted estimator
 
     async def scenario(service: Service) -> None:
         text = json.dumps({"spec": spec, "device": "t4"}).encode()
-        found = await service.post("/v1/slurm", text, content_type="text/plain")
-        lines = dict(line.split("=") for line in found.body.decode().splitlines())
+        response = await service.post("/v1/slurm", text, content_type="text/plain")
+        lines = dict(line.split("=") for line in response.body.decode().splitlines())
         assert (lines["verdict"], lines["shards"]) == ("tight", "15"), "of the 15 GiB of a T4"
         pod = {"metadata": {"name": "p", "annotations": {"vramcast/job": json.dumps(spec)}}}
         gpu = {"id": "0", "free_mib": 15360, "total_mib": 15360, "device": "t4"}
@@ -213,7 +213,7 @@ def test_a_tight_job_is_given_the_whole_card_and_not_more_than_there_is() -> Non
     run(scenario)
 
 
-def test_a_token_is_asked_for_where_there_is_one() -> None:
+def test_paths_below_v1_need_the_token() -> None:
     async def scenario(service: Service) -> None:
         for header in (
             {},
@@ -221,8 +221,8 @@ def test_a_token_is_asked_for_where_there_is_one() -> None:
             {"authorization": "secret"},
             {"authorization": "Basic secret"},
         ):
-            found = await service.post("/v1/classify", {"spec": MLP}, **header)
-            assert (found.status, found.headers["www-authenticate"]) == (401, "Bearer")
+            response = await service.post("/v1/classify", {"spec": MLP}, **header)
+            assert (response.status, response.headers["www-authenticate"]) == (401, "Bearer")
         assert (await service.post("/v1/classify", {"spec": MLP}, authorization="bearer secret")).status == 200
         assert (await service.get("/readyz")).status == 200
         assert (await service.get("/metrics")).status == 200
@@ -232,7 +232,7 @@ def test_a_token_is_asked_for_where_there_is_one() -> None:
     run(scenario, Settings(token="secret"))
 
 
-def test_without_a_token_nobody_reloads_over_http() -> None:
+def test_reloading_over_http_needs_a_token() -> None:
     async def scenario(service: Service) -> None:
         assert (await service.post("/v1/checkpoints/reload", b"")).status == 403
 
@@ -253,14 +253,14 @@ def test_requests_are_logged_as_json_lines(caplog: pytest.LogCaptureFixture) -> 
     assert line["ms"] >= 0
 
 
-def test_paths_of_kubernetes_can_be_left_out() -> None:
+def test_the_paths_of_kubernetes_can_be_disabled() -> None:
     async def scenario(service: Service) -> None:
         assert (await service.post("/k8s/filter", {})).status == 404
 
     run(scenario, Settings(kubernetes=False))
 
 
-def test_overload_is_told_with_a_time_to_come_back() -> None:
+def test_overload_is_answered_with_503_and_retry_after() -> None:
     async def scenario(service: Service) -> None:
         service.pool.hold = asyncio.Event()
         held = [
@@ -277,29 +277,29 @@ def test_overload_is_told_with_a_time_to_come_back() -> None:
     run(scenario, Settings(limits=Limits(in_flight=3)))
 
 
-def test_an_estimator_of_ones_own_is_loaded_by_name() -> None:
+def test_another_checkpoint_is_loaded_by_name() -> None:
     async def scenario(service: Service) -> None:
-        found = await service.post("/v1/classify", {"spec": MLP})
-        assert found.json["checkpoint"] == "other"
+        response = await service.post("/v1/classify", {"spec": MLP})
+        assert response.json["checkpoint"] == "other"
 
     run(scenario, Settings(checkpoint="other"), load=Scripted)
 
 
-def test_the_released_estimator_says_over_http_what_it_says_in_python() -> None:
+def test_the_released_estimator_gives_the_same_answers_over_http_and_in_python() -> None:
     spec = make_spec("mlp", MLP["network"], TrainingSetup(**MLP["training"]))
     expected = models.load("universal").classify_spec(spec, device="t4", risk=0.02).to_dict()
 
     async def scenario(service: Service) -> None:
         job = {"spec": MLP, "device": "t4", "risk": 0.02}
-        found = (await service.post("/v1/classify", {**job, "distribution": True})).json
-        shares = found.pop("distribution")
-        assert (found.pop("need_mib"), found.pop("basis"), found.pop("observed")) == (
-            found["safe_mib"], "forecast", None
+        response = (await service.post("/v1/classify", {**job, "distribution": True})).json
+        shares = response.pop("distribution")
+        assert (response.pop("need_mib"), response.pop("basis"), response.pop("observed")) == (
+            response["safe_mib"], "forecast", None
         )  # fmt: skip
-        assert {**found, "seconds": 0} == {**json.loads(json.dumps(expected)), "seconds": 0}
+        assert {**response, "seconds": 0} == {**json.loads(json.dumps(expected)), "seconds": 0}
         assert sum(item["probability"] for item in shares) == pytest.approx(1, abs=0.02)
         likeliest = max(shares, key=lambda item: item["probability"])
-        assert likeliest == pytest.approx(found["bucket"])
+        assert likeliest == pytest.approx(response["bucket"])
         jobs = [job, {**job, "device": "a100_40gb"}, job]
         training, most = {"batch_size": 2**24}, {**SIMULATED, "reserved_bytes": 2**50, "fits": False}
         beyond = {"features": {"table": {**TABLE, "input_elements": 2**40}, "training": training, "simulated": most}}
@@ -308,6 +308,6 @@ def test_the_released_estimator_says_over_http_what_it_says_in_python() -> None:
         assert absurd.json["safe_mib"] <= 2**30, "a number still"
         many = (await service.post("/v1/classify", {"jobs": jobs})).json["answers"]
         assert [item["device"] for item in many] == ["t4", "a100_40gb", "t4"]
-        assert many[0]["estimate_mib"] == pytest.approx(found["estimate_mib"])
+        assert many[0]["estimate_mib"] == pytest.approx(response["estimate_mib"])
 
     run(scenario, load=Checkpoint)

@@ -1,4 +1,4 @@
-"""Attacks on the service: what a client can make it keep and do is bounded. `make soak` has the long versions."""
+"""Attacks on the service: the memory and the work that a client can cause are bounded. See also `make soak`."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ import pytest
 from served import MLP, TABLE, Response, Scripted, Service, serving
 
 from vramcast.collocation.service import kubernetes_routes
-from vramcast.collocation.service.estimating import Checkpoint
+from vramcast.collocation.service.loaded_checkpoint import Checkpoint
 from vramcast.collocation.service.settings import Limits, Settings
 from vramcast.dataset_builder.filters import check
 from vramcast.models.checkpoint import RELEASED
@@ -140,7 +140,7 @@ def test_the_work_of_one_request_is_bounded_by_layers_times_passes() -> None:
 
 
 async def leaving(service: Service, path: str, body: Any) -> Response:
-    """A request whose client leaves as soon as the body is sent."""
+    """Send a request whose client leaves as soon as the body is sent."""
     sent = []
 
     async def receive() -> dict[str, Any]:
@@ -199,7 +199,7 @@ def test_the_search_for_the_largest_batch_ends_when_the_client_leaves() -> None:
     run(scenario)
 
 
-def test_slow_bodies_keep_nobody_from_being_answered() -> None:
+def test_slow_bodies_do_not_block_other_clients() -> None:
     async def scenario(service: Service) -> None:
         async def slow() -> None:
             await asyncio.sleep(5)

@@ -1,4 +1,4 @@
-"""What goes wrong, and what the service makes of it."""
+"""Faults: bad requests, lost workers and damaged checkpoints."""
 
 import asyncio
 import json
@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from served import MLP, Scripted, Service, serving
 
-from vramcast.collocation.service.estimating import Checkpoint
 from vramcast.collocation.service.fair_queue import CLIENT
+from vramcast.collocation.service.loaded_checkpoint import Checkpoint
 from vramcast.collocation.service.settings import Limits, Settings
 from vramcast.collocation.service.worker_pool import (
     AbandonedError,
@@ -50,7 +50,7 @@ MALFORMED = {
     "two values": b"{}{}",
     "deep lists": b"[" * 100_000,
     "deep objects": b'{"spec":' * 20_000 + b"1" + b"}" * 20_000,
-    "a number without end": b'{"spec": {"training": {"batch_size": ' + b"9" * 10_000 + b"}}}",
+    "a huge number": b'{"spec": {"training": {"batch_size": ' + b"9" * 10_000 + b"}}}",
 }
 
 
@@ -58,11 +58,11 @@ MALFORMED = {
 @pytest.mark.parametrize("path", ["/v1/classify", "/v1/placements", "/k8s/filter", "/k8s/mutate"])
 def test_malformed_bodies_are_refused_with_a_sentence(body: bytes, path: str) -> None:
     async def scenario(service: Service) -> None:
-        found = await service.post(path, body)
-        assert found.status in (400, 422), found.body
-        assert found.json["status"] == "error"
-        assert "expected" in found.json["error"]
-        assert len(found.body) < 2000
+        response = await service.post(path, body)
+        assert response.status in (400, 422), response.body
+        assert response.json["status"] == "error"
+        assert "expected" in response.json["error"]
+        assert len(response.body) < 2000
 
     run(scenario)
 
@@ -80,7 +80,7 @@ WRONG = {
     "a number in quotes": changed(training={"batch_size": "8"}),
     "true for a number": changed(training={"batch_size": True}),
     "a batch of none": changed(training={"batch_size": 0}),
-    "a batch without end": changed(training={"batch_size": 2**60}),
+    "a huge batch": changed(training={"batch_size": 2**60}),
     "a family of files": changed(family="timm", network={"name": "resnet50"}),
     "code": changed(family="module", network={"path": "/etc/passwd:Net"}),
     "an optimizer with code": changed(training={"batch_size": 8, "optimizer": "__import__('os').system('true')"}),
@@ -108,46 +108,46 @@ WRONG = {
 @pytest.mark.parametrize("body", WRONG.values(), ids=WRONG)
 def test_wrong_requests_are_refused_with_a_sentence(body: Any) -> None:
     async def scenario(service: Service) -> None:
-        found = await service.post("/v1/classify", body)
-        assert found.status == 422, found.body
-        assert found.json["error"].startswith("expected")
+        response = await service.post("/v1/classify", body)
+        assert response.status == 422, response.body
+        assert response.json["error"].startswith("expected")
         assert not [question for question in service.pool.asked if question.spec.family not in ("mlp", "template")]
 
     run(scenario)
 
 
-def test_a_body_is_refused_by_its_stated_size_alone() -> None:
+def test_a_body_with_too_large_a_content_length_is_refused_unread() -> None:
     async def scenario(service: Service) -> None:
         async def never() -> None:
             raise AssertionError("nobody reads it")
 
-        found = await service.request("POST", "/v1/classify", [b"x"], {"content-length": "10000000000"}, never)
-        assert (found.status, found.headers["connection"]) == (413, "close")
+        response = await service.request("POST", "/v1/classify", [b"x"], {"content-length": "10000000000"}, never)
+        assert (response.status, response.headers["connection"]) == (413, "close")
 
     run(scenario)
 
 
-def test_a_body_without_a_size_is_read_up_to_the_limit() -> None:
+def test_a_body_without_a_content_length_is_read_up_to_the_limit() -> None:
     async def scenario(service: Service) -> None:
-        found = await service.request("POST", "/v1/classify", [b" " * 1000] * 100, {})
-        assert found.status == 413
+        response = await service.request("POST", "/v1/classify", [b" " * 1000] * 100, {})
+        assert response.status == 413
 
     run(scenario, Settings(limits=Limits(body_bytes=5000)))
 
 
-def test_a_slow_body_is_given_up() -> None:
+def test_a_slow_body_is_refused() -> None:
     async def scenario(service: Service) -> None:
         async def slow() -> None:
             await asyncio.sleep(0.04)
 
-        found = await service.request("POST", "/v1/classify", [b" "] * 50, {}, slow)
-        assert found.status == 408
+        response = await service.request("POST", "/v1/classify", [b" "] * 50, {}, slow)
+        assert response.status == 408
         assert service.guard.in_flight == 0
 
     run(scenario, Settings(limits=Limits(body_seconds=0.1)))
 
 
-def test_a_client_that_leaves_is_forgotten() -> None:
+def test_a_client_that_leaves_does_not_stay_in_flight() -> None:
     async def scenario(service: Service) -> None:
         scope = {"type": "http", "method": "POST", "path": "/v1/classify", "headers": [], "client": None}
 
@@ -176,7 +176,7 @@ def test_unknown_paths_and_methods_are_problems_too() -> None:
     run(scenario)
 
 
-def test_other_content_than_json_is_refused() -> None:
+def test_other_content_types_than_json_are_refused() -> None:
     async def scenario(service: Service) -> None:
         body = json.dumps({"spec": MLP}).encode()
         assert (await service.post("/v1/classify", body)).status == 200
@@ -205,12 +205,12 @@ def test_an_unexpected_error_is_a_problem_of_its_job_and_logged(caplog: pytest.L
 
 
 @pytest.mark.parametrize("error", [OverloadedError(), PoolError("no room")])
-def test_traces_that_find_no_room_are_to_be_asked_for_again(error: Exception) -> None:
+def test_a_full_queue_of_traces_is_answered_with_503(error: Exception) -> None:
     async def scenario(service: Service) -> None:
         service.pool.error = error
         for body in ({"spec": MLP}, {"jobs": [{"spec": MLP}]}):
-            found = await service.post("/v1/classify", body)
-            assert (found.status, found.headers["retry-after"]) == (503, "1")
+            response = await service.post("/v1/classify", body)
+            assert (response.status, response.headers["retry-after"]) == (503, "1")
         service.pool.error = None
 
     run(scenario)
@@ -218,7 +218,7 @@ def test_traces_that_find_no_room_are_to_be_asked_for_again(error: Exception) ->
 
 def test_a_refused_network_is_not_traced_twice() -> None:
     async def scenario(service: Service) -> None:
-        service.pool.error = UserError("expected a network, found none: mend it")
+        service.pool.error = UserError("expected a network, found none: fix it")
         for _ in range(2):
             assert (await service.post("/v1/classify", {"spec": MLP, "device": "t4"})).status == 422
         assert len(service.pool.asked) == 1
@@ -227,7 +227,7 @@ def test_a_refused_network_is_not_traced_twice() -> None:
     run(scenario)
 
 
-def test_a_network_that_was_lost_is_tried_again() -> None:
+def test_a_trace_that_was_lost_is_tried_again() -> None:
     async def scenario(service: Service) -> None:
         body = {"jobs": [{"spec": MLP, "device": "t4"}]}
         service.pool.error = LostError("expected a network that is traced in time, found a slower one")
@@ -340,7 +340,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return Path(shutil.copytree(RELEASED / "universal", tmp_path / "mine"))
 
 
-def test_a_checkpoint_that_is_deleted_or_damaged_goes_on_answering(checkpoint: Path) -> None:
+def test_a_deleted_or_damaged_checkpoint_still_answers(checkpoint: Path) -> None:
     weights = checkpoint / "weights.safetensors"
     whole = weights.read_bytes()
 
@@ -379,12 +379,12 @@ def test_a_checkpoint_that_is_deleted_or_damaged_goes_on_answering(checkpoint: P
     asyncio.run(with_token())
 
 
-def test_a_checkpoint_that_is_not_there_is_told_before_anything_starts(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_fails_before_the_service_starts(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="checkpoint"):
         asyncio.run(serving(Settings(checkpoint=str(tmp_path)), load=Checkpoint).__aenter__())
 
 
-def test_no_request_is_dropped_by_a_reload() -> None:
+def test_a_reload_drops_no_request() -> None:
     async def scenario(service: Service) -> None:
         async def ask(index: int) -> int:
             return (await service.post("/v1/classify", {"spec": MLP, "bucket_mib": 64 + index})).status

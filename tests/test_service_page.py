@@ -26,9 +26,9 @@ def browser() -> Iterator[Any]:
     options.binary_location = str(CHROMIUM)
     for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1200,1100"):
         options.add_argument(word)
-    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
-    yield found
-    found.quit()
+    response = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
+    yield response
+    response.quit()
 
 
 def asked(browser: Any) -> None:
@@ -45,7 +45,7 @@ def opened(browser: Any, url: str) -> None:
     WebDriverWait(browser, 10).until(lambda page: page.execute_script("return document.readyState") == "complete")
 
 
-def test_a_person_is_answered(browser: Any) -> None:
+def test_the_page_answers_a_job(browser: Any) -> None:
     with on_loopback(Settings(port=0, log_requests=False)) as url:
         opened(browser, url)
         WebDriverWait(browser, 10).until(lambda page: len(Select(page.find_element(By.ID, "device")).options) > 10)

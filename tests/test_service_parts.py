@@ -13,13 +13,13 @@ from vramcast.collocation.service.byte_cache import ByteCache, content_key
 from vramcast.errors import UserError
 
 
-def test_keys_tell_parts_apart() -> None:
+def test_keys_depend_on_the_lengths_of_parts() -> None:
     assert content_key(b"ab", b"c") != content_key(b"a", b"bc")
     assert content_key(b"a") == content_key(b"a")
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 600)), max_size=60), st.integers(0, 3000))
-def test_a_cache_never_holds_more_than_it_may(puts: list[tuple[int, int]], limit: int) -> None:
+def test_a_cache_never_exceeds_its_limit(puts: list[tuple[int, int]], limit: int) -> None:
     cache = ByteCache(limit)
     for key, size in puts:
         cache.put(bytes([key]), b"x" * size)
@@ -29,7 +29,7 @@ def test_a_cache_never_holds_more_than_it_may(puts: list[tuple[int, int]], limit
     assert len(cache) == sum(value is not None for value in kept.values())
 
 
-def test_what_was_used_last_stays() -> None:
+def test_the_least_recently_used_entries_are_dropped() -> None:
     cache = ByteCache(3 * 201)
     for key in (b"a", b"b", b"c"):
         cache.put(key, b"x")
@@ -40,15 +40,15 @@ def test_what_was_used_last_stays() -> None:
     assert (len(cache), cache.size_bytes) == (0, 0)
 
 
-def test_what_arrives_meanwhile_is_answered_together() -> None:
+def test_questions_that_arrive_during_a_batch_form_the_next() -> None:
     started, go, sizes = threading.Event(), threading.Event(), []
 
     def answer(questions: object) -> list[int]:
-        found = list(questions)  # type: ignore[call-overload]
-        sizes.append(len(found))
+        response = list(questions)  # type: ignore[call-overload]
+        sizes.append(len(response))
         started.set()
         go.wait(5)
-        return [2 * item for item in found]
+        return [2 * item for item in response]
 
     async def scenario() -> None:
         batcher: Batcher[int, int] = Batcher(answer, largest=4)
@@ -64,25 +64,25 @@ def test_what_arrives_meanwhile_is_answered_together() -> None:
     assert sizes == [1, 4, 2]
 
 
-def test_one_bad_question_spoils_no_other() -> None:
+def test_a_bad_question_does_not_fail_its_batch() -> None:
     def answer(questions: object) -> list[int]:
-        found = list(questions)  # type: ignore[call-overload]
-        if 3 in found:
+        response = list(questions)  # type: ignore[call-overload]
+        if 3 in response:
             raise UserError("expected another, found 3")
-        return found
+        return response
 
     async def scenario() -> None:
         batcher: Batcher[int, int] = Batcher(answer, largest=10)
-        found = await asyncio.gather(*(batcher.ask(index) for index in range(6)), return_exceptions=True)
-        assert [item for item in found if not isinstance(item, Exception)] == [0, 1, 2, 4, 5]
-        assert isinstance(found[3], UserError)
+        response = await asyncio.gather(*(batcher.ask(index) for index in range(6)), return_exceptions=True)
+        assert [item for item in response if not isinstance(item, Exception)] == [0, 1, 2, 4, 5]
+        assert isinstance(response[3], UserError)
         batcher.close()
 
     asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("text", ["", " ", "{", '{"a": NaN}', "[" * 10, "x" * 300_000])
-def test_odd_texts_are_names_or_told(text: str) -> None:
+def test_odd_texts_are_names_or_refused(text: str) -> None:
     try:
         assert job_of_text(text) == {"name": text}
     except UserError as error:

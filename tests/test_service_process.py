@@ -1,4 +1,4 @@
-"""The life of a real service: its own process, its worker, its signals."""
+"""A real service with its own process, workers and signals."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def spec(features: int) -> dict[str, Any]:
 
 
 class Running:
-    """A service and what it says."""
+    """A service and its log."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process = process
@@ -65,13 +65,13 @@ def started(checkpoint: Path) -> Iterator[Running]:
         process.wait()
 
 
-def test_the_life_of_a_service(tmp_path: Path) -> None:
+def test_a_service_starts_answers_reloads_and_stops(tmp_path: Path) -> None:
     checkpoint = Path(shutil.copytree(RELEASED / "universal", tmp_path / "mine"))
     with started(checkpoint) as running:
         port = running.wait_for("serving")["port"]
         client = Client(f"http://127.0.0.1:{port}", timeout_seconds=90)
-        found = client.classify(spec(64))  # waits for the worker
-        assert (found.from_fallback, found.verdict) == (False, "fits")
+        response = client.classify(spec(64))  # waits for the worker
+        assert (response.from_fallback, response.verdict) == (False, "fits")
         assert client.is_ready()
         _reloads(running, client, checkpoint)
         silent = socket.create_connection(("127.0.0.1", port))
@@ -81,7 +81,7 @@ def test_the_life_of_a_service(tmp_path: Path) -> None:
 
 
 def _reloads(running: Running, client: Client, checkpoint: Path) -> None:
-    """SIGHUP reads the checkpoint again; a damaged one leaves the old one in its place."""
+    """Check that SIGHUP reads the checkpoint again, and that a damaged one changes nothing."""
     running.process.send_signal(signal.SIGHUP)
     running.wait_for("reloaded")
     (checkpoint / "weights.safetensors").write_bytes(b"")
@@ -91,7 +91,7 @@ def _reloads(running: Running, client: Client, checkpoint: Path) -> None:
 
 
 def _stops(running: Running, client: Client, port: int) -> None:
-    """SIGTERM under load: whoever had begun to ask is answered, and the exit code is that of work well done."""
+    """Check SIGTERM under load: requests under way are answered, and the exit code is 0."""
     answers: list[Estimate] = []
     askers = [threading.Thread(target=lambda i=i: answers.append(client.classify(spec(100 + i)))) for i in range(6)]
     for asker in askers:
@@ -108,7 +108,7 @@ def _stops(running: Running, client: Client, port: int) -> None:
 
 
 def _in_flight(port: int) -> int:
-    """Of those that ask for a figure; whoever asks for this is one more."""
+    """Return the number of requests in flight, without the one for this number."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as response:
         lines = response.read().decode().splitlines()
     return int(float(next(line for line in lines if line.startswith("vramcast_requests_in_flight ")).split()[1])) - 1

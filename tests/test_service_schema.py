@@ -1,4 +1,4 @@
-"""The OpenAPI document against the service: whatever it allows is answered as it says."""
+"""The service against its OpenAPI document, by schemathesis."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,9 +13,9 @@ from vramcast.collocation.service.app import make_app
 from vramcast.collocation.service.settings import Settings
 
 ACCEPTED = ["2xx", "3xx", "401", "403", "404", "409", "413", "422", "429"]
-"""With 413 and 422: how long a body is, or that heads divide a width, no schema says. And without errors of ours."""
+"""With 413 and 422, because no schema states the size of a body, or that heads divide a width; and without 5xx."""
 REFUSED = ["400", "401", "403", "404", "405", "406", "409", "413", "415", "422", "428", "429", "5xx"]
-"""Its own list, and 413: what is wrong may also be too large, which is seen first."""
+"""The list of schemathesis and 413: a bad body may also be too large, which is checked first."""
 SETTINGS = Settings(port=0, log_requests=False)
 
 
@@ -39,8 +39,8 @@ schema = make_schema()
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with on_loopback(SETTINGS) as found:
-        yield found
+    with on_loopback(SETTINGS) as response:
+        yield response
 
 
 @schema.parametrize()
@@ -52,5 +52,5 @@ def url() -> Iterator[str]:
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-def test_schemathesis_finds_nothing(url: str, case: Any) -> None:
+def test_the_service_follows_its_openapi_document(url: str, case: Any) -> None:
     case.call_and_validate(base_url=url, timeout=20)

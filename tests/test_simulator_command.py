@@ -1,4 +1,4 @@
-"""`vramcast simulate`: its files, its answers, its picture."""
+"""`vramcast simulate`: its files, output and chart."""
 
 import json
 import subprocess
@@ -44,8 +44,8 @@ def test_jobs_and_traces_are_read(files: list[str]) -> None:
     assert jobs["pair"] == TraceJob(
         "pair", 2, 8, 20_000 * MIB, 600, {"faketensor": 40_000 * MIB, "gpumemnet": 16_000 * MIB}
     )
-    found = read_trace(Path(files[3]), jobs)
-    assert [(item.arrival_s, item.job.name) for item in found] == [
+    result = read_trace(Path(files[3]), jobs)
+    assert [(item.arrival_s, item.job.name) for item in result] == [
         (0, "mnist_train"), (20, "pair"), (30, "other"), (40.5, "mnist_train")
     ]  # fmt: skip
 
@@ -64,7 +64,7 @@ def test_jobs_and_traces_are_read(files: list[str]) -> None:
         (JOBS, "arrival_s,job\n1\n", "found ''"),
     ],
 )
-def test_bad_files_are_told_in_a_sentence(tmp_path: Path, jobs: str, arrivals: str, message: str) -> None:
+def test_bad_files_are_refused_in_a_sentence(tmp_path: Path, jobs: str, arrivals: str, message: str) -> None:
     (tmp_path / "jobs.csv").write_text(jobs)
     (tmp_path / "trace.csv").write_text(arrivals)
     with pytest.raises(UserError, match=message):
@@ -84,7 +84,7 @@ def test_bad_files_are_told_in_a_sentence(tmp_path: Path, jobs: str, arrivals: s
         (["--estimator", "oracle", "--trace", "absent.csv"], "expected a CSV table at absent.csv"),
     ],
 )
-def test_bad_words_end_with_a_sentence(
+def test_bad_arguments_end_with_a_sentence(
     files: list[str], capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     assert main([*files, *words]) == 2
@@ -93,16 +93,16 @@ def test_bad_words_end_with_a_sentence(
     assert told.count("\n") == 1
 
 
-def test_one_estimator_answers_with_its_figures(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_estimator_prints_its_metrics(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*files, "--estimator", "oracle", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    result = json.loads(capsys.readouterr().out)
     wanted = {"makespan_s", "mean_jct_s", "p95_jct_s", "mean_wait_s", "ooms", "wasted_gpu_s", "memory_utilisation"}
-    assert wanted | {"gpu_utilisation", "estimator", "policy", "queue", "ledger"} <= found.keys()
+    assert wanted | {"gpu_utilisation", "estimator", "policy", "queue", "ledger"} <= result.keys()
     jobs = read_jobs(Path(files[1]))
     rules = ClusterRules(gpus=2)
     runs = simulate(read_trace(Path(files[3]), jobs), {item.name: item.peak_bytes for item in jobs.values()}, rules)
-    assert found["makespan_s"] == cluster_metrics(runs, rules).makespan_s
-    assert (found["jobs"], found["ooms"]) == (4, 0)
+    assert result["makespan_s"] == cluster_metrics(runs, rules).makespan_s
+    assert (result["jobs"], result["ooms"]) == (4, 0)
 
 
 def test_several_estimators_make_a_table_and_a_chart(
@@ -117,12 +117,12 @@ def test_several_estimators_make_a_table_and_a_chart(
     picture = (tmp_path / "chart.svg").read_text()
     assert "<svg" in picture
     assert main([*files, "--estimator", names, "--json", "--repeats", "3"]) == 0
-    found = json.loads(capsys.readouterr().out)["estimators"]
-    assert list(found) == names.split(",")
-    assert found["none"]["sd"]["makespan_s"] > 0
+    result = json.loads(capsys.readouterr().out)["estimators"]
+    assert list(result) == names.split(",")
+    assert result["none"]["sd"]["makespan_s"] > 0
 
 
-def test_estimators_ask_for_what_is_theirs() -> None:
+def test_each_estimator_has_its_own_needs() -> None:
     known = TraceJob("a", 1, 1, 10 * MIB, 1, {"horus": 5 * MIB})
     asking = Asking(capacity_bytes=100 * MIB, margin_mib=2, floor_mib=50)
     asked = {name: asking.needs_bytes(name, [known], {"a": 12 * MIB})["a"] // MIB for name in ESTIMATORS}
@@ -131,7 +131,7 @@ def test_estimators_ask_for_what_is_theirs() -> None:
     assert asking.needs_bytes("ours", [known])["a"] == 100 * MIB
 
 
-def test_a_floor_is_held_against_what_is_observed_whatever_the_ledger() -> None:
+def test_without_an_estimator_the_floor_applies_to_observed_memory() -> None:
     submissions = trace((0, job("a", 19, 100)), (0, job("b", 19, 100)), (50, job("c", 1, 100)))
     needs = dict.fromkeys(truth(submissions), 5 * GB)
     rules = ClusterRules(gpus=1, capacity_bytes=40 * GB, ledger="reserved", slowdown=0, peak_after_s=10)
@@ -153,7 +153,7 @@ def test_shifted_traces_are_the_same_for_all_and_repeat_themselves() -> None:
     assert [item.arrival_s for item in moved] == sorted(item.arrival_s for item in moved)
 
 
-def test_bars_of_a_gpu_lie_in_lanes_of_their_own() -> None:
+def test_overlapping_bars_of_a_gpu_are_in_different_lanes() -> None:
     submissions = trace((0, job("a", 10, 100)), (0, job("b", 10, 50)), (70, job("c", 10, 10)), (0, job("p", 1, 9, 2)))
     rules = ClusterRules(gpus=2, capacity_bytes=30 * GB, slowdown=0, ledger="reserved", policy="first-fit")
     bars = gantt_table(simulate(submissions, truth(submissions), rules))
@@ -170,18 +170,16 @@ def test_all_jobs_but_two_of_the_public_table_are_defined(public_table: Callable
         assert spec.training.batch_size == jobs[name].batch_size
 
 
-def test_our_bound_is_classified_here_and_what_cannot_be_built_is_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_our_bounds_leave_out_jobs_without_a_definition(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     jobs = [TraceJob("mnist_train", 1, 32, 1500 * MIB, 100), TraceJob("dlrm", 1, 32, 1500 * MIB, 100)]
-    found = bounds_bytes(jobs, "a100_40gb", AnswerSettings(bucket_mib=1024), SimulationStore(tmp_path, 1))
-    assert list(found) == ["mnist_train"]
-    assert found["mnist_train"] % (1024 * MIB) == 0
-    assert 600 * MIB < found["mnist_train"] <= 42_000 * MIB
+    result = bounds_bytes(jobs, "a100_40gb", AnswerSettings(bucket_mib=1024), SimulationStore(tmp_path, 1))
+    assert list(result) == ["mnist_train"]
+    assert result["mnist_train"] % (1024 * MIB) == 0
+    assert 600 * MIB < result["mnist_train"] <= 42_000 * MIB
     assert "no network is defined for dlrm" in capsys.readouterr().err
 
 
-def test_definitions_that_are_none_are_refused(tmp_path: Path) -> None:
+def test_bad_definitions_are_refused(tmp_path: Path) -> None:
     (tmp_path / "wrong.yaml").write_text("vgg16: vgg\n")
     with pytest.raises(UserError, match="expected lists of jobs by recipe"):
         specs_of([], tmp_path / "wrong.yaml")
@@ -190,12 +188,12 @@ def test_definitions_that_are_none_are_refused(tmp_path: Path) -> None:
     assert DEFINITIONS.exists()
 
 
-def test_ten_thousand_jobs_on_a_thousand_gpus_are_no_matter_of_minutes() -> None:
+def test_ten_thousand_jobs_on_a_thousand_gpus_take_seconds() -> None:
     submissions = generated_trace(10_000, 1_000)
     rules = ClusterRules(gpus=1_000)
     runs = simulate(submissions, truth(submissions), rules)
-    found = cluster_metrics(runs, rules)
-    assert (found.jobs, found.ooms) == (10_000, 0)
+    result = cluster_metrics(runs, rules)
+    assert (result.jobs, result.ooms) == (10_000, 0)
 
 
 def test_the_command_starts_without_torch() -> None:

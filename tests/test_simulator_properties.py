@@ -1,4 +1,4 @@
-"""What holds in every simulation: nothing is lost, nothing is made, and memory is never more than there is."""
+"""Invariants of all simulations: every job finishes, and memory never exceeds the capacity."""
 
 from collections import defaultdict
 from itertools import pairwise
@@ -40,7 +40,7 @@ RULES = st.builds(
     retry_after_s=st.sampled_from([0.0, 30.0]),
 )
 SHARES = st.floats(0.0, 1.5)
-"""What a job asks for, as a share of what it takes."""
+"""The need of a job as a share of its peak."""
 
 
 def moments(runs: list[AttemptRecord]) -> list[float]:
@@ -52,7 +52,7 @@ def on(runs: list[AttemptRecord], gpu: int, time_s: float) -> list[AttemptRecord
 
 
 def work_s(run: AttemptRecord, runs: list[AttemptRecord], rules: ClusterRules) -> float:
-    """What a run got done, from who was beside it when."""
+    """Return the work of an attempt, computed from the attempts beside it."""
     times_s = [time_s for time_s in moments(runs) if run.start_s <= time_s <= run.end_s]
     return sum(
         (end_s - start_s) * rules.rate(max(len(on(runs, gpu, (start_s + end_s) / 2)) for gpu in run.gpus))
@@ -62,7 +62,7 @@ def work_s(run: AttemptRecord, runs: list[AttemptRecord], rules: ClusterRules) -
 
 @settings(deadline=None, max_examples=150)
 @given(TRACES, RULES, SHARES)
-def test_every_job_is_done_once_and_gets_its_own_work(
+def test_every_job_finishes_once_and_gets_its_work_done(
     submissions: list[Submission], rules: ClusterRules, share: float
 ) -> None:
     needs = {name: int(peak_bytes * share) for name, peak_bytes in truth(submissions).items()}
@@ -78,17 +78,17 @@ def test_every_job_is_done_once_and_gets_its_own_work(
     for run in runs:
         attempts[run.submission.number] += 1
     assert max(attempts.values()) <= 2  # alone, all that runs at all runs
-    found = cluster_metrics(runs, rules)
-    assert found.ooms == len(runs) - len(submissions)
-    assert 0 < found.gpu_utilisation <= 1 + 1e-9
-    assert 0 <= found.memory_utilisation <= found.gpu_utilisation + 1e-9
-    assert found.mean_wait_s >= -1e-6
-    assert found.p95_jct_s <= found.makespan_s + 1e-6
+    result = cluster_metrics(runs, rules)
+    assert result.ooms == len(runs) - len(submissions)
+    assert 0 < result.gpu_utilisation <= 1 + 1e-9
+    assert 0 <= result.memory_utilisation <= result.gpu_utilisation + 1e-9
+    assert result.mean_wait_s >= -1e-6
+    assert result.p95_jct_s <= result.makespan_s + 1e-6
 
 
 @settings(deadline=None, max_examples=150)
 @given(TRACES, RULES, SHARES)
-def test_memory_is_never_more_than_the_card_and_the_exclusive_are_alone(
+def test_memory_never_exceeds_the_capacity_and_exclusive_jobs_are_alone(
     submissions: list[Submission], rules: ClusterRules, share: float
 ) -> None:
     needs = {name: int(peak_bytes * share) for name, peak_bytes in truth(submissions).items()}
@@ -103,7 +103,7 @@ def test_memory_is_never_more_than_the_card_and_the_exclusive_are_alone(
 
 @settings(deadline=None, max_examples=100)
 @given(TRACES, RULES, st.floats(1.0, 3.0))
-def test_who_asks_for_enough_never_runs_out_and_queues_in_order(
+def test_a_job_with_enough_need_never_crashes_and_the_queue_is_in_order(
     submissions: list[Submission], rules: ClusterRules, share: float
 ) -> None:
     needs = {name: int(peak_bytes * share) + 1 for name, peak_bytes in truth(submissions).items()}
@@ -116,7 +116,7 @@ def test_who_asks_for_enough_never_runs_out_and_queues_in_order(
 
 @settings(deadline=None, max_examples=50)
 @given(TRACES, RULES, SHARES)
-def test_a_simulation_repeats_itself(submissions: list[Submission], rules: ClusterRules, share: float) -> None:
+def test_a_simulation_is_deterministic(submissions: list[Submission], rules: ClusterRules, share: float) -> None:
     needs = {name: int(peak_bytes * share) for name, peak_bytes in truth(submissions).items()}
     assert simulate(submissions, needs, rules) == simulate(submissions, needs, rules)
 
@@ -124,7 +124,7 @@ def test_a_simulation_repeats_itself(submissions: list[Submission], rules: Clust
 @pytest.mark.parametrize("policy", POLICIES)
 @given(data=st.data())
 @settings(deadline=None, max_examples=100)
-def test_the_index_chooses_as_the_placement_of_the_service_does(policy: str, data: st.DataObject) -> None:
+def test_the_index_makes_the_same_choice_as_the_placement_of_the_service(policy: str, data: st.DataObject) -> None:
     gpus = data.draw(st.integers(1, 9))
     index, free = free_memory(policy, gpus, 8), [8] * gpus
     for _ in range(data.draw(st.integers(0, 12))):
@@ -133,7 +133,7 @@ def test_the_index_chooses_as_the_placement_of_the_service_does(policy: str, dat
         index.set(gpu, free[gpu])
         need, count = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 3))
         ranked = rank(need, [GpuState(str(number), free_mib, 8) for number, free_mib in enumerate(free)], policy)
-        expected = tuple(int(found.gpu.id) for found in ranked[:count]) if len(ranked) >= count else None
+        expected = tuple(int(result.gpu.id) for result in ranked[:count]) if len(ranked) >= count else None
         assert index.choose(need, count) == expected
 
 

@@ -26,7 +26,7 @@ function slurm.log_user(text) slurm.told[#slurm.told + 1] = text end
 
 
 class Pipe:
-    """What io.popen returns, over Python's: the Lua in the package lupa is built without it."""
+    """The result of io.popen, made by Python: the Lua in the package lupa is built without it."""
 
     def __init__(self, command: str, _mode: str = "r") -> None:
         self.process = subprocess.Popen(command, shell=True, stdout=subprocess.PIPE)
@@ -47,7 +47,7 @@ def runtime_of(lua: str) -> Any:
 
 
 class Slurm:
-    """A Lua as slurmctld or sbatch has it, with one plugin loaded."""
+    """A Lua as in slurmctld or sbatch, with one plugin loaded."""
 
     def __init__(self, folder: Path, plugin: str, url: str, lua: str) -> None:
         for path in DEPLOY.glob("*.lua"):
@@ -57,7 +57,7 @@ class Slurm:
         self.lua.globals().dofile(str(folder / f"{plugin}.lua"))
 
     def call(self, function: str, fields: dict[str, Any]) -> dict[str, Any]:
-        """What a job's fields are after the plugin has seen them."""
+        """Return the fields of a job after the plugin has run."""
         table = self.lua.table_from(
             {key: self.lua.table_from(item) if isinstance(item, list) else item for key, item in fields.items()}
         )
@@ -70,7 +70,7 @@ class Slurm:
 
 @pytest.fixture(params=["lua51", "lua53", "lua54"])
 def lua(request: pytest.FixtureRequest) -> str:
-    """Slurm is built with any of them."""
+    """Return a Lua version; Slurm is built with any of them."""
     pytest.importorskip(f"lupa.{request.param}")
     return str(request.param)
 
@@ -80,7 +80,7 @@ def submit(service: Loopback, folder: Path, lua: str, **fields: Any) -> tuple[Sl
     return slurm, slurm.call("slurm_job_submit", fields)
 
 
-def test_a_script_that_says_its_network_gets_shards(tmp_path: Path, lua: str) -> None:
+def test_a_script_with_a_job_gets_shards(tmp_path: Path, lua: str) -> None:
     with loopback((200, ANSWER)) as service:
         slurm, job = submit(service, tmp_path, lua, script=SCRIPT)
     assert job["tres_per_node"] == "gres/shard:7"
@@ -88,14 +88,14 @@ def test_a_script_that_says_its_network_gets_shards(tmp_path: Path, lua: str) ->
     assert "6812 MiB" in slurm.said("told")
 
 
-def test_a_job_that_ran_before_is_said_to_have(tmp_path: Path, lua: str) -> None:
+def test_the_message_says_that_a_need_was_observed(tmp_path: Path, lua: str) -> None:
     with loopback((200, ANSWER.replace(b"=fits", b"=does_not_fit") + b"basis=observed\n")) as service:
         slurm, job = submit(service, tmp_path, lua, script=SCRIPT)
     assert job["tres_per_node"] == "gres/shard:7"
     assert "6812 MiB of GPU memory (as it did before)" in slurm.said("told")
 
 
-def test_a_comment_may_say_it_and_other_resources_stay(tmp_path: Path, lua: str) -> None:
+def test_the_job_may_be_in_the_comment_and_other_resources_stay(tmp_path: Path, lua: str) -> None:
     with loopback((200, ANSWER)) as service:
         job = submit(service, tmp_path, lua, comment="vramcast:gpumemnet:a_b.out", tres_per_node="gres/nvme:1")[1]
     assert job["tres_per_node"] == "gres/nvme:1,gres/shard:7"
@@ -103,7 +103,7 @@ def test_a_comment_may_say_it_and_other_resources_stay(tmp_path: Path, lua: str)
 
 
 @pytest.mark.parametrize("field", ["tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task"])
-def test_gpus_that_a_user_asked_for_stand(tmp_path: Path, field: str) -> None:
+def test_gpus_that_a_user_requested_are_not_changed(tmp_path: Path, field: str) -> None:
     with loopback((200, ANSWER)) as service:
         slurm, job = submit(service, tmp_path, "lua54", script=SCRIPT, **{field: "gres/gpu:1"})
     assert job[field] == "gres/gpu:1"
@@ -111,7 +111,7 @@ def test_gpus_that_a_user_asked_for_stand(tmp_path: Path, field: str) -> None:
     assert "6812 MiB" in slurm.said("told"), "but the estimate is told"
 
 
-def test_a_job_that_says_nothing_asks_nothing(tmp_path: Path) -> None:
+def test_a_script_without_a_job_sends_no_request(tmp_path: Path) -> None:
     with loopback((200, ANSWER)) as service:
         for fields in (
             {},
@@ -132,14 +132,14 @@ def test_a_job_that_says_nothing_asks_nothing(tmp_path: Path) -> None:
         (200, b""),
     ],
 )
-def test_without_an_answer_the_job_is_as_it_came(tmp_path: Path, lua: str, status: int, answer: bytes) -> None:
+def test_without_an_answer_the_job_is_not_changed(tmp_path: Path, lua: str, status: int, answer: bytes) -> None:
     with loopback((status, answer)) as service:
         slurm, job = submit(service, tmp_path, lua, script=SCRIPT)
     assert "tres_per_node" not in job
     assert "no estimate" in slurm.said("logged")
 
 
-def test_a_slow_service_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_slow_service_does_not_delay_a_job(tmp_path: Path) -> None:
     with loopback((200, ANSWER), delay_seconds=3.0) as service:
         slurm = Slurm(tmp_path, "job_submit", service.url, "lua54")
         start = time.perf_counter()
@@ -149,7 +149,7 @@ def test_a_slow_service_holds_nobody_up(tmp_path: Path) -> None:
     assert seconds < 1.5, "0.1 s, and the start of a process on a busy machine"
 
 
-def test_a_service_that_is_away_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_missing_service_does_not_delay_a_job(tmp_path: Path) -> None:
     with loopback((200, ANSWER)) as service:
         away = service.url
     slurm = Slurm(tmp_path, "job_submit", away, "lua54")
@@ -157,7 +157,7 @@ def test_a_service_that_is_away_holds_nobody_up(tmp_path: Path) -> None:
     assert slurm.call("slurm_job_modify", {}) == {}
 
 
-def test_without_its_other_half_the_plugin_lets_jobs_pass(tmp_path: Path) -> None:
+def test_without_its_library_the_plugin_lets_jobs_pass(tmp_path: Path) -> None:
     shutil.copy(DEPLOY / "job_submit.lua", tmp_path)
     runtime = runtime_of("lua54")
     runtime.globals().dofile(str(tmp_path / "job_submit.lua"))
@@ -173,7 +173,7 @@ def test_nothing_of_a_script_reaches_a_shell(tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / "owned").exists()
 
 
-def test_the_client_side_asks_for_longer_and_reads_the_script(tmp_path: Path, lua: str) -> None:
+def test_the_client_side_waits_longer_and_reads_the_script(tmp_path: Path, lua: str) -> None:
     script = tmp_path / "job.sh"
     script.write_text(SCRIPT, encoding="utf-8")
     with loopback((200, ANSWER), delay_seconds=0.3) as service:
@@ -187,7 +187,7 @@ def test_the_client_side_asks_for_longer_and_reads_the_script(tmp_path: Path, lu
         assert slurm.call("slurm_cli_setup_defaults", {}) == slurm.call("slurm_cli_post_submit", {}) == {}
 
 
-def test_a_token_goes_along_and_not_on_the_command_line(tmp_path: Path) -> None:
+def test_the_token_is_sent_but_not_on_a_command_line(tmp_path: Path) -> None:
     shutil.copytree(DEPLOY, tmp_path, dirs_exist_ok=True)
     shared = tmp_path / "vramcast.lua"
     with loopback((200, ANSWER)) as service:
@@ -204,7 +204,7 @@ def test_a_token_goes_along_and_not_on_the_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("program", ["lua5.1", "lua5.3", "lua5.4"])
-def test_an_interpreter_of_its_own_finds_the_same(tmp_path: Path, program: str) -> None:
+def test_a_lua_interpreter_gives_the_same_result(tmp_path: Path, program: str) -> None:
     if shutil.which(program) is None:
         pytest.skip(f"no {program} here: apt-get install {program}")
     with loopback((200, ANSWER)) as service:

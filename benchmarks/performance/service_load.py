@@ -1,7 +1,7 @@
 """The service under load: `python -m benchmarks.performance.service_load`.
 
-Requests a second of POST /v1/classify, as of an empty FastAPI endpoint under the same server in the same run, over 32
-connections; then 100,000 requests, with the memory of the process before and after. All on loopback.
+Measures requests per second of POST /v1/classify and of an empty FastAPI endpoint under the same server, over 32
+connections; then the memory of the process before and after 100,000 requests. All on loopback.
 """
 
 import argparse
@@ -26,15 +26,15 @@ import uvloop
 CONNECTIONS = 32
 SOAK = 100_000
 _WORKING_SET = 200
-"""Jobs that are asked for over and over, as schedulers do: at submission, at every attempt to place."""
+"""Jobs that are sent again and again, as schedulers do: at submission, and at every attempt to place them."""
 _LEAST_RATIO = 0.5
 _MOST_GROWTH = 1.1
 
 
 def jobs(count: int, seed: int) -> list[bytes]:
-    """Perceptrons, each another one."""
+    """Return requests for different MLPs."""
     draw = random.Random(seed)
-    found = []
+    bodies = []
     for _ in range(count):
         network = {
             "arch": "pyramid",
@@ -43,13 +43,13 @@ def jobs(count: int, seed: int) -> list[bytes]:
             "depth": draw.randrange(1, 6),
         }
         training = {"batch_size": draw.randrange(1, 1024)}
-        found.append(json.dumps({"spec": {"family": "mlp", "network": network, "training": training}}).encode())
-    return found
+        bodies.append(json.dumps({"spec": {"family": "mlp", "network": network, "training": training}}).encode())
+    return bodies
 
 
 @dataclass
 class Measured:
-    """One run of a load."""
+    """The measurements of one load."""
 
     requests: int
     seconds: float
@@ -64,16 +64,16 @@ class Measured:
         ordered = sorted(self.latencies)
         return 1000 * ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
-    def line(self, what: str) -> str:
+    def line(self, title: str) -> str:
         p50, p99 = self.percentile_ms(0.5), self.percentile_ms(0.99)
         others = {status: count for status, count in self.statuses.items() if status != 200}
-        return f"{what}: {self.rate:,.0f} requests a second, p50 {p50:.1f} ms, p99 {p99:.1f} ms" + (
+        return f"{title}: {self.rate:,.0f} requests a second, p50 {p50:.1f} ms, p99 {p99:.1f} ms" + (
             f", other answers: {others}" if others else ""
         )
 
 
 class Load(asyncio.Protocol):
-    """One connection that asks as soon as it is answered. Next to nothing, so that the service is what is measured."""
+    """A connection that sends the next request after each response, with as little work as possible."""
 
     def __init__(
         self, path: str, next_body: Callable[[], bytes | None], done: asyncio.Future[None], run: Measured
@@ -99,8 +99,8 @@ class Load(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.buffer += data
-        head, found, rest = self.buffer.partition(b"\r\n\r\n")
-        if not found:
+        head, separator, rest = self.buffer.partition(b"\r\n\r\n")
+        if not separator:
             return
         length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
         if len(rest) < length:
@@ -117,7 +117,7 @@ class Load(asyncio.Protocol):
 
 
 async def loaded(port: int, path: str, bodies: list[bytes], requests: int, connections: int) -> Measured:
-    """So many requests over all connections; bodies in turn."""
+    """Send a number of requests over all connections, with the bodies in turn."""
     loop, run, left = asyncio.get_running_loop(), Measured(requests, 0.0, [], {}), iter(range(requests))
 
     def next_body() -> bytes | None:
@@ -150,25 +150,25 @@ uvicorn.run(app, port=int(sys.argv[1]), access_log=False, log_level="error", loo
 
 
 @dataclass(frozen=True)
-class Server:
-    """Where it listens, and which process it is."""
+class ServerProcess:
+    """The port and the process of a server."""
 
     port: int
     pid: int
 
 
 @contextmanager
-def process(words: list[str], ready: str) -> Iterator[Server]:
-    """A server of its own process, on the port that is its last word, once it answers."""
+def process(words: list[str], ready: str) -> Iterator[ServerProcess]:
+    """Start a server whose last argument is its port, and wait until it answers."""
     environment, port = {**os.environ, "OMP_NUM_THREADS": "1"}, free_port()
     with Path(os.devnull).open("wb") as nowhere:
-        found = subprocess.Popen([sys.executable, *words, str(port)], stderr=nowhere, stdout=nowhere, env=environment)
+        server = subprocess.Popen([sys.executable, *words, str(port)], stderr=nowhere, stdout=nowhere, env=environment)
         try:
-            _wait_for(found, port, ready)
-            yield Server(port, found.pid)
+            _wait_for(server, port, ready)
+            yield ServerProcess(port, server.pid)
         finally:
-            found.terminate()
-            found.wait(60)
+            server.terminate()
+            server.wait(60)
 
 
 def _wait_for(process: "subprocess.Popen[bytes]", port: int, path: str) -> None:
@@ -181,7 +181,7 @@ def _wait_for(process: "subprocess.Popen[bytes]", port: int, path: str) -> None:
                 if response.status == 200:
                     return
         except urllib.error.HTTPError as error:
-            if error.code == 405:  # the empty endpoint takes POST alone, and is there
+            if error.code == 405:  # the empty endpoint accepts POST alone
                 return
         except OSError:
             pass
@@ -190,19 +190,19 @@ def _wait_for(process: "subprocess.Popen[bytes]", port: int, path: str) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def resident_mib(pid: int) -> float:
-    """What the process holds of memory."""
+    """Return the resident memory of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def cpu_seconds(pid: int) -> float:
-    """What the process has used so far: on a busy machine it says more than the clock."""
+    """Return the CPU time of a process, which depends less on the load of the machine than wall time."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -213,48 +213,48 @@ def ask(port: int, path: str, bodies: list[bytes], requests: int, connections: i
 
 
 def main() -> int:
-    """Print the figures; the exit code says whether they are what was promised."""
+    """Print the figures. The exit code is 1 if a bound does not hold."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=20_000, help="of each run that is timed")
+    parser.add_argument("--requests", type=int, default=20_000, help="in each timed run")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--soak", type=int, default=SOAK)
     arguments = parser.parse_args()
-    known = jobs(_WORKING_SET, seed=0)
+    bodies = jobs(_WORKING_SET, seed=0)
     with process(["-c", EMPTY], "/") as empty, process(["-m", "vramcast", "serve", "--port"], "/readyz") as service:
-        cold = ask(service.port, "/v1/classify", known, len(known))
-        print(cold.line(f"{len(known)} networks that it never met"), flush=True)
-        ratios = [_round(empty, service, known, arguments.requests) for _ in range(arguments.rounds)]
-        growth = _soak(service, known, arguments.soak)
+        cold = ask(service.port, "/v1/classify", bodies, len(bodies))
+        print(cold.line(f"{len(bodies)} new networks"), flush=True)
+        ratios = [_round(empty, service, bodies, arguments.requests) for _ in range(arguments.rounds)]
+        growth = _soak(service, bodies, arguments.soak)
     ratio = sorted(ratios)[len(ratios) // 2]
     print(f"the service at {ratio:.2f} of an empty endpoint (at least {_LEAST_RATIO}); memory grew by {growth - 1:.1%}")
     return 0 if ratio >= _LEAST_RATIO and growth <= _MOST_GROWTH else 1
 
 
-def _round(empty: Server, service: Server, known: list[bytes], requests: int) -> float:
-    """Both in turn, since a busy machine changes from minute to minute."""
+def _round(empty: ServerProcess, service: ServerProcess, bodies: list[bytes], requests: int) -> float:
+    """Measure both in turn, since the load of a machine changes from minute to minute."""
     rates = []
-    for server, path, what in (
+    for server, path, title in (
         (empty, "/", "an empty endpoint"),
-        (service, "/v1/classify", f"the service, {len(known)} networks over and over"),
+        (service, "/v1/classify", f"the service, {len(bodies)} networks again and again"),
     ):
         used = cpu_seconds(server.pid)
-        found = ask(server.port, path, known, requests)
+        load = ask(server.port, path, bodies, requests)
         cpu_us = 1e6 * (cpu_seconds(server.pid) - used) / requests
-        print(f"{found.line(what)}, {cpu_us:.0f} us of CPU each", flush=True)
-        rates.append(found.rate)
+        print(f"{load.line(title)}, {cpu_us:.0f} us of CPU each", flush=True)
+        rates.append(load.rate)
     return rates[1] / rates[0]
 
 
-def _soak(service: Server, known: list[bytes], requests: int) -> float:
-    """Known networks and, one in fifty, one of them in other words, which goes through the estimator again."""
+def _soak(service: ServerProcess, bodies: list[bytes], requests: int) -> float:
+    """Send cached requests and, one in fifty, one that needs the estimator."""
     draw = random.Random(1)
 
     def fresh(body: bytes, index: int) -> bytes:
-        found: dict[str, Any] = json.loads(body)
-        return json.dumps({**found, "distribution": True}).encode() + b" " * index  # longer than any before
+        job: dict[str, Any] = json.loads(body)
+        return json.dumps({**job, "distribution": True}).encode() + b" " * index  # longer than any before
 
     mixed = [
-        fresh(draw.choice(known), index // 50) if index % 50 == 0 else known[index % len(known)]
+        fresh(draw.choice(bodies), index // 50) if index % 50 == 0 else bodies[index % len(bodies)]
         for index in range(requests)
     ]
     half = len(mixed) // 2

@@ -1,1 +1,1 @@
-"""What foreign schedulers say and want to hear: pure translations, no HTTP."""
+"""Formats of other schedulers: pure translations, no HTTP."""

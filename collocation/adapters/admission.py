@@ -1,4 +1,4 @@
-"""A mutating admission webhook: writes into a pod what its job will take (AdmissionReview of admission.k8s.io/v1)."""
+"""The mutating admission webhook, which writes the need of a job into its pod (admission.k8s.io/v1)."""
 
 import base64
 import json
@@ -15,18 +15,18 @@ _GIB_MIB = 1024
 
 @dataclass(frozen=True)
 class Resource:
-    """What a scheduler reads the amount from."""
+    """The resource that a scheduler reads the need from."""
 
     key: str
     unit_mib: int = 1
     count_key: str | None = None
-    """A resource that must stand beside it for the amount to count."""
+    """A resource that must be present for the amount to count."""
     annotation: bool = False
-    """Whether it is an annotation of the pod, and not a limit of its container."""
+    """True for an annotation of the pod instead of a limit of its container."""
 
 
 RESOURCES: Mapping[str, Resource] = {
-    # HAMi, docs/userguide/nvidia-device: MiB for each of the GPUs asked for; without it a job gets the whole card.
+    # HAMi, docs/userguide/nvidia-device: MiB for each of the GPUs asked for; without it a job gets the whole GPU.
     "hami": Resource("nvidia.com/gpumem", count_key="nvidia.com/gpu"),
     # volcano-vgpu-device-plugin, README: MiB beside the number of virtual GPUs.
     "volcano": Resource("volcano.sh/vgpu-memory", count_key="volcano.sh/vgpu-number"),
@@ -34,21 +34,21 @@ RESOURCES: Mapping[str, Resource] = {
     "volcano-share": Resource("volcano.sh/gpu-memory"),
     # Aliyun gpushare-scheduler-extender, docs/userguide: GiB by default.
     "aliyun": Resource("aliyun.com/gpu-mem", unit_mib=_GIB_MIB),
-    # KAI scheduler, docs/gpu-sharing: MiB as text, and nothing holds the job to it.
+    # KAI scheduler, docs/gpu-sharing: MiB as text, which is not enforced.
     "kai": Resource("gpu-memory", annotation=True),
 }
 
 
 @dataclass(frozen=True)
 class Admission:
-    """The pod that is to be admitted."""
+    """A pod to be admitted."""
 
     uid: str
     pod: Mapping[str, Any]
 
 
 def read_review(body: Any) -> Admission:
-    """Of a request."""
+    """Read an AdmissionReview."""
     request = body.get("request") if isinstance(body, Mapping) else None
     uid = request.get("uid") if isinstance(request, Mapping) else None
     if not isinstance(request, Mapping) or not isinstance(uid, str):
@@ -58,7 +58,7 @@ def read_review(body: Any) -> Admission:
 
 
 def review_reply(uid: str, patch: list[dict[str, Any]], warning: str | None = None) -> dict[str, Any]:
-    """The pod is always admitted: without our figure it is where it would be without us."""
+    """Return a reply that always admits the pod: without a patch it is scheduled as usual."""
     response: dict[str, Any] = {"uid": uid, "allowed": True}
     if patch:
         response |= {"patchType": "JSONPatch", "patch": base64.b64encode(json.dumps(patch).encode()).decode()}
@@ -68,9 +68,9 @@ def review_reply(uid: str, patch: list[dict[str, Any]], warning: str | None = No
 
 
 def patch_of(pod: Mapping[str, Any], need_mib: float, resource: str, basis: str | None = None) -> list[dict[str, Any]]:
-    """JSON Patch that writes the amount, unless the pod says its own; an annotation says it to the extender.
+    """Return a JSON Patch that writes the need, unless the pod states its own; an annotation is for the extender.
 
-    `basis` is for people who look at the pod: None where the amount is the pod's own.
+    `basis` informs people who look at the pod; None if the need is the pod's own.
     """
     check_choice("the resource", resource, RESOURCES)
     rule = RESOURCES[resource]
@@ -95,7 +95,7 @@ def _limits_patch(pod: Mapping[str, Any], rule: Resource, amount: str) -> list[d
     limits = [limits_of(item) for item in containers]
     if any(rule.key in item for item in limits):
         return []
-    # the container that asks for a GPU already, else the first
+    # the container that requests a GPU, or the first
     index = next((i for i, item in enumerate(limits) if rule.count_key in item), 0)
     path, patch = f"/spec/containers/{index}/resources", []
     if not isinstance(containers[index].get("resources"), Mapping):
@@ -112,5 +112,5 @@ def _add(path: str, value: Any) -> dict[str, Any]:
 
 
 def _escaped(key: str) -> str:
-    """As a step of a JSON pointer (RFC 6901)."""
+    """Return a key as a step of a JSON pointer (RFC 6901)."""
     return key.replace("~", "~0").replace("/", "~1")

@@ -1,4 +1,4 @@
-"""GPUs as a person or nvidia-smi writes them down."""
+"""GPUs as text: as arguments of a command, JSON, or the output of nvidia-smi."""
 
 import csv
 import json
@@ -14,26 +14,26 @@ _GPU = re.compile(r"(?P<id>[^=]+)=(?P<free>\d+(?:\.\d+)?)(?:/(?P<total>\d+(?:\.\
 
 
 def parse_gpu(text: str) -> GpuState:
-    """'0=12000/40960@a100_40gb': the total may be left out, and the device where there is one."""
-    found = _GPU.fullmatch(text.strip())
-    if not found:
+    """Parse '0=12000/40960@a100_40gb'; the total and the device are optional."""
+    match = _GPU.fullmatch(text.strip())
+    if not match:
         raise UserError(
             f"expected a GPU such as 0=12000 or 0=12000/40960@a100_40gb, found {text!r}: write it like that"
         )
-    return GpuState(found["id"], float(found["free"]), _amount(found["total"]), found["device"])
+    return GpuState(match["id"], float(match["free"]), _amount(match["total"]), match["device"])
 
 
 def parse_gpus(text: str) -> list[GpuState]:
-    """A JSON list, or lines of nvidia-smi's CSV: index, free, total, and perhaps the name of the card."""
+    """Parse a JSON list, or nvidia-smi's CSV: index, free, total, and optionally the name of the GPU."""
     try:
-        found = _from_json(json.loads(text)) if text.lstrip().startswith("[") else _from_csv(text)
+        gpus = _from_json(json.loads(text)) if text.lstrip().startswith("[") else _from_csv(text)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise UserError(
-            f"expected GPUs as a JSON list or as nvidia-smi's CSV without units, found other text ({error!r}): mend it"
+            f"expected GPUs as a JSON list or as nvidia-smi's CSV without units, found other text ({error!r}): fix it"
         ) from error
-    if not all(math.isfinite(gpu.free_mib) and math.isfinite(gpu.total_mib or 0) for gpu in found):
-        raise UserError("expected finite amounts of memory, found others: mend them")
-    return found
+    if not all(math.isfinite(gpu.free_mib) and math.isfinite(gpu.total_mib or 0) for gpu in gpus):
+        raise UserError("expected finite amounts of memory, found others: fix them")
+    return gpus
 
 
 def _from_json(items: Any) -> list[GpuState]:

@@ -1,4 +1,4 @@
-"""A job in one string: what fits into an annotation, a comment or a line of a script."""
+"""A job as text, for an annotation, a comment or a line of a script."""
 
 import json
 from typing import Any
@@ -10,18 +10,18 @@ _LONGEST = 200_000
 
 
 def job_of_text(text: str) -> dict[str, Any]:
-    """The job as /v1/classify takes it: a bare name, a spec, or any job written as JSON."""
+    """Return the job as /v1/classify accepts it, from a name, a spec, or any job as JSON."""
     text = text.strip()
     if not text or len(text) > _LONGEST:
         raise UserError(f"expected a job of 1 to {_LONGEST} characters, found {len(text)}: write a name or a spec")
     if not text.startswith("{"):
         return {"name": text}
     try:
-        found = json.loads(text, parse_constant=_no_number)
+        job = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"expected a job as JSON or a name, found text that is neither ({error}): mend it") from error
-    return {"spec": found} if "family" in found else dict(found)
+        raise UserError(f"expected a job as JSON or a name, found text that is neither ({error}): fix it") from error
+    return {"spec": job} if "family" in job else dict(job)
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")

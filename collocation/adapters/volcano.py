@@ -1,4 +1,4 @@
-"""Volcano's own extender plugin (pkg/scheduler/plugins/extender): a task and a node, or a task and several."""
+"""Requests and replies of Volcano's extender plugin (pkg/scheduler/plugins/extender)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ _FAILED = 1
 
 
 def read_task(body: Any) -> Mapping[str, Any]:
-    """The pod of a task, whose fields are Go names."""
+    """Return the pod of a task, whose fields are Go names."""
     task = _field(body, "task")
     pod = _field(task, "pod")
     if not isinstance(pod, Mapping):
@@ -18,7 +18,7 @@ def read_task(body: Any) -> Mapping[str, Any]:
 
 
 def read_node(info: Any) -> Mapping[str, Any]:
-    """The node of a NodeInfo."""
+    """Return the node of a NodeInfo."""
     node = _field(info, "node")
     if not isinstance(node, Mapping):
         raise UserError("expected a node with its Node, found none: check extender.urlPrefix and the verb")
@@ -26,20 +26,20 @@ def read_node(info: Any) -> Mapping[str, Any]:
 
 
 def read_nodes(body: Any) -> list[Mapping[str, Any]]:
-    """Those of a prioritize request."""
-    found = _field(body, "nodes")
-    if not isinstance(found, list):
+    """Return the nodes of a prioritize request."""
+    nodes = _field(body, "nodes")
+    if not isinstance(nodes, list):
         raise UserError("expected a list of nodes, found none: check extender.urlPrefix and the verb")
-    return [read_node(item) for item in found]
+    return [read_node(item) for item in nodes]
 
 
 def predicate_reply(reason: str | None) -> dict[str, Any]:
-    """Code 0 for a node that the task may go to."""
+    """Return code 0 for a node that the task may go to."""
     return {"status": reason or "", "code": _FAILED if reason else 0}
 
 
 def prioritize_reply(scores: Mapping[str, float]) -> dict[str, Any]:
-    """A score for each node."""
+    """Return a score for each node."""
     return {"nodeScore": dict(scores), "errorMessage": ""}
 
 

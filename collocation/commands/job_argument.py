@@ -1,4 +1,4 @@
-"""A job as it is given on a command line."""
+"""The job argument of a command."""
 
 import sys
 from pathlib import Path
@@ -11,20 +11,20 @@ from vramcast.errors import UserError
 FORMS = "a spec as JSON, a file with one, gpumemnet:NAME, or - for stdin"
 
 
-def read_job(given: str) -> dict[str, Any]:
-    """The job as the service takes it."""
-    return job_of_text(_text(given))
+def read_job(argument: str) -> dict[str, Any]:
+    """Return the job as the service accepts it."""
+    return job_of_text(_text(argument))
 
 
-def _text(given: str) -> str:
-    """A job as it stands, or the contents of a file."""
-    if given == "-":
+def _text(argument: str) -> str:
+    """Return the argument itself, or the contents of a file."""
+    if argument == "-":
         return sys.stdin.read()
-    if given.lstrip().startswith("{") or given.startswith(GPUMEMNET):
-        return given
+    if argument.lstrip().startswith("{") or argument.startswith(GPUMEMNET):
+        return argument
     try:
-        return Path(given).read_text(encoding="utf-8")
+        return Path(argument).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"expected a spec, a file with one, or gpumemnet:NAME, found {given!r} ({error}): check it"
+            f"expected a spec, a file with one, or gpumemnet:NAME, found {argument!r} ({error}): check it"
         ) from error

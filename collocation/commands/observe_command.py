@@ -1,4 +1,4 @@
-"""`vramcast observe`: tells a service what a job took, so that it sets that aside the next time."""
+"""`vramcast observe`: reports the observed peak of a job to a service, which reserves it the next time."""
 
 import argparse
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from vramcast.errors import UserError, check_amount
 
 
 def main(argv: Sequence[str]) -> int:
-    """Tell it; the return value is the exit code."""
+    """Run the command, and return the exit code."""
     arguments = _parser().parse_args(argv)
     return exit_code("vramcast observe", lambda: _observe(arguments))
 
@@ -24,24 +24,27 @@ def _observe(arguments: argparse.Namespace) -> None:
     try:
         client = Client(arguments.service, token=read_token(arguments.token_file))
         if arguments.forget:
-            found = client.forget(job, arguments.device)
+            observation = client.forget(job, arguments.device)
         else:
-            found = client.observe(job, arguments.peak_mib, arguments.device)
+            observation = client.observe(job, arguments.peak_mib, arguments.device)
     except (ServiceError, ValueError) as error:
         raise UserError(str(error)) from error
-    if found.peak_mib is None:
-        print(f"nothing is known of it on {found.device}")
+    if observation.peak_mib is None:
+        print(f"no observations on {observation.device}")
         return
-    print(f"{found.runs} run{'s' if found.runs > 1 else ''} on {found.device}, {found.peak_mib:.0f} MiB at most")
+    runs = f"{observation.runs} run{'s' if observation.runs > 1 else ''}"
+    print(f"{runs} on {observation.device}, {observation.peak_mib:.0f} MiB at most")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="vramcast observe", description=__doc__)
     parser.add_argument("job", help=FORMS)
-    told = parser.add_mutually_exclusive_group(required=True)
-    told.add_argument("--peak-mib", type=float, help="of the whole process on one card, as nvidia-smi shows it")
-    told.add_argument("--forget", action="store_true", help="take back what was told of the job on that card")
-    parser.add_argument("--device", help="the card that it ran on; default: the job's, or the service's")
+    report = parser.add_mutually_exclusive_group(required=True)
+    report.add_argument("--peak-mib", type=float, help="of the whole process on one GPU, as nvidia-smi shows it")
+    report.add_argument("--forget", action="store_true", help="remove all observations of the job on that device")
+    parser.add_argument("--device", help="the device that it ran on; default: the job's, or the service's")
     parser.add_argument("--service", default="http://127.0.0.1:8080", metavar="URL", help="default: %(default)s")
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"of the service; else from ${TOKEN}")
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help=f"with the token of the service; default: ${TOKEN}"
+    )
     return parser

@@ -1,6 +1,6 @@
-"""`vramcast place`: which GPU a job fits on, for schedulers that are a script.
+"""`vramcast place`: chooses a GPU for a job, for schedulers that are a script.
 
-Prints the id of the chosen GPU and nothing else; the reasons go to stderr. Exit code 1 where the job fits on none.
+Prints the id of the chosen GPU and nothing else; reasons go to stderr. Exits with 1 if the job fits on no GPU.
 """
 
 import argparse
@@ -24,7 +24,7 @@ _NONE = 1
 
 
 def main(argv: Sequence[str]) -> int:
-    """Place a job; the return value is the exit code."""
+    """Run the command, and return the exit code."""
     arguments = _parser().parse_args(argv)
     return exit_code("vramcast place", lambda: _place(arguments))
 
@@ -44,20 +44,20 @@ def _place(arguments: argparse.Namespace) -> int:
     if not gpus:
         print(f"{_on_default(need, arguments):.0f}")
         return 0
-    return _tell(arguments, need, gpus, answers)
+    return _print(arguments, need, gpus, answers)
 
 
-def _tell(arguments: argparse.Namespace, need: Need, gpus: Sequence[GpuState], answers: Mapping[str, Any]) -> int:
+def _print(arguments: argparse.Namespace, need: Need, gpus: Sequence[GpuState], answers: Mapping[str, Any]) -> int:
     ranked, refused = rank(need, gpus, arguments.policy), refusals(need, gpus, arguments.policy)
     if arguments.json:
-        found = {
+        placed = {
             "placements": [
                 {"gpu": item.gpu.id, "need_mib": item.need_mib, "left_mib": item.left_mib} for item in ranked
             ],
             "refused": [{"gpu": item.gpu.id, "reason": item.reason, "for_good": item.for_good} for item in refused],
             "answers": answers,
         }
-        print(json.dumps(found, allow_nan=False))
+        print(json.dumps(placed, allow_nan=False))
     elif ranked:
         print(ranked[0].gpu.id)
     for item in ranked[:1]:
@@ -69,30 +69,32 @@ def _tell(arguments: argparse.Namespace, need: Need, gpus: Sequence[GpuState], a
 
 
 def _need(arguments: argparse.Namespace, gpus: Sequence[GpuState]) -> tuple[Need, dict[str, Any]]:
-    """What to set aside, margin included, by device profile; and the answers behind it."""
+    """Return the need with its margin by device profile, and the answers behind it."""
     if (arguments.job is None) == (arguments.need_mib is None):
         raise UserError("expected a job or --need-mib, found both or neither: give one of them")
     if arguments.need_mib is not None:
         return arguments.need_mib + arguments.margin_mib, {}
     job = read_job(arguments.job)
     devices = {gpu.device for gpu in gpus} | {None}
-    answers = _asked(arguments, job, devices) if arguments.service else _classified(arguments, job, devices)
+    answers = _from_service(arguments, job, devices) if arguments.service else _here(arguments, job, devices)
     need = {device: answer["need_mib"] + arguments.margin_mib for device, answer in answers.items()}
     return need, {answer.get("device", "fallback"): answer for answer in answers.values()}
 
 
-def _classified(
+def _here(
     arguments: argparse.Namespace, job: Mapping[str, Any], devices: set[str | None]
 ) -> dict[str | None, dict[str, Any]]:
-    """In this process. Code is never taken here: `vramcast classify` does that."""
+    """Return answers of this process. It runs no code of a user: `vramcast classify` does that."""
     from vramcast.collocation.local_answers import answers_on  # noqa: PLC0415 - torch
 
-    found = answers_on(job, {device or arguments.device for device in devices}, arguments.checkpoint, arguments.risk)
-    answers = {device: found[device or arguments.device] for device in devices}
+    by_device = answers_on(
+        job, {device or arguments.device for device in devices}, arguments.checkpoint, arguments.risk
+    )
+    answers = {device: by_device[device or arguments.device] for device in devices}
     return {device: {**answer.to_dict(), "need_mib": answer.safe_mib} for device, answer in answers.items()}
 
 
-def _asked(
+def _from_service(
     arguments: argparse.Namespace, job: Mapping[str, Any], devices: set[str | None]
 ) -> dict[str | None, dict[str, Any]]:
     from vramcast.collocation.client import Client, ServiceError  # noqa: PLC0415
@@ -100,17 +102,17 @@ def _asked(
     token = read_token(arguments.token_file)
     try:
         client = Client(arguments.service, token=token, fallback_mib=arguments.fallback_mib)
-        found = {
+        estimates = {
             device: client.classify({**job, "device": device or arguments.device, "risk": arguments.risk})
             for device in devices
         }
     except (ServiceError, ValueError) as error:
         raise UserError(str(error)) from error
-    return {device: {**item.answer, "need_mib": item.need_mib} for device, item in found.items()}
+    return {device: {**item.answer, "need_mib": item.need_mib} for device, item in estimates.items()}
 
 
 def _fitting(need: Need, answers: Mapping[str, Any], arguments: argparse.Namespace) -> float | None:
-    """For a job file: None where the job does not fit on its card, so that it is to run alone."""
+    """Return the need for a job file; None if the job does not fit on its device, so that it runs alone."""
     answer = answers.get(arguments.device, {})
     fits = answer.get("fits", True) or answer.get("basis") == "observed"
     return _on_default(need, arguments) if fits else None
@@ -121,14 +123,14 @@ def _on_default(need: Need, arguments: argparse.Namespace) -> float:
 
 
 def _gpus(arguments: argparse.Namespace) -> list[GpuState]:
-    found = [parse_gpu(text) for text in arguments.gpu]
+    gpus = [parse_gpu(text) for text in arguments.gpu]
     if arguments.gpus:
         try:
             text = sys.stdin.read() if arguments.gpus == "-" else Path(arguments.gpus).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"expected GPUs in {arguments.gpus}, found: {error}; check --gpus") from error
-        found += parse_gpus(text)
-    return found
+        gpus += parse_gpus(text)
+    return gpus
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -136,26 +138,28 @@ def _parser() -> argparse.ArgumentParser:
         prog="vramcast place", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("job", nargs="?", help=FORMS)
-    parser.add_argument("--need-mib", type=float, help="instead of a job: what it takes")
+    parser.add_argument("--need-mib", type=float, help="the need, instead of a job")
     parser.add_argument(
         "--gpu", action="append", default=[], metavar="ID=FREE[/TOTAL][@DEVICE]", help="in MiB; repeatable"
     )
     parser.add_argument(
         "--gpus",
         metavar="FILE",
-        help="JSON, or the CSV of nvidia-smi --query-gpu=index,memory.free,memory.total,name, without head and units",
+        help="JSON, or the CSV of nvidia-smi --query-gpu=index,memory.free,memory.total,name, without header and units",
     )
     parser.add_argument("--policy", default="best-fit", choices=POLICIES)
-    parser.add_argument("--margin-mib", type=float, default=0.0, help="what must stay free beside the job")
-    parser.add_argument("--device", default=DEFAULT_DEVICE, help="for GPUs that say none; default: %(default)s")
-    parser.add_argument("--risk", type=float, default=RISK, help="how often the figure may be low")
+    parser.add_argument("--margin-mib", type=float, default=0.0, help="memory that must stay free beside the job")
+    parser.add_argument("--device", default=DEFAULT_DEVICE, help="for GPUs without a device; default: %(default)s")
+    parser.add_argument("--risk", type=float, default=RISK, help="the share of jobs that may need more")
     parser.add_argument("--checkpoint", default=CHECKPOINT, metavar="NAME")
     parser.add_argument("--service", metavar="URL", help="ask a running service instead of this process")
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"of the service; else from ${TOKEN}")
-    parser.add_argument("--fallback-mib", type=float, help="where the service is away")
-    parser.add_argument("--rad", type=Path, metavar="FILE", help="write the figure into a job file of CARMA")
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help=f"with the token of the service; default: ${TOKEN}"
+    )
+    parser.add_argument("--fallback-mib", type=float, help="the need if the service does not answer")
+    parser.add_argument("--rad", type=Path, metavar="FILE", help="write the need into a job file of CARMA")
     parser.add_argument("--line", type=int, default=GPUMEMNET_LINE, help="of that file; default: %(default)s")
-    parser.add_argument("--yaml", type=Path, metavar="FILE", help="write the figure into a YAML job file")
+    parser.add_argument("--yaml", type=Path, metavar="FILE", help="write the need into a YAML job file")
     parser.add_argument("--key", default="estimated_memory_mib", help="of that file; default: %(default)s")
     parser.add_argument("--json", action="store_true")
     return parser

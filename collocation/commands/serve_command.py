@@ -1,4 +1,4 @@
-"""`vramcast serve`: answers over HTTP."""
+"""`vramcast serve`: answers jobs over HTTP."""
 
 import argparse
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _LARGEST_PORT = 65_535
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until told to stop; the return value is the exit code."""
+    """Serve until a signal ends it, and return the exit code."""
     arguments = _parser().parse_args(argv)
     return exit_code("vramcast serve", lambda: _serve(arguments))
 
@@ -66,15 +66,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--checkpoint", default=CHECKPOINT, metavar="NAME", help="an estimator's directory or name")
     parser.add_argument("--device", default=DEFAULT_DEVICE, help="for jobs that name none; default: %(default)s")
-    parser.add_argument("--risk", type=float, default=RISK, help="how often a safe answer may be low")
-    parser.add_argument("--workers", type=int, default=1, help="processes that trace networks")
+    parser.add_argument(
+        "--risk", type=float, default=RISK, help="the share of jobs that may need more than the safe answer"
+    )
+    parser.add_argument("--workers", type=int, default=1, help="processes that simulate networks")
     parser.add_argument("--named-specs", type=Path, metavar="FILE", help="JSON lines of specs with names")
-    parser.add_argument("--history", type=Path, metavar="FILE", help="keep what jobs were seen to take there")
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"clients must show it; else from ${TOKEN}")
+    parser.add_argument("--history", type=Path, metavar="FILE", help="the file of observations")
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help=f"with the token that clients must send; default: ${TOKEN}"
+    )
     parser.add_argument("--tls-cert", type=Path, metavar="FILE")
     parser.add_argument("--tls-key", type=Path, metavar="FILE")
-    parser.add_argument("--resource", default="hami", help="what the admission webhook writes; default: %(default)s")
-    parser.add_argument("--no-kubernetes", action="store_true", help="leave the paths of Kubernetes and Volcano out")
+    parser.add_argument(
+        "--resource", default="hami", help="the resource that the admission webhook writes; default: %(default)s"
+    )
+    parser.add_argument("--no-kubernetes", action="store_true", help="serve no paths of Kubernetes and Volcano")
     parser.add_argument("--max-body-kib", type=int, default=1024, help="larger requests are refused")
-    parser.add_argument("--quiet", action="store_true", help="log no line for each request")
+    parser.add_argument("--quiet", action="store_true", help="do not log single requests")
     return parser

@@ -1,1 +1,1 @@
-"""The HTTP service: what a job will take, and where it fits."""
+"""The HTTP service: how much memory a job needs, and where it fits."""

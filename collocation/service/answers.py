@@ -1,4 +1,4 @@
-"""What is answered, as types: the response half of the OpenAPI document. The bytes are made without them."""
+"""Responses as types: the response half of the OpenAPI document. The bytes are made without them."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,22 +9,22 @@ Basis = Literal["forecast", "observed"]
 
 
 class Reply(BaseModel):
-    """Nothing else is answered."""
+    """A response without further keys."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Problem(Reply):
-    """What was expected, what was found, how to mend it."""
+    """An error in one sentence: what was expected, what was found, and how to fix it."""
 
     status: Literal["error"]
     error: str
     where: str | None = None
-    """The part of the request that it is about."""
+    """The part of the request with the error."""
 
 
 class BucketReply(Reply):
-    """A class of memory; `upper_mib` is null for the one that holds what does not fit."""
+    """A bucket of memory; `upper_mib` is null for the bucket of jobs that do not fit."""
 
     index: int
     lower_mib: float
@@ -33,7 +33,7 @@ class BucketReply(Reply):
 
 
 class ObservedReply(Reply):
-    """What was seen of a job on a device, as schedulers told it."""
+    """The observations of a job on a device."""
 
     runs: int
     peak_mib: float
@@ -41,9 +41,9 @@ class ObservedReply(Reply):
 
 
 class AnswerReply(Reply):
-    """How much of a device a job will use, and whether it fits: simulated and learned, never measured.
+    """How much memory of a device a job will use, and whether it fits: simulated and learned, never measured.
 
-    Only `observed` was measured, by others; where it is there, what to set aside comes from it.
+    Only `observed` was measured, by clients; if it is present, the need comes from it.
     """
 
     status: Literal["ok"]
@@ -72,32 +72,32 @@ class AnswerReply(Reply):
     fits: bool
     verdict: Literal["fits", "tight", "does not fit"]
     distribution: list[BucketReply] | None = None
-    """Where it was asked for: buckets that have a share worth telling."""
+    """On request: the buckets with a probability of at least 0.05 %."""
     need_mib: float
-    """What to set aside."""
+    """The memory to reserve."""
     basis: Basis
-    """Whether that is the safe answer, or the highest observed peak and a margin."""
+    """The source of the need: the safe answer, or the highest observed peak and a margin."""
     observed: ObservedReply | None
 
 
 class AnswersReply(Reply):
-    """One answer or problem for each job, in their order."""
+    """One answer or problem for each job, in order."""
 
     answers: list[Annotated[AnswerReply | Problem, Field(discriminator="status")]]
 
 
 class ObservationReply(Reply):
-    """What is now known of the job that was told of."""
+    """The history of the observed job."""
 
     status: Literal["ok"]
     device: str
     runs: int
     peak_mib: float | None
-    """The highest; null where all was forgotten."""
+    """The highest; null without observations."""
 
 
 class ObservationsReply(Reply):
-    """One for each observation, in their order; a problem for those that were not taken."""
+    """One reply or problem for each observation, in order."""
 
     answers: list[Annotated[ObservationReply | Problem, Field(discriminator="status")]]
 
@@ -113,7 +113,7 @@ class PlacementReply(Reply):
 
 
 class RefusalReply(Reply):
-    """A GPU that the job does not fit on; `for_good` where the card itself is too small."""
+    """A GPU that the job does not fit on; `for_good` if the GPU itself is too small."""
 
     gpu: str
     node: str | None
@@ -122,21 +122,21 @@ class RefusalReply(Reply):
 
 
 class PlacementsReply(Reply):
-    """Where the job fits, the policy's choice first, and where it does not."""
+    """The GPUs that the job fits on, the choice of the policy first, and the others."""
 
     policy: str
     placements: list[PlacementReply]
     refused: list[RefusalReply]
     answers: dict[str, AnswerReply]
-    """By device profile; none where a job that ran on all of them could not be forecast."""
+    """By device profile; none if a job that ran on all of them could not be forecast."""
 
 
 class CheckpointReply(Reply):
-    """An estimator: the one in use, and whether its files are still what was loaded."""
+    """The estimator in use, and the state of its files."""
 
     name: str
     content: str
-    """A hash over all that was learned."""
+    """A hash over everything that was learned."""
     loaded_at: str
     on_disk: Literal["same", "changed", "damaged", "missing"]
     note: str | None
@@ -144,7 +144,7 @@ class CheckpointReply(Reply):
 
 
 class CheckpointsReply(Reply):
-    """All that can be told of estimators here."""
+    """The estimator in use, and the released ones."""
 
     in_use: CheckpointReply
     released: list[str]
@@ -157,7 +157,7 @@ class DeviceReply(Reply):
     title: str
     total_mib: int
     available_mib: int
-    """What the driver leaves for all jobs."""
+    """The memory that the driver leaves for all jobs."""
     calibrated: bool
 
 
@@ -169,13 +169,13 @@ class DevicesReply(Reply):
 
 
 class HealthReply(Reply):
-    """Alive."""
+    """The process is alive."""
 
     status: Literal["ok"]
 
 
 class ReadyReply(Reply):
-    """Whether requests are answered, and whether the checkpoint could be loaded again."""
+    """The state of the service and of its checkpoint."""
 
     status: Literal["ready", "degraded", "starting"]
     checkpoint: CheckpointReply | None
@@ -183,5 +183,5 @@ class ReadyReply(Reply):
 
 
 def problem_bytes(sentence: str, where: str | None = None) -> bytes:
-    """A problem as JSON."""
+    """Return a problem as JSON."""
     return to_json({"status": "error", "error": sentence, "where": where})

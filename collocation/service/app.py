@@ -12,7 +12,6 @@ from starlette.routing import BaseRoute, Route
 
 from vramcast.collocation.service import answers, kubernetes_routes
 from vramcast.collocation.service.engine import Engine, replies
-from vramcast.collocation.service.estimating import Checkpoint, Estimating
 from vramcast.collocation.service.guard import Guard
 from vramcast.collocation.service.http import (
     PROBLEMS,
@@ -23,6 +22,7 @@ from vramcast.collocation.service.http import (
     problem,
     reply,
 )
+from vramcast.collocation.service.loaded_checkpoint import Checkpoint, CheckpointProtocol
 from vramcast.collocation.service.logs import LOGGER
 from vramcast.collocation.service.metrics import ServiceMetrics
 from vramcast.collocation.service.placements import placements
@@ -174,7 +174,7 @@ def path_of(route: BaseRoute) -> str:
     return route.path if isinstance(route, Route) else ""
 
 
-def make_app(settings: Settings, load: Callable[[str], Estimating] = Checkpoint) -> Guard:
+def make_app(settings: Settings, load: Callable[[str], CheckpointProtocol] = Checkpoint) -> Guard:
     """Make the application behind its guard. A bad checkpoint fails here, before anything starts."""
     counters = ServiceMetrics()
     engine = Engine(settings, counters, load)

@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 class Batcher(Generic[Q, A]):
-    """Answers batches of questions in one thread, so that the event loop goes on and competes with one thread alone."""
+    """Answers batches of questions in one thread, so that the event loop competes with one thread alone."""
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from vramcast.collocation.service.response_cache import Receive
 from vramcast.collocation.service.settings import Limits
 
 
-class RefusedError(Exception):
+class RequestRefusedError(Exception):
     """A request that is refused before the application sees it."""
 
     def __init__(self, status: int, sentence: str) -> None:
@@ -34,7 +34,7 @@ class BodyReader:
         """Return the whole body."""
         limit, stated = self._limits.body_bytes, headers.get(b"content-length", b"0")
         if stated.isdigit() and (len(stated) > 18 or int(stated) > limit):
-            raise RefusedError(
+            raise RequestRefusedError(
                 413, f"expected a body of at most {limit} bytes, found {stated[:20].decode()}: send less at once"
             )
         parts: list[bytes] = []
@@ -52,13 +52,13 @@ class BodyReader:
                     size += len(part)
                     self._size_bytes += len(part)
                     if size > limit:
-                        raise RefusedError(
+                        raise RequestRefusedError(
                             413, f"expected a body of at most {limit} bytes, found more: send less at once"
                         )
                     if not message.get("more_body", False):
                         return b"".join(parts)
         except TimeoutError:
-            raise RefusedError(
+            raise RequestRefusedError(
                 408, f"expected the body within {self._limits.body_seconds:g} s, found part of it: send it faster"
             ) from None
         finally:

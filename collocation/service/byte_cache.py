@@ -1,14 +1,14 @@
-"""What was answered before, up to so many bytes; what nobody asked for longest goes first."""
+"""An LRU cache of byte strings that is bounded by bytes."""
 
 from collections import OrderedDict
 from hashlib import blake2b
 
 _ENTRY_BYTES = 200
-"""About what an entry costs beside its value: a key of 16 bytes as an object, and its place in the dictionary."""
+"""About what an entry takes beside its value: a key of 16 bytes as an object, and its place in the dictionary."""
 
 
 def content_key(*parts: bytes) -> bytes:
-    """128 bits over parts, whose lengths count too."""
+    """Return a hash of 128 bits over parts and their lengths."""
     digest = blake2b(digest_size=16)
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))
@@ -17,7 +17,7 @@ def content_key(*parts: bytes) -> bytes:
 
 
 class ByteCache:
-    """Byte strings by key, least recently used first out."""
+    """Byte strings by key; the least recently used are dropped first."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -28,14 +28,14 @@ class ByteCache:
         return len(self._entries)
 
     def get(self, key: bytes) -> bytes | None:
-        """What was put there, if it is still known."""
-        found = self._entries.get(key)
-        if found is not None:
+        """Return a value, or None if it is not cached."""
+        value = self._entries.get(key)
+        if value is not None:
             self._entries.move_to_end(key)
-        return found
+        return value
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Keep a value, unless it alone is more than may be kept."""
+        """Keep a value, unless it is larger than the cache."""
         self._drop(key)
         if len(value) + _ENTRY_BYTES > self.limit_bytes:
             return
@@ -45,11 +45,11 @@ class ByteCache:
             self._drop(next(iter(self._entries)))
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all values."""
         self._entries.clear()
         self.size_bytes = 0
 
     def _drop(self, key: bytes) -> None:
-        found = self._entries.pop(key, None)
-        if found is not None:
-            self.size_bytes -= len(found) + _ENTRY_BYTES
+        value = self._entries.pop(key, None)
+        if value is not None:
+            self.size_bytes -= len(value) + _ENTRY_BYTES

@@ -16,9 +16,16 @@ from typing import Any, ParamSpec, TypeVar
 from vramcast.collocation.service import parsing, tracing
 from vramcast.collocation.service.batcher import Batcher
 from vramcast.collocation.service.byte_cache import ByteCache, content_key
-from vramcast.collocation.service.estimating import Asked, Checkpoint, Estimated, Estimating, Seen, observed_json
 from vramcast.collocation.service.history import History
 from vramcast.collocation.service.history_file import NotStoredError
+from vramcast.collocation.service.loaded_checkpoint import (
+    Checkpoint,
+    CheckpointProtocol,
+    EstimatedJob,
+    JobQuestion,
+    ObservedJob,
+    observed_json,
+)
 from vramcast.collocation.service.logs import event, failure
 from vramcast.collocation.service.metrics import ServiceMetrics
 from vramcast.collocation.service.named_specs import read_named_specs, spec_of_name
@@ -97,7 +104,7 @@ class Engine:
     """The state that all requests share."""
 
     def __init__(
-        self, settings: Settings, metrics: ServiceMetrics, load: Callable[[str], Estimating] = Checkpoint
+        self, settings: Settings, metrics: ServiceMetrics, load: Callable[[str], CheckpointProtocol] = Checkpoint
     ) -> None:
         self.settings = settings
         self.metrics = metrics
@@ -112,7 +119,7 @@ class Engine:
         self.traces = ByteCache(limits.trace_cache_bytes)
         self.tracers = WorkerPool(settings.workers, _trace_limits(limits), tracing.__name__)
         self.parsers = WorkerPool(1, _parse_limits(limits), parsing.__name__)
-        self.batcher: Batcher[Asked, Estimated] = Batcher(
+        self.batcher: Batcher[JobQuestion, EstimatedJob] = Batcher(
             self._answers, limits.largest_batch, _layers_of, limits.batch_layers
         )
         self.history = History(settings.history, limits)
@@ -132,8 +139,8 @@ class Engine:
         """Count a lookup in the response cache."""
         (self._hit if hit else self._miss).inc()
 
-    def _answers(self, asked: Sequence[Asked]) -> list[Estimated]:
-        return self.checkpoint.answers(asked)  # the current one, which may have been reloaded
+    def _answers(self, questions: Sequence[JobQuestion]) -> list[EstimatedJob]:
+        return self.checkpoint.answers(questions)  # the current one, which may have been reloaded
 
     async def start(self) -> None:
         """Start the workers, and trace the named specs."""
@@ -183,7 +190,7 @@ class Engine:
         """Return the answer to a job as it is sent to the client."""
         return (await self.estimate(job)).to_json()
 
-    async def estimate(self, job: AnyJobBody, device: str | None = None) -> Estimated:
+    async def estimate(self, job: AnyJobBody, device: str | None = None) -> EstimatedJob:
         """Return the answer to a job, on its own device or another."""
         start = time.perf_counter()
         device = self._device(job, device)
@@ -195,7 +202,7 @@ class Engine:
         return replace(estimated, answer=replace(estimated.answer, seconds=seconds))
 
     @_guarded
-    async def estimates(self, job: AnyJobBody, devices: Iterable[str | None]) -> dict[str | None, Estimated]:
+    async def estimates(self, job: AnyJobBody, devices: Iterable[str | None]) -> dict[str | None, EstimatedJob]:
         """Return the answers to a job on several devices, for which it is traced once."""
         names = self._names(job, devices)
         if isinstance(job, SpecJobBody | NamedJobBody):
@@ -205,19 +212,19 @@ class Engine:
         return dict(zip(names, estimates, strict=True))
 
     @_guarded
-    async def seen(self, job: AnyJobBody, devices: Iterable[str | None]) -> dict[str | None, Seen] | None:
+    async def seen(self, job: AnyJobBody, devices: Iterable[str | None]) -> dict[str | None, ObservedJob] | None:
         """Return the observations of a job on several devices, or None unless it ran on all. Nothing is traced."""
         job_id, seen = await self._job_id(job), {}
         for device, name in self._names(job, devices).items():
             observed, profile = self.history.get(_key(job_id, name)), load_profile(name)
             if observed is None:
                 return None
-            seen[device] = Seen(name, profile.available_bytes / MIB, observed)
+            seen[device] = ObservedJob(name, profile.available_bytes / MIB, observed)
         return seen
 
-    async def set_aside(
+    async def reserve(
         self, job: AnyJobBody, devices: Collection[str | None]
-    ) -> Mapping[str | None, Seen] | Mapping[str | None, Estimated]:
+    ) -> Mapping[str | None, ObservedJob] | Mapping[str | None, EstimatedJob]:
         """Return what a scheduler reserves for a job: from observations if there are any, else from the forecast."""
         return await self.seen(job, devices) or await self.estimates(job, devices)
 
@@ -228,7 +235,7 @@ class Engine:
         """Return the device that is named beside a job, its own, or the service's."""
         return device or job.device or self.settings.device
 
-    async def _on(self, job: AnyJobBody, job_id: bytes, device: str, devices: Iterable[str]) -> Estimated:
+    async def _on(self, job: AnyJobBody, job_id: bytes, device: str, devices: Iterable[str]) -> EstimatedJob:
         estimated = await self._ask(await self._question(job, device, tuple(sorted(set(devices)))), job)
         return replace(estimated, observed=self.history.get(_key(job_id, device)))
 
@@ -290,8 +297,10 @@ class Engine:
             return replace(spec, training=spec.training.without_rate).id.encode()
         return (await self.batcher.call(id_of_table, job)).encode()
 
-    async def _ask(self, question: Question, job: AnyJobBody) -> Estimated:
-        return await self.batcher.ask(Asked(question, job.risk or self.settings.risk, job.bucket_mib, job.distribution))
+    async def _ask(self, question: Question, job: AnyJobBody) -> EstimatedJob:
+        return await self.batcher.ask(
+            JobQuestion(question, job.risk or self.settings.risk, job.bucket_mib, job.distribution)
+        )
 
     async def _question(self, job: AnyJobBody, device: str, traced_on: tuple[str, ...]) -> Question:
         profile = load_profile(device)
@@ -310,7 +319,7 @@ class Engine:
         check_size(job.spec.network, self.settings.limits.layers)
         return make_spec(job.spec.family, job.spec.network, training_of(job.spec.training))
 
-    async def _largest(self, job: SpecJobBody, device: str, estimated: Estimated) -> int:
+    async def _largest(self, job: SpecJobBody, device: str, estimated: EstimatedJob) -> int:
         """Search for the largest batch. The search waits for each answer, so it runs in a thread."""
         spec, loop = self._spec(job), asyncio.get_running_loop()
         answering: list[Future[Answer]] = []
@@ -347,7 +356,7 @@ class Engine:
         if trace is None:
             under_way = self._under_way.get(key) or self._start_trace(key, spec, devices)
             with under_way.waiters:
-                trace = await asyncio.shield(under_way.task)  # it goes on while others wait for it
+                trace = await asyncio.shield(under_way.task)  # the trace continues while others wait for it
         if trace[:1] == _REFUSED:
             raise UserError(trace[1:].decode())
         return trace[1:]
@@ -397,8 +406,8 @@ def _parse_limits(limits: Limits) -> PoolLimits:
     )
 
 
-def _layers_of(asked: Asked) -> int:
-    return len(asked.question.example.layers)
+def _layers_of(question: JobQuestion) -> int:
+    return len(question.question.example.layers)
 
 
 def _trace_key(spec: Spec, devices: tuple[str, ...]) -> bytes:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 
 from vramcast.collocation.service.answers import problem_bytes
-from vramcast.collocation.service.body_reader import BodyReader, ClientLeftError, RefusedError
+from vramcast.collocation.service.body_reader import BodyReader, ClientLeftError, RequestRefusedError
 from vramcast.collocation.service.engine import Engine
 from vramcast.collocation.service.fair_queue import CLIENT, FairLimiter
 from vramcast.collocation.service.logs import LOGGER, event
@@ -60,7 +60,7 @@ class Guard:
 
         try:
             await self._answer(scope, receive, watched)
-        except RefusedError as refused:
+        except RequestRefusedError as refused:
             await refuse(watched, refused.status, str(refused))
         except ClientLeftError:
             status = status or 499  # as nginx logs it; nobody is there to receive a response
@@ -77,7 +77,7 @@ class Guard:
         self._check_room(path, client, 0)
         headers = dict(scope["headers"])
         if self._token and path.startswith("/v1/") and not self._is_allowed(headers.get(b"authorization", b"")):
-            raise RefusedError(
+            raise RequestRefusedError(
                 401, "expected 'Authorization: Bearer TOKEN', found no token or another: send the service's"
             )
         if scope["method"] in ("GET", "HEAD"):
@@ -103,7 +103,7 @@ class Guard:
             or self._by_client[client] >= math.ceil(_SHARE_OF_ONE_CLIENT * most)
             or (size_bytes and self.in_flight_bytes + size_bytes > max(self.limits.in_flight_bytes, size_bytes))
         ):
-            raise RefusedError(503, f"expected at most {most} requests at once, found more: come back soon")
+            raise RequestRefusedError(503, f"expected at most {most} requests at once, found more: come back soon")
 
     @contextmanager
     def _counted(self, client: str, size_bytes: int) -> Iterator[None]:

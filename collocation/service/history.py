@@ -1,4 +1,4 @@
-"""What jobs were seen to take: so many of them in memory, and in a file where there is one."""
+"""The history: observed peaks of jobs in memory, and in a file if there is one."""
 
 import asyncio
 import logging
@@ -12,115 +12,115 @@ from pathlib import Path
 from typing import Any
 
 from vramcast.collocation.observed_peak import ObservedPeak
-from vramcast.collocation.service.history_file import Change, HistoryFile, NotStoredError
+from vramcast.collocation.service.history_file import HistoryFile, JobPeak, NotStoredError
 from vramcast.collocation.service.logs import event
 from vramcast.collocation.service.settings import Limits
 
 _LARGEST_BATCH = 1024
-"""Observations that one sync takes to the disk."""
+"""Observations that are written with one sync."""
 
 LOOKED_UP: ContextVar[dict[bytes, ObservedPeak | None]] = ContextVar("LOOKED_UP")
-"""What the request under way was told of jobs: its answer is true as long as that is."""
+"""The history of jobs that the current request looked up: its response is valid as long as that does not change."""
 
 
 @dataclass(frozen=True)
-class _Told:
-    """What somebody told of a job, and waits to see stored."""
+class _Change:
+    """A change of the history that a request waits for."""
 
     key: bytes
     peak_bytes: int | None
-    """None where what is known of the job is to be forgotten."""
+    """None to forget the job."""
     stored: "asyncio.Future[ObservedPeak | None]"
 
 
 class History:
-    """Jobs by key, those that nobody asked for or saw longest first out. All but the file belongs to the event loop.
+    """Observed peaks by job; the least recently used are dropped first. Only the file is used in another thread.
 
-    Memory changes when, and only when, the change is on the disk: also where whoever told of it has given up.
+    Memory changes if and only if the change is on the disk, also if its client has given up.
     """
 
     def __init__(self, path: Path | None, limits: Limits) -> None:
         self._limits = limits
-        self._ledger = HistoryFile(path, limits.history_jobs) if path else None
-        self._known = self._ledger.found if self._ledger else OrderedDict()
-        self._waiting: list[_Told] = []
+        self._file = HistoryFile(path, limits.history_jobs) if path else None
+        self._peaks = self._file.peaks if self._file else OrderedDict()
+        self._waiting: list[_Change] = []
         self._writing: asyncio.Task[None] | None = None
         self._overdue_at: float | None = None
-        """When what is being written will have taken too long."""
+        """The time at which the current write will have taken too long."""
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._peaks)
 
     def get(self, key: bytes) -> ObservedPeak | None:
-        """What is known of a job."""
-        found = self._known.get(key)
-        if found is not None:
-            self._known.move_to_end(key)
-        LOOKED_UP.get({}).setdefault(key, found)  # a later one may know more than what was answered
-        return found
+        """Return the observed peak of a job."""
+        peak = self._peaks.get(key)
+        if peak is not None:
+            self._peaks.move_to_end(key)
+        LOOKED_UP.get({}).setdefault(key, peak)  # a later lookup may find more than the response says
+        return peak
 
     async def observe(self, key: bytes, peak_bytes: int) -> ObservedPeak:
-        """Remember a run; what is known with it."""
-        known = await self._change(key, peak_bytes)
-        if known is None:
-            raise TypeError("what was told of is known")
-        return known
+        """Add a run, and return the observed peak with it."""
+        peak = await self._change(key, peak_bytes)
+        if peak is None:
+            raise TypeError("an observed job has a peak")
+        return peak
 
     async def forget(self, key: bytes) -> None:
-        """Forget all runs of a job."""
+        """Remove all runs of a job."""
         await self._change(key, None)
 
     async def close(self) -> None:
-        """Let another service have the file, once what is being written is; a silent disk is not waited for long."""
-        if self._ledger is None:
+        """Release the file after the current write, but do not wait long for a silent disk."""
+        if self._file is None:
             return
         try:
             async with asyncio.timeout(min(self._limits.store_seconds, self._limits.shutdown_seconds)):
                 if self._writing:
                     await asyncio.shield(self._writing)
-                await _in_daemon_thread(self._ledger.close)
+                await _in_daemon_thread(self._file.close)
         except TimeoutError:
-            event("history not closed", logging.ERROR, reason="the disk says nothing")
+            event("history not closed", logging.ERROR, reason="the disk does not answer")
 
     async def _change(self, key: bytes, peak_bytes: int | None) -> ObservedPeak | None:
         loop = asyncio.get_running_loop()
-        told = _Told(key, peak_bytes, loop.create_future())
-        if self._ledger is None:
-            ((_, known),) = self._after([told])
-            self._put(key, known)
-            return known
+        change = _Change(key, peak_bytes, loop.create_future())
+        if self._file is None:
+            ((_, peak),) = self._after([change])
+            self._put(key, peak)
+            return peak
         if self._overdue_at is not None and loop.time() > self._overdue_at:
-            raise NotStoredError("a disk that still has an earlier one to write")
-        self._waiting.append(told)
+            raise NotStoredError("a disk that is still writing an earlier one")
+        self._waiting.append(change)
         if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._write(self._ledger))
+            self._writing = asyncio.create_task(self._write(self._file))
         try:
             async with asyncio.timeout(self._limits.store_seconds):
-                return await told.stored
+                return await change.stored
         except TimeoutError:
-            raise NotStoredError(f"a disk that says nothing for {self._limits.store_seconds:g} s") from None
+            raise NotStoredError(f"a disk that does not answer for {self._limits.store_seconds:g} s") from None
 
-    async def _write(self, ledger: HistoryFile) -> None:
-        """Store what waits; what arrives meanwhile is the next batch."""
+    async def _write(self, file: HistoryFile) -> None:
+        """Write the waiting changes; those that arrive meanwhile are the next batch."""
         while self._waiting:
             batch, self._waiting = self._waiting[:_LARGEST_BATCH], self._waiting[_LARGEST_BATCH:]
-            batch = [told for told in batch if not told.stored.done()]  # others have given up
+            batch = [change for change in batch if not change.stored.done()]  # the clients of the others have given up
             if not batch:
                 continue
             after = self._after(batch)
             try:
-                await self._on_disk(ledger.append, after)
-            except Exception as error:  # whatever it is, those who wait are to know
-                for told in batch:
-                    if not told.stored.done():
-                        told.stored.set_exception(error)
+                await self._on_disk(file.append, after)
+            except Exception as error:  # the clients that wait must learn of it
+                for change in batch:
+                    if not change.stored.done():
+                        change.stored.set_exception(error)
                 continue
-            for told, change in zip(batch, after, strict=True):
-                self._put(*change)
-                if not told.stored.done():
-                    told.stored.set_result(change[1])
-            if ledger.is_long:
-                await self._on_disk(ledger.shorten, list(self._known.items()))
+            for change, (key, peak) in zip(batch, after, strict=True):
+                self._put(key, peak)
+                if not change.stored.done():
+                    change.stored.set_result(peak)
+            if file.is_long:
+                await self._on_disk(file.shorten, list(self._peaks.items()))
 
     async def _on_disk(self, call: Callable[[Any], None], argument: Any) -> None:
         self._overdue_at = asyncio.get_running_loop().time() + self._limits.store_seconds
@@ -129,32 +129,32 @@ class History:
         finally:
             self._overdue_at = None
 
-    def _after(self, batch: Sequence[_Told]) -> list[Change]:
-        """What is known of a job after each of them."""
-        after: list[Change] = []
+    def _after(self, batch: Sequence[_Change]) -> list[JobPeak]:
+        """Return the observed peak of a job after each change."""
+        after: list[JobPeak] = []
         changed: dict[bytes, ObservedPeak | None] = {}
-        for told in batch:
-            before = changed[told.key] if told.key in changed else self._known.get(told.key)
-            known = None if told.peak_bytes is None else ObservedPeak(1, told.peak_bytes).joined(before)
-            changed[told.key] = known
-            after.append((told.key, known))
+        for change in batch:
+            before = changed[change.key] if change.key in changed else self._peaks.get(change.key)
+            peak = None if change.peak_bytes is None else ObservedPeak(1, change.peak_bytes).joined(before)
+            changed[change.key] = peak
+            after.append((change.key, peak))
         return after
 
-    def _put(self, key: bytes, known: ObservedPeak | None) -> None:
-        self._known.pop(key, None)
-        if known:
-            self._known[key] = known
-        if len(self._known) > self._limits.history_jobs:
-            self._known.popitem(last=False)
+    def _put(self, key: bytes, peak: ObservedPeak | None) -> None:
+        self._peaks.pop(key, None)
+        if peak:
+            self._peaks[key] = peak
+        if len(self._peaks) > self._limits.history_jobs:
+            self._peaks.popitem(last=False)
 
 
 async def _in_daemon_thread(call: Callable[[], None]) -> None:
-    """Wait for a call; a thread of a pool would keep the process from ending where the call never does."""
+    """Wait for a call. A thread of a pool would keep the process from ending if the call never returns."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 
     def settle(error: Exception | None) -> None:
-        if done.done():  # nobody waits any more
+        if done.done():  # nobody waits for it
             return
         if error:
             done.set_exception(error)
@@ -165,8 +165,8 @@ async def _in_daemon_thread(call: Callable[[], None]) -> None:
         error = None
         try:
             call()
-        except Exception as found:
-            error = found
+        except Exception as raised:
+            error = raised
         with suppress(RuntimeError):  # the loop was closed meanwhile
             loop.call_soon_threadsafe(settle, error)
 

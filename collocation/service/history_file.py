@@ -1,6 +1,6 @@
-"""The file of what jobs were seen to take: a line for each change, on the disk before anybody is told.
+"""The file of the history: a line for each change, which is on the disk before it is acknowledged.
 
-A line holds the job's hash and all that is known of it, so the last one of a job counts, whatever else was forgotten.
+A line holds the hash of a job and its observed peak, so that the last line of a job counts.
 """
 
 import logging
@@ -17,29 +17,29 @@ from vramcast.dataset_builder.store.durable import held, replacing, sync, write_
 from vramcast.dataset_builder.store.lines import decode_line, encode_line
 from vramcast.errors import UserError
 
-Change = tuple[bytes, ObservedPeak | None]
-"""A job's key and what is known of it from now on; None where it is forgotten."""
+JobPeak = tuple[bytes, ObservedPeak | None]
+"""The key of a job and its observed peak; None if it is forgotten."""
 
 _HISTORY, _VERSION = "history", 1
 _HEADER = encode_line(_HISTORY, {"version": _VERSION})
-_KNOWN, _FORGOTTEN, _OBSERVED = "known", "forgotten", "observed"
-"""Types of lines; those of the last, which nobody writes any more, are single runs and add up."""
+_KNOWN, _FORGOTTEN = "known", "forgotten"
+"""Types of lines."""
 _KEY_BYTES = 16
 _MOST = 2**63
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND
 _SPARE = 4
-"""Lines for each job that may be kept; with more the file is made shorter."""
+"""Lines per job of the limit; with more, the file is made shorter."""
 
 
 class NotStoredError(Exception):
-    """An observation that is not on the disk, as far as is known."""
+    """An observation that may not be on the disk."""
 
-    def __init__(self, found: str) -> None:
-        super().__init__(f"expected to store what was observed, found: {found}; see to the disk, and send it again")
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"expected to store the observation, found: {reason}; check the disk, and send it again")
 
 
 class HistoryFile:
-    """One file with one writer. What it has when it is opened is in `found`, least recently observed first."""
+    """One file with one writer. `peaks` has its contents when it was opened, the least recently observed first."""
 
     def __init__(self, path: Path, most_jobs: int) -> None:
         self._path = path.resolve()  # two links to one file are one file
@@ -52,7 +52,7 @@ class HistoryFile:
             try:
                 self._fd = os.open(self._path, _FLAGS, 0o666)
                 stack.callback(lambda: os.close(self._fd))
-                self.found, self._lines, self._end_bytes = self._read()
+                self.peaks, self._lines, self._end_bytes = self._read()
                 os.ftruncate(self._fd, self._end_bytes)
                 if self._end_bytes == 0:
                     self._write(_HEADER)
@@ -64,20 +64,20 @@ class HistoryFile:
             if self._damaged:
                 lines = len(self._damaged)
                 event("lines of the history left out", logging.WARNING, path=str(self._path), lines=lines)
-            if self._lines > len(self.found):
-                self.shorten(list(self.found.items()))
+            if self._lines > len(self.peaks):
+                self.shorten(list(self.peaks.items()))
             self._stack = stack.pop_all()
 
     @property
     def is_long(self) -> bool:
-        """Whether it is time to make it shorter."""
+        """True if the file should be made shorter."""
         return self._lines > _SPARE * self._most_jobs
 
-    def append(self, changes: Sequence[Change]) -> None:
-        """Add lines; they are on the disk when this returns, and none of them is in the file where it fails."""
+    def append(self, changes: Sequence[JobPeak]) -> None:
+        """Add lines. They are on the disk when this returns; if it fails, none of them is in the file."""
         try:
             self._settle()
-            self._write(b"".join(_line(key, known) for key, known in changes))
+            self._write(b"".join(_line(key, peak) for key, peak in changes))
         except OSError as error:
             with suppress(OSError):
                 self._settle()
@@ -85,9 +85,9 @@ class HistoryFile:
             raise NotStoredError(error.strerror or str(error)) from error
         self._lines += len(changes)
 
-    def shorten(self, known: Sequence[tuple[bytes, ObservedPeak]]) -> None:
-        """Leave a line for each job that is known. Where there is no room for that, the file stays as it is."""
-        data = _HEADER + b"".join(_line(key, item) for key, item in known)
+    def shorten(self, peaks: Sequence[tuple[bytes, ObservedPeak]]) -> None:
+        """Leave one line per job. If there is no room for a new file, the old one stays."""
+        data = _HEADER + b"".join(_line(key, peak) for key, peak in peaks)
         fresh: int | None = None
         try:
             self._settle()
@@ -97,7 +97,7 @@ class HistoryFile:
                 write_all(fresh, data)
         except (UserError, OSError) as error:
             event("history not made shorter", logging.WARNING, path=str(self._path), reason=str(error))
-            self._lines = 0  # as many more, and it is tried again
+            self._lines = 0  # try again after as many lines
             self._unsynced = True  # it may have failed after the new file took the old one's name
         if fresh is None:
             return
@@ -105,15 +105,15 @@ class HistoryFile:
             os.close(fresh)
             return
         os.close(self._fd)
-        self._fd, self._lines, self._end_bytes = fresh, len(known), len(data)
+        self._fd, self._lines, self._end_bytes = fresh, len(peaks), len(data)
 
     def close(self) -> None:
-        """Let another have the file."""
+        """Release the file."""
         self._stack.close()
 
     def _read(self) -> tuple[OrderedDict[bytes, ObservedPeak], int, int]:
-        """What the file says, in how many lines, and where the last whole one ends."""
-        found: OrderedDict[bytes, ObservedPeak] = OrderedDict()
+        """Return the observed peaks, the number of lines, and the end of the last whole line."""
+        peaks: OrderedDict[bytes, ObservedPeak] = OrderedDict()
         lines = end_bytes = 0
         for number, raw in enumerate(self._raw_lines(), 1):
             end_bytes += len(raw)
@@ -125,21 +125,21 @@ class HistoryFile:
                 self._damaged.append(raw)
                 continue
             try:
-                key, known = _change(record, found)
+                key, peak = _change(record)
             except (KeyError, TypeError, ValueError) as error:
                 raise UserError(
-                    f"expected lines of version {_VERSION} in {self._path}, found that line {number} is another "
+                    f"expected lines of version {_VERSION} in {self._path}, found another in line {number} "
                     f"({error}): install a newer vramcast, or choose another --history FILE"
                 ) from error
-            found.pop(key, None)
-            if known:
-                found[key] = known
-            if len(found) > self._most_jobs:
-                found.popitem(last=False)
-        return found, lines, end_bytes
+            peaks.pop(key, None)
+            if peak:
+                peaks[key] = peak
+            if len(peaks) > self._most_jobs:
+                peaks.popitem(last=False)
+        return peaks, lines, end_bytes
 
     def _raw_lines(self) -> Iterator[bytes]:
-        """Whole lines, the header first; one that a crash had cut short is no line."""
+        """Yield whole lines, the header first; a line that a crash cut short is left out."""
         with self._path.open("rb") as file:
             first = file.readline(10 * len(_HEADER))
             if not _HEADER.startswith(first):
@@ -160,7 +160,7 @@ class HistoryFile:
         )
 
     def _put_damaged_aside(self) -> None:
-        """What was not understood is never thrown away."""
+        """Keep damaged lines in another file."""
         if self._damaged:
             with self._path.with_name(f"{self._path.name}.damaged").open("ab") as file:
                 file.writelines(self._damaged)
@@ -176,7 +176,7 @@ class HistoryFile:
         self._unfinished = False
 
     def _settle(self) -> None:
-        """Cut off what a failed write left, and finish a renaming; refuse to go on if others changed the file."""
+        """Remove the rest of a failed write, and finish a renaming; raise if another program changed the file."""
         if self._unfinished:
             os.ftruncate(self._fd, self._end_bytes)
             self._unfinished = False
@@ -193,24 +193,23 @@ class HistoryFile:
             return False
 
 
-def _line(key: bytes, known: ObservedPeak | None) -> bytes:
-    if known is None:
+def _line(key: bytes, peak: ObservedPeak | None) -> bytes:
+    if peak is None:
         return encode_line(_FORGOTTEN, {"job": key.hex()})
-    return encode_line(_KNOWN, {"job": key.hex(), "runs": known.runs, "peak_bytes": known.peak_bytes})
+    return encode_line(_KNOWN, {"job": key.hex(), "runs": peak.runs, "peak_bytes": peak.peak_bytes})
 
 
-def _change(record: Mapping[str, Any], before: Mapping[bytes, ObservedPeak]) -> Change:
-    """What a sound line says; an error where it says something else."""
+def _change(record: Mapping[str, Any]) -> JobPeak:
+    """Return the contents of a sound line. Raise if it is of another version."""
     kind = record["type"]
-    if kind not in (_KNOWN, _FORGOTTEN, _OBSERVED):
+    if kind not in (_KNOWN, _FORGOTTEN):
         raise ValueError(f"of the type {kind!r}")
     key = bytes.fromhex(record["job"])
     if len(key) != _KEY_BYTES:
         raise ValueError(f"with a job of {len(key)} bytes")
     if kind == _FORGOTTEN:
         return key, None
-    found = ObservedPeak(_count(record, "runs"), _count(record, "peak_bytes"))
-    return key, found.joined(before.get(key)) if kind == _OBSERVED else found
+    return key, ObservedPeak(_count(record, "runs"), _count(record, "peak_bytes"))
 
 
 def _count(record: Mapping[str, Any], name: str) -> int:

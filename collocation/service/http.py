@@ -115,8 +115,8 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(OverloadedError)
     @app.exception_handler(PoolError)
     async def overloaded(_: Request, error: Exception) -> Response:
-        found = "no worker process" if isinstance(error, PoolError) else "more jobs than can be answered soon"
-        sentence = f"expected a service with room for this request, found {found}: come back"
+        reason = "no worker process" if isinstance(error, PoolError) else "more jobs than can be answered soon"
+        sentence = f"expected a service with room for this request, found {reason}: come back"
         return problem(503, sentence, headers={"Retry-After": str(RETRY_SECONDS)})
 
     @app.exception_handler(NotStoredError)

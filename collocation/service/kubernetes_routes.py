@@ -10,8 +10,8 @@ from vramcast.collocation.adapters import admission, kubernetes, volcano
 from vramcast.collocation.adapters.kubernetes import GpusByNode
 from vramcast.collocation.placement import Need
 from vramcast.collocation.service.engine import Engine
-from vramcast.collocation.service.estimating import Estimated, Seen
 from vramcast.collocation.service.http import PROBLEMS, ParsedRoute, engine_of, parsed_body, reply
+from vramcast.collocation.service.loaded_checkpoint import EstimatedJob, ObservedJob
 from vramcast.collocation.service.logs import event
 from vramcast.collocation.service.node_registry import NodeRegistry
 from vramcast.collocation.service.parsing import BadBodyError, PodRequest, ReviewRequest
@@ -53,16 +53,16 @@ async def _need(engine: Engine, pod: PodRequest, gpus_by_node: GpusByNode) -> Ne
     except Exception as error:
         event("pod without a figure", logging.WARNING, pod=pod.name, reason=_reason(error))
         return None
-    return {device: item.set_aside_mib for device, item in reservations.items()} or None
+    return {device: item.reservation_mib for device, item in reservations.items()} or None
 
 
 async def _reservations(
     engine: Engine, pod: PodRequest, devices: set[str | None]
-) -> Mapping[str | None, Seen] | Mapping[str | None, Estimated]:
+) -> Mapping[str | None, ObservedJob] | Mapping[str | None, EstimatedJob]:
     """Return the reservation for a pod's job on each device; nothing if it has no job."""
     if pod.problem:
         raise UserError(pod.problem)
-    return await engine.set_aside(pod.job, devices or {None}) if pod.job else {}
+    return await engine.reserve(pod.job, devices or {None}) if pod.job else {}
 
 
 def _reason(error: Exception) -> str:
@@ -143,7 +143,7 @@ async def _patch(engine: Engine, body: ReviewRequest) -> list[dict[str, Any]]:
     if not reservations:
         return []
     reservation = reservations[None]
-    return admission.patch_of(body.review.pod, reservation.set_aside_mib, engine.settings.resource, reservation.basis)
+    return admission.patch_of(body.review.pod, reservation.reservation_mib, engine.settings.resource, reservation.basis)
 
 
 @router.post("/volcano/predicate", openapi_extra=_BODY)

@@ -1,4 +1,4 @@
-"""What Prometheus reads."""
+"""Metrics for Prometheus."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 
 
 class ServiceMetrics:
-    """Counters of one service, in a registry of their own."""
+    """The counters of a service, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -37,16 +37,16 @@ class ServiceMetrics:
             "vramcast_checkpoint_reloads_total", "Reloads by outcome", ["outcome"], registry=registry
         )
         self.observations = Counter(
-            "vramcast_observations_total", "What jobs took, as told, by outcome", ["outcome"], registry=registry
+            "vramcast_observations_total", "Observations by outcome", ["outcome"], registry=registry
         )
         self._timed: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
 
     def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """A gauge that is read when somebody looks."""
+        """Add a gauge that is read on demand."""
         Gauge(name, text, registry=self.registry).set_function(read)
 
     def finished(self, path: str, status: int, seconds: float) -> None:
-        """Count a request. The labelled counters are looked up once, which is most of their cost."""
+        """Count a request. Labelled counters are looked up once, since the lookup is most of their cost."""
         key = (path, status)
         if key not in self._timed:
             self._timed[key] = (self.requests.labels(path, str(status)), self.seconds.labels(path))
@@ -55,5 +55,5 @@ class ServiceMetrics:
         timer.observe(seconds)
 
     def text(self) -> bytes:
-        """In Prometheus' text format."""
+        """Return all metrics in the text format of Prometheus."""
         return generate_latest(self.registry)

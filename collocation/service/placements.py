@@ -5,7 +5,7 @@ from typing import Any
 
 from vramcast.collocation.placement import GpuState, rank, refusals
 from vramcast.collocation.service.engine import Engine
-from vramcast.collocation.service.estimating import Estimated, Seen
+from vramcast.collocation.service.loaded_checkpoint import EstimatedJob, ObservedJob
 from vramcast.collocation.service.requests import PlacementBody
 from vramcast.collocation.service.worker_pool import OverloadedError, PoolError
 from vramcast.dataset_builder.devices import load_profile
@@ -23,7 +23,7 @@ async def placements(engine: Engine, body: PlacementBody) -> dict[str, Any]:
     return await engine.batcher.call(_reply, body, by_device)
 
 
-def _reply(body: PlacementBody, by_device: Mapping[str | None, Estimated | Seen]) -> dict[str, Any]:
+def _reply(body: PlacementBody, by_device: Mapping[str | None, EstimatedJob | ObservedJob]) -> dict[str, Any]:
     gpus = [
         GpuState(
             item.id, item.free_mib, _total(item.total_mib, by_device[item.device]), item.device, item.node, item.jobs
@@ -47,11 +47,11 @@ def _reply(body: PlacementBody, by_device: Mapping[str | None, Estimated | Seen]
             {"gpu": item.gpu.id, "node": item.gpu.node, "reason": item.reason, "for_good": item.for_good}
             for item in refusals(need, gpus, body.policy)
         ],
-        "answers": {item.device: item.to_json() for item in by_device.values() if isinstance(item, Estimated)},
+        "answers": {item.device: item.to_json() for item in by_device.values() if isinstance(item, EstimatedJob)},
     }
 
 
-async def _forecast_or_seen(engine: Engine, body: PlacementBody) -> Mapping[str | None, Estimated | Seen]:
+async def _forecast_or_seen(engine: Engine, body: PlacementBody) -> Mapping[str | None, EstimatedJob | ObservedJob]:
     """Return forecasts by device, or if there are none, the observations of the job."""
     devices = {gpu.device for gpu in body.gpus}
     try:
@@ -63,10 +63,12 @@ async def _forecast_or_seen(engine: Engine, body: PlacementBody) -> Mapping[str 
         return seen
 
 
-def needs(by_device: Mapping[str | None, Estimated | Seen], margin_mib: float = 0.0) -> dict[str | None, float]:
+def needs(
+    by_device: Mapping[str | None, EstimatedJob | ObservedJob], margin_mib: float = 0.0
+) -> dict[str | None, float]:
     """Return the need on each device with the client's own margin."""
     return {device: item.need_mib + margin_mib for device, item in by_device.items()}
 
 
-def _total(stated_mib: float | None, need: Estimated | Seen) -> float:
+def _total(stated_mib: float | None, need: EstimatedJob | ObservedJob) -> float:
     return load_profile(need.device).total_mib if stated_mib is None else stated_mib

@@ -1,4 +1,4 @@
-"""What may be asked, as types: validated by pydantic, and the request half of the OpenAPI document."""
+"""The bodies of requests as types: validated by pydantic, and the request half of the OpenAPI document."""
 
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, Literal
@@ -10,7 +10,7 @@ from vramcast.dataset_builder.defaults import BUCKET_MIB
 from vramcast.virtual_gpu.training_setup import OPTIONS, TrainingSetup
 
 _LARGEST = 2**40
-"""Above any count or size in a network, and low enough that products of a few stay quick to compute."""
+"""Above any count or size in a network, and low enough that products of a few are fast to compute."""
 
 Count = Annotated[int, Field(ge=1, le=_LARGEST)]
 Amount = Annotated[int, Field(ge=0, le=_LARGEST)]
@@ -22,7 +22,7 @@ Factor = int | float | str | bool | None | list[list[Count]]
 
 
 class StrictBody(BaseModel):
-    """No unknown keys, and no numbers in quotes: what is not understood is told, not guessed."""
+    """A body without unknown keys and without numbers in quotes."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -47,7 +47,7 @@ class TrainingBody(create_model("TrainingOptions", __base__=StrictBody, **_train
 
 
 class SpecBody(StrictBody):
-    """A network of a generated family. Code is never taken."""
+    """A network of a generated family. Code is never accepted."""
 
     family: Literal["mlp", "cnn", "transformer", "template"]
     network: Annotated[dict[Text, Factor], Field(max_length=32)]
@@ -56,7 +56,7 @@ class SpecBody(StrictBody):
 
 
 class LayerBody(StrictBody):
-    """A line of a layer table: elements of one sample."""
+    """A layer of a table, with the elements of one sample."""
 
     name: Text = ""
     kind: Annotated[str, Field(min_length=1, max_length=100)]
@@ -67,16 +67,16 @@ class LayerBody(StrictBody):
 
 
 class TableBody(StrictBody):
-    """The layers of a network in the order in which they run."""
+    """The layers of a network in the order of their execution."""
 
     layers: Annotated[list[LayerBody], Field(min_length=1, max_length=3000)]
     trainable_shapes: Annotated[list[Shape], Field(max_length=30_000)]
-    """Of the parameters that have gradients."""
+    """Shapes of the parameters with gradients."""
     input_elements: Count
 
 
 class SimulatedBody(StrictBody):
-    """What the virtual GPU said of the job on that device, somewhere else."""
+    """The simulation of a job on that device, made elsewhere."""
 
     fits: bool
     requested_bytes: Bytes
@@ -86,7 +86,7 @@ class SimulatedBody(StrictBody):
 
 
 class FeaturesBody(StrictBody):
-    """All that an estimator looks at, worked out where the network's own code can run."""
+    """The input of an estimator, computed where the code of the network may run."""
 
     table: TableBody
     training: TrainingBody
@@ -95,15 +95,15 @@ class FeaturesBody(StrictBody):
 
 
 class JobOptions(StrictBody):
-    """What every job may say."""
+    """The options of every job."""
 
     device: Text | None = None
     """A device profile: see /v1/devices. Default: the service's."""
     risk: Annotated[float, Field(gt=0, lt=0.5)] | None = None
-    """How often the safe answer may be too low. Default: the service's."""
+    """The share of jobs that may need more than the safe answer. Default: the service's."""
     bucket_mib: Annotated[int, Field(ge=64, le=65536)] = BUCKET_MIB
     distribution: bool = False
-    """Whether to tell the probability of each bucket."""
+    """Return the probability of each bucket."""
 
 
 class SpecJobBody(JobOptions):
@@ -111,11 +111,11 @@ class SpecJobBody(JobOptions):
 
     spec: SpecBody
     max_batch_size: bool = False
-    """Whether to look for the largest batch that fits, which takes several traces."""
+    """Search for the largest batch that fits, which takes several traces."""
 
 
 class NamedJobBody(JobOptions):
-    """A job by a name: 'gpumemnet:' and a file name of the public sets, or one that the operator prepared."""
+    """A job as a name: 'gpumemnet:' and a file name of the public sets, or a name that the operator prepared."""
 
     name: Annotated[str, Field(min_length=1, max_length=400)]
 
@@ -128,13 +128,13 @@ class TableJobBody(JobOptions):
 
 
 class FeaturesJobBody(JobOptions):
-    """A job as features that were computed before."""
+    """A job as features that were computed elsewhere."""
 
     features: FeaturesBody
 
 
 def _kind_of(value: Any) -> str:
-    """Which form a job has; without any of them a spec is missed."""
+    """Return the form of a job; without any, the spec is missing."""
     for kind in ("jobs", "name", "table", "features"):
         if (isinstance(value, dict) and kind in value) or (isinstance(value, BaseModel) and hasattr(value, kind)):
             return kind
@@ -152,7 +152,7 @@ AnyJobBody = SpecJobBody | NamedJobBody | TableJobBody | FeaturesJobBody
 
 
 class JobsBody(StrictBody):
-    """Several jobs at once."""
+    """Several jobs."""
 
     jobs: Annotated[list[JobBody], Field(min_length=1, max_length=64)]
 
@@ -160,62 +160,66 @@ class JobsBody(StrictBody):
 ClassifyBody = Annotated[_One | Annotated[JobsBody, Tag("jobs")], Discriminator(_kind_of)]
 
 
-class _Ran(StrictBody):
+class _JobOnDevice(StrictBody):
     job: JobBody
     device: Text | None = None
-    """The card that it ran on, as a device profile. Default: the job's, and the service's where that has none."""
+    """The device profile that it ran on. Default: the job's, or the service's."""
 
 
-class ObservationBody(_Ran):
-    """What a job was seen to take."""
+class ObservationBody(_JobOnDevice):
+    """The observed peak of a job."""
 
     peak_mib: Annotated[float, Field(gt=0, le=2**30)]
-    """Of the whole process on one card, as nvidia-smi shows it: the highest of a run that did not end early."""
+    """Memory of the whole process on one GPU, as nvidia-smi shows it: the highest of a run that did not end early."""
 
 
-class ForgetBody(_Ran):
-    """That all that is known of a job's runs is wrong."""
+class ForgetBody(_JobOnDevice):
+    """Removes all observations of a job."""
 
     forget: Literal[True]
 
 
-def _told_of(value: Any) -> str:
-    """Whether several are told, or one, or one is taken back; without any of them a peak is missed."""
+def _observation_kind(value: Any) -> str:
+    """Return the form of an observation; without any, the peak is missing."""
     for kind in ("observations", "forget"):
         if (isinstance(value, dict) and kind in value) or (isinstance(value, BaseModel) and hasattr(value, kind)):
             return kind
     return "peak"
 
 
-_Told = Annotated[ObservationBody, Tag("peak")] | Annotated[ForgetBody, Tag("forget")]
+_OneObservation = Annotated[ObservationBody, Tag("peak")] | Annotated[ForgetBody, Tag("forget")]
 
 
 class ObservationListBody(StrictBody):
-    """Several at once."""
+    """Several observations."""
 
-    observations: Annotated[list[Annotated[_Told, Discriminator(_told_of)]], Field(min_length=1, max_length=64)]
+    observations: Annotated[
+        list[Annotated[_OneObservation, Discriminator(_observation_kind)]], Field(min_length=1, max_length=64)
+    ]
 
 
-ObservationsBody = Annotated[_Told | Annotated[ObservationListBody, Tag("observations")], Discriminator(_told_of)]
+ObservationsBody = Annotated[
+    _OneObservation | Annotated[ObservationListBody, Tag("observations")], Discriminator(_observation_kind)
+]
 
 
 class GpuBody(StrictBody):
-    """A GPU as the scheduler sees it."""
+    """A GPU as a scheduler sees it."""
 
     id: Annotated[str, Field(min_length=1, max_length=100)]
     free_mib: Mib
     total_mib: Mib | None = None
-    """Default: what its device profile has."""
+    """Default: the memory of its device profile."""
     device: Text | None = None
     node: Text | None = None
     jobs: Annotated[int, Field(ge=0, le=10_000)] = 0
 
 
 class PlacementBody(StrictBody):
-    """A job, and where it could go."""
+    """A job and the GPUs that it could go to."""
 
     job: JobBody
     gpus: Annotated[list[GpuBody], Field(min_length=1, max_length=4096)]
     policy: Literal[POLICIES] = "best-fit"  # type: ignore[valid-type]
     margin_mib: Mib = 0.0
-    """What must stay free beside what is set aside for the job."""
+    """Memory that must stay free beside the need of the job."""

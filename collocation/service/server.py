@@ -1,4 +1,4 @@
-"""uvicorn around the application: signals, slow clients, TLS."""
+"""The HTTP server: uvicorn with signals, slow clients and TLS."""
 
 import asyncio
 import gc
@@ -27,7 +27,7 @@ _GC_THRESHOLD = 50_000
 
 
 def serve(settings: Settings) -> None:
-    """Serve until told to stop; requests that are under way are finished."""
+    """Serve until a signal ends it; requests under way are finished."""
     logs.set_up()
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # a slow client costs one, and may have many
@@ -40,18 +40,18 @@ def serve(settings: Settings) -> None:
 
 
 class HttpServer(uvicorn.Server):
-    """One process, one event loop."""
+    """A uvicorn server of one process with one event loop."""
 
     def __init__(self, settings: Settings, guard: Guard) -> None:
         self.guard = guard
         limits = settings.limits
-        patient = type("Patient", (PatientProtocol,), {"header_seconds": limits.header_seconds})
+        protocol = type("Protocol", (TimeLimitedProtocol,), {"header_seconds": limits.header_seconds})
         super().__init__(
             uvicorn.Config(
                 guard,
                 host=settings.host,
                 port=settings.port,
-                http=patient,
+                http=protocol,
                 ws="none",
                 access_log=False,
                 log_config=None,
@@ -64,7 +64,7 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGTERM and SIGINT end it, with the exit code of work well done; SIGHUP reads the checkpoint again."""
+        """Handle SIGTERM and SIGINT, which end the service with exit code 0, and SIGHUP, which reloads it."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -82,46 +82,46 @@ class HttpServer(uvicorn.Server):
         self._reloading = task  # an event loop keeps only weak references
 
     async def _reload(self) -> None:
-        with suppress(UserError, OSError):  # told in the log and by /readyz
+        with suppress(UserError, OSError):  # see the log and /readyz
             await self.guard.engine.reload()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Say where, once the port is known."""
+        """Log the address once the port is known."""
         await super().startup(sockets)
         for server in self.servers if self.started else []:
             for item in server.sockets:
                 logs.event("serving", address=item.getsockname()[0], port=item.getsockname()[1])
 
     def handle_exit(self, sig: int, frame: object) -> None:
-        """Say so, and stop."""
+        """Log the signal, and stop."""
         logs.event("stopping", signal=signal.Signals(sig).name)
         super().handle_exit(sig, frame)  # type: ignore[arg-type]
 
 
-class PatientProtocol(HttpToolsProtocol):
-    """Patient up to a point: uvicorn itself waits for headers as long as a client likes."""
+class TimeLimitedProtocol(HttpToolsProtocol):
+    """HTTP with a time limit for headers: uvicorn itself waits for them without limit."""
 
     header_seconds = 10.0
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for a first request."""
+        """Wait for the first request."""
         super().connection_made(transport)
         self._wait()
 
     def on_message_begin(self) -> None:
-        """A request begins, perhaps a further one on the same connection."""
+        """Wait for the headers of a further request on the same connection."""
         super().on_message_begin()
         if self._timer is None:
             self._wait()
 
     def on_headers_complete(self) -> None:
-        """What follows has a time limit of its own."""
+        """Stop waiting: the body has a time limit of its own."""
         self._stop_waiting()
         super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing to wait for any more."""
+        """Stop waiting."""
         self._stop_waiting()
         super().connection_lost(exc)
 

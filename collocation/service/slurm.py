@@ -3,7 +3,7 @@
 import math
 
 from vramcast.collocation.service.engine import Engine
-from vramcast.collocation.service.estimating import Estimated
+from vramcast.collocation.service.loaded_checkpoint import EstimatedJob
 from vramcast.collocation.service.requests import AnyJobBody
 
 SHARD_MIB = 1024
@@ -12,14 +12,14 @@ SHARD_MIB = 1024
 
 async def shards_text(engine: Engine, job: AnyJobBody) -> str:
     """Return the reservation for a job, and the number of shards for it."""
-    reservation = (await engine.set_aside(job, {None}))[None]
+    reservation = (await engine.reserve(job, {None}))[None]
     lines: dict[str, int | str] = {
-        "need_mib": math.ceil(reservation.set_aside_mib),
-        "shards": max(1, math.ceil(reservation.set_aside_mib / SHARD_MIB)),
+        "need_mib": math.ceil(reservation.reservation_mib),
+        "shards": max(1, math.ceil(reservation.reservation_mib / SHARD_MIB)),
         "device": reservation.device,
         "basis": reservation.basis,
     }
-    if isinstance(reservation, Estimated):
+    if isinstance(reservation, EstimatedJob):
         lines["estimate_mib"] = math.ceil(reservation.answer.estimate_mib)
         lines["verdict"] = reservation.answer.verdict.replace(" ", "_")
     return "".join(f"{key}={value}\n" for key, value in lines.items())

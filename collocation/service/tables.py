@@ -1,4 +1,4 @@
-"""Jobs without a network: layer tables and features that were worked out elsewhere."""
+"""Jobs without a network: layer tables, and features that were computed elsewhere."""
 
 from dataclasses import replace
 
@@ -14,27 +14,27 @@ from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
 
 
 def training_of(body: TrainingBody) -> TrainingSetup:
-    """What a request says of the training; what it leaves out has its default."""
+    """Return the training of a request, with defaults for what it leaves out."""
     return TrainingSetup(**body.model_dump(exclude_unset=True))
 
 
 def id_of_table(job: TableJobBody | FeaturesJobBody) -> str:
-    """Content hash over all that decides the memory, as a spec has one; names of layers do not."""
-    said = job if isinstance(job, TableJobBody) else job.features
-    table = said.table.model_dump(exclude={"layers": {"__all__": {"name"}}})
+    """Return a hash over everything that decides the memory, like the id of a spec; names of layers do not."""
+    body = job if isinstance(job, TableJobBody) else job.features
+    table = body.table.model_dump(exclude={"layers": {"__all__": {"name"}}})
     simulated = None if isinstance(job, TableJobBody) else job.features.simulated.model_dump()
     return content_hash(
-        {"table": table, "training": without_defaults(training_of(said.training).without_rate), "simulated": simulated}
+        {"table": table, "training": without_defaults(training_of(body.training).without_rate), "simulated": simulated}
     )
 
 
 def question_of_table_body(job: TableJobBody, profile: DeviceProfile) -> Question:
-    """A layer table alone."""
-    return Question.of_table("layer table", _table(job.table), _known_training(job.training), profile)
+    """Return the question for a layer table."""
+    return Question.of_table("layer table", _table(job.table), _checked_training(job.training), profile)
 
 
 def question_of_features(job: FeaturesJobBody, profile: DeviceProfile) -> Question:
-    """A layer table with what the virtual GPU said of it on that device."""
+    """Return the question for a layer table with its simulation on that device."""
     body = job.features
     peaks = body.simulated
     simulated = Measurement(
@@ -44,12 +44,12 @@ def question_of_features(job: FeaturesJobBody, profile: DeviceProfile) -> Questi
         reserved_bytes=peaks.reserved_bytes,
         breakdown={"workspace": peaks.workspace_bytes},
     )
-    table, training = _table(body.table), _known_training(body.training)
+    table, training = _table(body.table), _checked_training(body.training)
     question = Question.of_table("features", table, training, profile, body.family, simulated)
     return replace(question, notes=("classified from features that were computed elsewhere", *profile.notes))
 
 
-def _known_training(body: TrainingBody) -> TrainingSetup:
+def _checked_training(body: TrainingBody) -> TrainingSetup:
     training = training_of(body)
     name, _ = parse_call(training.optimizer)
     if name not in OPTIMIZERS:

@@ -261,5 +261,5 @@ async def _read(process: asyncio.subprocess.Process) -> bytes:
 
 
 def _environment(outer: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a worker. It needs no token."""
+    """Return the environment of a worker, without the token, which it does not need."""
     return {**{name: value for name, value in outer.items() if name != "VRAMCAST_TOKEN"}, **_SINGLE_THREADED}

@@ -92,10 +92,10 @@ def _bounds(arguments: argparse.Namespace, jobs: Sequence[TraceJob]) -> dict[str
     from vramcast.models.simulation_store import SimulationStore
 
     check_count("--workers", arguments.workers)
-    asked = AnswerSettings(arguments.checkpoint, arguments.risk, arguments.bucket_mib)
+    settings = AnswerSettings(arguments.checkpoint, arguments.risk, arguments.bucket_mib)
     definitions = Path(arguments.definitions) if arguments.definitions else DEFINITIONS
     cache = SimulationStore(arguments.cache, arguments.workers)
-    return bounds_bytes(jobs, arguments.device, asked, cache, definitions)
+    return bounds_bytes(jobs, arguments.device, settings, cache, definitions)
 
 
 def _draw(arguments: argparse.Namespace, outcomes: Mapping[str, EstimatorResult], rules: ClusterRules) -> None:

@@ -1,4 +1,4 @@
-"""The service without a network: requests go straight into the application, and traces are made in this process."""
+"""The service without a network connection: requests go to the application, and traces run in this process."""
 
 import asyncio
 import json
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vramcast.collocation.service.app import make_app
-from vramcast.collocation.service.estimating import Asked, Estimated, Estimating
 from vramcast.collocation.service.guard import Guard
+from vramcast.collocation.service.loaded_checkpoint import CheckpointProtocol, EstimatedJob, JobQuestion
 from vramcast.collocation.service.server import HttpServer
 from vramcast.collocation.service.settings import Settings
 from vramcast.collocation.service.tracing import trace
@@ -38,7 +38,7 @@ GPUMEMNET = "gpumemnet:input:784_output:10_depth:3_arch:pyramid_batch:64.out"
 
 
 class Scripted:
-    """An estimator that says what the static estimate says, and twice that to be safe; it notes its batches."""
+    """An estimator whose answer is the static estimate, and whose safe answer is twice that; it records its batches."""
 
     def __init__(self, name: str = "scripted") -> None:
         self.name = name
@@ -56,12 +56,12 @@ class Scripted:
             "metrics": {},
         }
 
-    def answers(self, asked: Sequence[Asked]) -> list[Estimated]:
-        self.batches.append(len(asked))
-        return [_estimated(item, self.name) for item in asked]
+    def answers(self, questions: Sequence[JobQuestion]) -> list[EstimatedJob]:
+        self.batches.append(len(questions))
+        return [_estimated(item, self.name) for item in questions]
 
 
-def _estimated(asked: Asked, name: str) -> Estimated:
+def _estimated(asked: JobQuestion, name: str) -> EstimatedJob:
     example = asked.question.example
     estimate_mib = (example.static.total_bytes + example.overhead_bytes) / MIB
     bucket = Bucket(index=0, lower_mib=0.0, upper_mib=float(asked.bucket_mib), probability=1.0)
@@ -82,24 +82,24 @@ def _estimated(asked: Asked, name: str) -> Estimated:
         profile=asked.question.profile.title,
         seconds=0.0,
     )
-    return Estimated(answer, [dict(vars(bucket))] if asked.distribution else None)
+    return EstimatedJob(answer, [dict(vars(bucket))] if asked.distribution else None)
 
 
 class InProcess:
-    """Stands in for the worker processes."""
+    """Replaces the worker processes."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.waiting = 0
         self.hold: asyncio.Event | None = None
-        """Traces wait for it, where there is one."""
+        """Traces wait for this event, if there is one."""
         self.error: Exception | None = None
 
     async def start(self) -> None:
-        """There is nothing to start."""
+        """Do nothing."""
 
     async def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing."""
 
     async def run(self, function: Any, waiters: Any = None) -> Any:
         if function.func is trace:
@@ -113,7 +113,7 @@ class InProcess:
 
 @dataclass
 class Response:
-    """What came back."""
+    """A response."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -136,7 +136,7 @@ class Service:
         return self.guard.engine
 
     async def post(self, path: str, body: Any, **headers: str) -> Response:
-        """A request with a body: JSON, or bytes as they are."""
+        """Send a request with a body: JSON, or bytes as they are."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         return await self.request("POST", path, [data], headers)
 
@@ -151,7 +151,7 @@ class Service:
         headers: dict[str, str],
         pause: Callable[[], Any] | None = None,
     ) -> Response:
-        """A request whose body comes in parts, perhaps with a pause before each."""
+        """Send a request whose body comes in parts, optionally with a pause before each."""
         given = {"content-type": "application/json", **{name.replace("_", "-"): text for name, text in headers.items()}}
         scope = {
             "type": "http",
@@ -189,8 +189,8 @@ class Service:
 
 
 @contextmanager
-def on_loopback(settings: Settings, load: Callable[[str], Estimating] = Scripted) -> Iterator[str]:
-    """The URL of a service with a port, in a thread of this process."""
+def on_loopback(settings: Settings, load: Callable[[str], CheckpointProtocol] = Scripted) -> Iterator[str]:
+    """Yield the URL of a service with a port, in a thread of this process."""
     guard = make_app(settings, load)
     guard.engine.tracers, guard.engine.parsers = InProcess(), InProcess()  # type: ignore[assignment]
     server = HttpServer(settings, guard)
@@ -209,9 +209,9 @@ def on_loopback(settings: Settings, load: Callable[[str], Estimating] = Scripted
 
 @asynccontextmanager
 async def serving(
-    settings: Settings | None = None, load: Callable[[str], Estimating] | None = None
+    settings: Settings | None = None, load: Callable[[str], CheckpointProtocol] | None = None
 ) -> AsyncIterator[Service]:
-    """A service that has started."""
+    """Yield a service that has started."""
     guard = make_app(settings or Settings(), load or Scripted)
     pool = InProcess()
     guard.engine.tracers, guard.engine.parsers = pool, InProcess()  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""The loaded checkpoint: answers to batches of questions, and whether its files are still what was loaded."""
+"""The loaded checkpoint: answers batches of questions, and reports the state of its files."""
 
 import datetime
 import json
@@ -17,16 +17,16 @@ from vramcast.models.storage import ESTIMATOR
 from vramcast.virtual_gpu.sizes import MIB
 
 _LEAST_SHARE = 0.0005
-"""Buckets below are left out of a distribution: there may be two hundred of them."""
+"""Buckets with less are left out of a distribution, which may have two hundred of them."""
 _BEYOND_MIB = 2.0**30
-"""A pebibyte, for whatever is more."""
+"""A pebibyte, in place of anything larger."""
 _MOST_ATTENTION = 1 << 24
-"""Pairs of layers in one forward pass: attention looks at all of them at once."""
+"""Pairs of layers in one forward pass: the memory of attention grows with them."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A question with what its asker wants to know."""
+class JobQuestion:
+    """A question with the options of its request."""
 
     question: Question
     risk: float
@@ -35,8 +35,8 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A job that ran on a device before: what to set aside for it needs no forecast."""
+class ObservedJob:
+    """A job that ran on a device before, so that its reservation needs no forecast."""
 
     device: str
     capacity_mib: float
@@ -44,54 +44,54 @@ class Seen:
     basis: str = "observed"
 
     @property
-    def set_aside_mib(self) -> float:
-        """What ran on a card needs no more than all of it, and no less than it took, whatever the profile says."""
+    def reservation_mib(self) -> float:
+        """The observed peak with a margin: at most the whole device, and at least the peak."""
         with_margin_mib = reservation_bytes(self.observed.peak_bytes) / MIB
         return max(min(with_margin_mib, self.capacity_mib), self.observed.peak_bytes / MIB)
 
     @property
     def need_mib(self) -> float:
-        """The same: there is nothing to be unsure of."""
-        return self.set_aside_mib
+        """The same as the reservation."""
+        return self.reservation_mib
 
 
 @dataclass(frozen=True)
-class Estimated:
-    """The answer, the probability of each bucket if it was asked for, and what was seen of the job before."""
+class EstimatedJob:
+    """An answer, with the probability of each bucket on request, and with the observations of the job."""
 
     answer: Answer
     distribution: list[dict[str, Any]] | None = None
     observed: ObservedPeak | None = None
-    """What was seen of the job on that device."""
+    """The observations of the job on that device."""
 
     @property
     def device(self) -> str:
-        """The profile that it is about."""
+        """The device profile of the answer."""
         return self.answer.device
 
     @property
     def basis(self) -> str:
-        """Where the figure to set aside comes from."""
+        """The source of the need."""
         return "observed" if self.observed else "forecast"
 
     @property
     def need_mib(self) -> float:
-        """What to set aside: what the job took before and a margin, else the safe answer."""
+        """The observed peak and a margin, or the safe answer without observations."""
         if self.observed is None:
             return self.answer.safe_mib
-        return Seen(self.device, self.answer.capacity_mib, self.observed).set_aside_mib
+        return ObservedJob(self.device, self.answer.capacity_mib, self.observed).reservation_mib
 
     @property
-    def set_aside_mib(self) -> float:
-        """For schedulers that turn the figure into a request: one above the card would keep a job waiting for good.
+    def reservation_mib(self) -> float:
+        """The need for schedulers that turn it into a request: one above the device would wait forever.
 
-        A job that is likely to fit, if not safely, gets the whole card: alone there, it has the best chance there is.
+        A job that is likely to fit, but not safely, gets the whole device: alone it has the best chance.
         """
         tight = self.observed is None and self.answer.verdict == TIGHT
         return self.answer.capacity_mib if tight else self.need_mib
 
     def to_json(self) -> dict[str, Any]:
-        """As it goes over the wire: the forecast as it is without observations, and beside it what was seen."""
+        """Return the forecast and the observations as they are sent to the client."""
         return {
             **self.answer.to_dict(),
             "distribution": self.distribution,
@@ -102,23 +102,23 @@ class Estimated:
 
 
 def observed_json(observed: ObservedPeak) -> dict[str, Any]:
-    """What was seen of a job, as it goes over the wire."""
+    """Return observations as they are sent to the client."""
     return {"runs": observed.runs, "peak_mib": observed.peak_bytes / MIB}
 
 
-class Estimating(Protocol):
-    """What the service wants of a checkpoint."""
+class CheckpointProtocol(Protocol):
+    """The checkpoint as the service uses it."""
 
     @property
     def status(self) -> dict[str, Any]:
-        """As /readyz and /v1/checkpoints tell it."""
+        """The status for /readyz and /v1/checkpoints."""
 
-    def answers(self, asked: Sequence[Asked]) -> list[Estimated]:
-        """An answer to each question."""
+    def answers(self, questions: Sequence[JobQuestion]) -> list[EstimatedJob]:
+        """Return an answer to each question."""
 
 
 class Checkpoint:
-    """One checkpoint, read once; what happens to its files later does not concern its answers."""
+    """A checkpoint that is read once; later changes of its files do not affect its answers."""
 
     def __init__(self, name: str) -> None:
         self.directory = checkpoint_directory(name)
@@ -126,27 +126,27 @@ class Checkpoint:
         self._predictor = Predictor.load(name)
         self._metrics = load_metrics(self.directory)
         self._loaded_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        self._seen: tuple[Any, tuple[str, str | None]] = (None, ("same", None))
+        self._files: tuple[Any, tuple[str, str | None]] = (None, ("same", None))
         if _content(self.directory) != self._record:
             raise UserError(f"expected {self.directory} to stay as it is while it is read, found it changed: try again")
 
-    def answers(self, asked: Sequence[Asked]) -> list[Estimated]:
-        """Those of one risk and width go through the network together."""
+    def answers(self, questions: Sequence[JobQuestion]) -> list[EstimatedJob]:
+        """Answer questions; those with the same risk and bucket width share a forward pass."""
         groups: dict[tuple[float, int], list[int]] = {}
-        for index, item in enumerate(asked):
+        for index, item in enumerate(questions):
             groups.setdefault((item.risk, item.bucket_mib), []).append(index)
-        found: dict[int, Estimated] = {}
+        answered: dict[int, EstimatedJob] = {}
         for (risk, bucket_mib), members in groups.items():
-            for part in _parts([asked[index] for index in members], members):
-                questions = [asked[index].question for index in part]
-                for index, answer in zip(part, self._predictor.answers(questions, risk, bucket_mib), strict=True):
-                    found[index] = Estimated(_bounded(answer), self._distribution(asked[index]))
-        return [found[index] for index in range(len(asked))]
+            for part in _parts([questions[index] for index in members], members):
+                batch = [questions[index].question for index in part]
+                for index, answer in zip(part, self._predictor.answers(batch, risk, bucket_mib), strict=True):
+                    answered[index] = EstimatedJob(_bounded(answer), self._distribution(questions[index]))
+        return [answered[index] for index in range(len(questions))]
 
-    def _distribution(self, asked: Asked) -> list[dict[str, Any]] | None:
-        if not asked.distribution:
+    def _distribution(self, question: JobQuestion) -> list[dict[str, Any]] | None:
+        if not question.distribution:
             return None
-        buckets, shares = self._predictor.distribution(asked.question, asked.bucket_mib)
+        buckets, shares = self._predictor.distribution(question.question, question.bucket_mib)
         edges = [*(buckets.edges_bytes / MIB).tolist(), None]
         return [
             {"index": index, "lower_mib": edges[index], "upper_mib": edges[index + 1], "probability": share}
@@ -156,7 +156,7 @@ class Checkpoint:
 
     @property
     def status(self) -> dict[str, Any]:
-        """What it is, and what became of its files; they are read again only when they changed."""
+        """The checkpoint and the state of its files, which are read again only if they changed."""
         on_disk, note = self._on_disk()
         return {
             "name": self.directory.name,
@@ -169,9 +169,9 @@ class Checkpoint:
 
     def _on_disk(self) -> tuple[str, str | None]:
         stamps = _stamps(self.directory)
-        if stamps != self._seen[0]:
-            self._seen = (stamps, self._compared())
-        return self._seen[1]
+        if stamps != self._files[0]:
+            self._files = (stamps, self._compared())
+        return self._files[1]
 
     def _compared(self) -> tuple[str, str | None]:
         if not (self.directory / ESTIMATOR).exists():
@@ -186,11 +186,11 @@ class Checkpoint:
         return "same", None
 
 
-def _parts(asked: Sequence[Asked], members: Sequence[int]) -> list[list[int]]:
-    """Batches in which attention over layers stays within bounds: each is padded to its longest."""
+def _parts(questions: Sequence[JobQuestion], members: Sequence[int]) -> list[list[int]]:
+    """Split into batches that bound the memory of attention: each is padded to its longest table."""
     parts: list[list[int]] = []
     longest = 0
-    for item, index in zip(asked, members, strict=True):
+    for item, index in zip(questions, members, strict=True):
         longest = max(longest, len(item.question.example.layers))
         if not parts or longest**2 * (len(parts[-1]) + 1) > _MOST_ATTENTION:
             parts.append([])
@@ -200,7 +200,7 @@ def _parts(asked: Sequence[Asked], members: Sequence[int]) -> list[list[int]]:
 
 
 def _content(directory: Path) -> str:
-    """The hash that a checkpoint states of itself."""
+    """Return the hash that a checkpoint states."""
     try:
         return str(json.loads((directory / ESTIMATOR).read_text(encoding="utf-8"))["content"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -208,17 +208,17 @@ def _content(directory: Path) -> str:
 
 
 def _stamps(directory: Path) -> Mapping[str, tuple[int, int, int]] | None:
-    """Size, time and inode of each file."""
+    """Return size, time and inode of each file."""
     try:
-        found = {path.name: path.stat() for path in sorted(directory.iterdir()) if path.is_file()}
+        stats = {path.name: path.stat() for path in sorted(directory.iterdir()) if path.is_file()}
     except OSError:
         return None
-    return {name: (item.st_size, item.st_mtime_ns, item.st_ino) for name, item in found.items()}
+    return {name: (item.st_size, item.st_mtime_ns, item.st_ino) for name, item in stats.items()}
 
 
 def _bounded(answer: Answer) -> Answer:
-    """Figures that JSON and schedulers can take: features may describe a network beyond all measure."""
+    """Bound the figures of an answer: features may describe an impossibly large network."""
     if math.isnan(answer.estimate_mib) or math.isnan(answer.safe_mib):
-        raise UserError("expected a job that can be estimated, found one beyond all measure: check its figures")
+        raise UserError("expected a job that can be estimated, found an impossibly large one: check its figures")
     estimate_mib, safe_mib = (min(value, _BEYOND_MIB) for value in (answer.estimate_mib, answer.safe_mib))
     return replace(answer, estimate_mib=estimate_mib, safe_mib=safe_mib)

@@ -1,4 +1,4 @@
-"""The simulated cluster against cases that were worked out by hand."""
+"""The simulated cluster against cases that were computed by hand."""
 
 from dataclasses import replace
 
@@ -22,10 +22,10 @@ def test_a_job_alone_runs_for_its_solo_time() -> None:
     submissions = trace((5, SMALL))
     (run,) = simulate(submissions, truth(submissions), RULES)
     assert (run.start_s, run.peak_s, run.end_s, run.gpus) == (5, 15, 105, (0,))
-    found = cluster_metrics([run], RULES)
-    assert (found.makespan_s, found.mean_jct_s, found.mean_wait_s, found.ooms) == (100, 100, 0, 0)
-    assert found.gpu_utilisation == 1
-    assert found.memory_utilisation == pytest.approx(10 / 40 * 90 / 100)  # from its peak on
+    result = cluster_metrics([run], RULES)
+    assert (result.makespan_s, result.mean_jct_s, result.mean_wait_s, result.ooms) == (100, 100, 0, 0)
+    assert result.gpu_utilisation == 1
+    assert result.memory_utilisation == pytest.approx(10 / 40 * 90 / 100)  # from its peak on
 
 
 def test_two_jobs_share_a_gpu_and_slow_each_other() -> None:
@@ -33,7 +33,7 @@ def test_two_jobs_share_a_gpu_and_slow_each_other() -> None:
     assert ends(simulate(submissions, truth(submissions), RULES)) == [("small", 150), ("small", 150)]
 
 
-def test_where_memory_is_observed_the_second_job_waits_for_the_peak_of_the_first() -> None:
+def test_with_observed_memory_the_second_job_waits_for_the_peak_of_the_first() -> None:
     submissions = trace((0, SMALL), (0, SMALL))
     runs = simulate(submissions, truth(submissions), replace(RULES, ledger="observed"))
     # the first has 90 s left at 10 s and is slowed by half; the second has 10 s left when it is alone at 145 s
@@ -42,13 +42,13 @@ def test_where_memory_is_observed_the_second_job_waits_for_the_peak_of_the_first
 
 
 @pytest.mark.parametrize(("remember", "start_s"), [(False, 100), (True, 10)])
-def test_a_job_that_ran_before_asks_for_what_it_took(remember: bool, start_s: float) -> None:
+def test_a_job_that_ran_before_needs_its_observed_peak(remember: bool, start_s: float) -> None:
     rules = replace(RULES, ledger="observed", remember=remember)
     runs = simulate(trace((0, SMALL), (1, SMALL)), {"small": 40 * GB}, rules)
     assert sorted(run.start_s for run in runs) == [0, start_s]
 
 
-def test_a_job_that_crashed_is_not_remembered_by_what_it_had() -> None:
+def test_a_crashed_attempt_is_not_remembered() -> None:
     submissions = trace((0, SMALL), (20, LARGE), (20, SMALL), (500, SMALL), (500, LARGE))
     rules = replace(RULES, ledger="observed", capacity_bytes=30 * GB, remember=True)
     runs = simulate(submissions, {"small": GB, "large": GB}, rules)
@@ -58,7 +58,7 @@ def test_a_job_that_crashed_is_not_remembered_by_what_it_had() -> None:
     ]  # fmt: skip
 
 
-def test_the_job_whose_memory_does_not_fit_dies_and_is_repeated_alone() -> None:
+def test_a_job_without_enough_memory_crashes_and_is_repeated_alone() -> None:
     submissions = trace((0, LARGE), (0, LARGE))
     runs = simulate(submissions, {"large": GB}, RULES)
     crashed, first, second = runs
@@ -68,9 +68,9 @@ def test_the_job_whose_memory_does_not_fit_dies_and_is_repeated_alone() -> None:
     assert (first.submission.number, first.end_s) == (0, pytest.approx(10 + 100 - 20 / 3))
     assert second.exclusive
     assert (second.start_s, second.end_s) == (first.end_s, pytest.approx(first.end_s + 100))
-    found = cluster_metrics(runs, RULES)
-    assert (found.ooms, found.wasted_gpu_s, found.jobs) == (1, 10, 2)
-    assert found.mean_wait_s == pytest.approx((first.end_s - 10) / 2)  # the second's, from its crash to its start
+    result = cluster_metrics(runs, RULES)
+    assert (result.ooms, result.wasted_gpu_s, result.jobs) == (1, 10, 2)
+    assert result.mean_wait_s == pytest.approx((first.end_s - 10) / 2)  # the second's, from its crash to its start
 
 
 def test_a_crashed_job_waits_for_the_delay() -> None:
@@ -80,7 +80,7 @@ def test_a_crashed_job_waits_for_the_delay() -> None:
     assert (runs[2].submission.number, runs[2].start_s) == (1, 40)
 
 
-def test_a_crashed_job_goes_before_those_that_arrived() -> None:
+def test_a_crashed_job_is_placed_before_waiting_ones() -> None:
     submissions = trace((0, job("short", 25, 15)), (0, LARGE), (30, LARGE), (50, SMALL))
     runs = simulate(submissions, {"short": GB, "large": GB, "small": GB}, RULES)
     started = {run.submission.number: run.start_s for run in runs if not run.crashed}
@@ -88,20 +88,20 @@ def test_a_crashed_job_goes_before_those_that_arrived() -> None:
     assert started == {0: 0, 2: 30, 1: 130, 3: 230}
 
 
-def test_a_gpu_of_an_exclusive_job_takes_no_other() -> None:
+def test_a_gpu_with_an_exclusive_job_accepts_no_other() -> None:
     submissions = trace((0, SMALL), (0, SMALL), (0, SMALL))
     runs = simulate(submissions, truth(submissions), replace(RULES, policy="exclusive"))
     assert [(run.start_s, run.end_s) for run in runs] == [(0, 100), (100, 200), (200, 300)]
 
 
 @pytest.mark.parametrize(("queue", "start_s"), [("head-of-line", 100), ("backfill", 1)])
-def test_a_job_without_a_place_keeps_others_waiting_or_is_overtaken(queue: str, start_s: float) -> None:
+def test_a_job_without_a_place_blocks_the_others_or_is_overtaken(queue: str, start_s: float) -> None:
     submissions = trace((0, LARGE), (0, LARGE), (1, job("last", 10, 50)))
     runs = simulate(submissions, truth(submissions), replace(RULES, queue=queue, slowdown=0))
     assert next(run.start_s for run in runs if run.submission.job.name == "last") == start_s
 
 
-def test_a_job_on_two_gpus_wants_both_at_once_and_keeps_step_with_the_fuller_one() -> None:
+def test_a_job_on_two_gpus_runs_at_the_speed_of_the_fuller_one() -> None:
     pair = job("pair", 10, 100, gpus=2)
     submissions = trace((0, job("whole", 40, 60)), (0, pair), (60, SMALL))
     runs = simulate(submissions, truth(submissions), replace(RULES, gpus=2))
@@ -112,7 +112,7 @@ def test_a_job_on_two_gpus_wants_both_at_once_and_keeps_step_with_the_fuller_one
     assert (second.end_s, first.end_s) == (pytest.approx(210), pytest.approx(210))
 
 
-def test_a_job_on_two_gpus_dies_on_both() -> None:
+def test_a_job_on_two_gpus_crashes_on_both() -> None:
     pair = job("pair", 25, 100, gpus=2)
     submissions = trace((0, LARGE), (0, pair))
     runs = simulate(submissions, {"large": GB, "pair": GB}, replace(RULES, gpus=2))
@@ -121,13 +121,13 @@ def test_a_job_on_two_gpus_dies_on_both() -> None:
     assert cluster_metrics(runs, replace(RULES, gpus=2)).wasted_gpu_s == 20
 
 
-def test_what_asks_for_more_than_the_card_gets_a_card_of_its_own() -> None:
+def test_a_need_above_the_capacity_gets_a_whole_gpu() -> None:
     submissions = trace((0, SMALL), (0, SMALL))
     runs = simulate(submissions, {"small": 50 * GB}, RULES)
     assert [(run.start_s, run.end_s) for run in runs] == [(0, 100), (100, 200)]
 
 
-def test_a_short_job_reaches_its_peak_half_way() -> None:
+def test_a_short_job_reaches_its_peak_halfway() -> None:
     submissions = trace((0, job("short", 10, 8)))
     assert simulate(submissions, truth(submissions), RULES)[0].peak_s == 4
 
@@ -135,13 +135,13 @@ def test_a_short_job_reaches_its_peak_half_way() -> None:
 @pytest.mark.parametrize(
     ("late", "wanted"), [(job("wide", 1, 10, gpus=3), "raise --gpus"), (job("big", 41, 10), "larger --device")]
 )
-def test_what_can_never_run_is_refused(late, wanted: str) -> None:
+def test_a_job_that_can_never_run_is_refused(late, wanted: str) -> None:
     submissions = trace((0, SMALL), (5, late))
     with pytest.raises(UserError, match=wanted):
         simulate(submissions, truth(submissions), RULES)
 
 
 @pytest.mark.parametrize("wrong", [{"gpus": 0}, {"slowdown": -1}, {"slowdown": float("nan")}, {"policy": "random"}])
-def test_rules_that_are_none_are_refused(wrong: dict[str, object]) -> None:
+def test_bad_rules_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UserError, match=next(iter(wrong))):
         ClusterRules(**wrong)
