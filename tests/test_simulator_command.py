@@ -14,7 +14,7 @@ from vramcast.collocation.simulator.cluster import simulate
 from vramcast.collocation.simulator.cluster_metrics import cluster_metrics
 from vramcast.collocation.simulator.comparison import compare, jittered
 from vramcast.collocation.simulator.gantt_table import gantt_table
-from vramcast.collocation.simulator.needs import ESTIMATORS, Asking
+from vramcast.collocation.simulator.needs import ESTIMATORS, NeedRules
 from vramcast.collocation.simulator.ours import DEFINITIONS, AnswerSettings, bounds_bytes, specs_of
 from vramcast.collocation.simulator.rules import ClusterRules
 from vramcast.collocation.simulator.simulate_command import main
@@ -124,11 +124,11 @@ def test_several_estimators_make_a_table_and_a_chart(
 
 def test_each_estimator_has_its_own_needs() -> None:
     known = TraceJob("a", 1, 1, 10 * MIB, 1, {"horus": 5 * MIB})
-    asking = Asking(capacity_bytes=100 * MIB, margin_mib=2, floor_mib=50)
-    asked = {name: asking.needs_bytes(name, [known], {"a": 12 * MIB})["a"] // MIB for name in ESTIMATORS}
+    need_rules = NeedRules(capacity_bytes=100 * MIB, margin_mib=2, floor_mib=50)
+    asked = {name: need_rules.needs_bytes(name, [known], {"a": 12 * MIB})["a"] // MIB for name in ESTIMATORS}
     # a bound has its margin in it, the floor is none, and who says nothing gets a card
     assert asked == {"oracle": 12, "ours": 12, "gpumemnet": 102, "horus": 7, "faketensor": 102, "none": 50}
-    assert asking.needs_bytes("ours", [known])["a"] == 100 * MIB
+    assert need_rules.needs_bytes("ours", [known])["a"] == 100 * MIB
 
 
 def test_without_an_estimator_the_floor_applies_to_observed_memory() -> None:

@@ -16,7 +16,7 @@ from benchmarks.page import write_part
 from vramcast.collocation.simulator.comparison import EstimatorResult, compare, text_table
 from vramcast.collocation.simulator.gantt_drawing import draw_gantt
 from vramcast.collocation.simulator.gantt_table import gantt_table
-from vramcast.collocation.simulator.needs import ESTIMATORS, ORACLE, OURS, Asking
+from vramcast.collocation.simulator.needs import ESTIMATORS, ORACLE, OURS, NeedRules
 from vramcast.collocation.simulator.ours import AnswerSettings, bounds_bytes
 from vramcast.collocation.simulator.rules import ClusterRules
 from vramcast.collocation.simulator.workload import Submission, TraceJob, read_jobs, read_trace
@@ -55,8 +55,8 @@ class Study:
     def outcomes(
         self, trace: Sequence[Submission], rules: ClusterRules, margin_mib: int = 0, repeats: int = 1
     ) -> Outcomes:
-        asking = Asking(rules.capacity_bytes, margin_mib)
-        needs = {name: asking.needs_bytes(name, self.used.values(), self.bounds) for name in ESTIMATORS}
+        need_rules = NeedRules(rules.capacity_bytes, margin_mib)
+        needs = {name: need_rules.needs_bytes(name, self.used.values(), self.bounds) for name in ESTIMATORS}
         return compare(trace, needs, rules, repeats, jitter_s=60)
 
     def all_outcomes(self, rules: ClusterRules, margin_mib: int = 0, repeats: int = 1) -> dict[str, Outcomes]:

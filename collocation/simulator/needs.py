@@ -1,4 +1,4 @@
-"""What each job asks for under an estimator."""
+"""The need of each job under an estimator."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from vramcast.virtual_gpu.sizes import MIB
 ORACLE, OURS, NONE = "oracle", "ours", "none"
 ESTIMATORS = (ORACLE, OURS, *ESTIMATE_COLUMNS, NONE)
 FLOOR_MIB = 5120
-"""Without an estimator a GPU is shared while so much is free: the rule of CARMA and AEGIS."""
+"""Without an estimator, a GPU is shared while this much is free: the rule of CARMA and AEGIS."""
 
 
 @dataclass(frozen=True)
-class Asking:
-    """How an estimate becomes what a job asks for."""
+class NeedRules:
+    """The rules that turn estimates into needs."""
 
     capacity_bytes: int
-    """For a job that an estimator says nothing of: a card of its own."""
+    """The need of a job without an estimate: a GPU of its own."""
     margin_mib: int = 0
-    """On point estimates, the oracle's among them; CARMA and AEGIS add 2048. A bound has its margin in it."""
+    """Added to point estimates, also the oracle's; CARMA and AEGIS add 2048. A bound includes its margin."""
     floor_mib: int = FLOOR_MIB
 
     def __post_init__(self) -> None:
@@ -30,7 +30,7 @@ class Asking:
     def needs_bytes(
         self, estimator: str, jobs: Iterable[TraceJob], bounds_bytes: Mapping[str, int] | None = None
     ) -> dict[str, int]:
-        """By the job's name; `bounds_bytes` are ours."""
+        """Return the needs by name of job; `bounds_bytes` are ours."""
         return {job.name: self._need(estimator, job, bounds_bytes or {}) for job in jobs}
 
     def _need(self, estimator: str, job: TraceJob, bounds_bytes: Mapping[str, int]) -> int:
@@ -45,7 +45,7 @@ class Asking:
 
 
 def estimators_of(text: str) -> tuple[str, ...]:
-    """Names with commas between them, or 'all'."""
+    """Parse names with commas between them, or 'all'."""
     names = ESTIMATORS if text == "all" else tuple(dict.fromkeys(text.split(",")))
     unknown = [name for name in names if name not in ESTIMATORS]
     if unknown:

@@ -11,7 +11,7 @@ from typing import Any
 from vramcast.collocation.placement import POLICIES
 from vramcast.collocation.simulator.comparison import EstimatorResult, compare, text_table
 from vramcast.collocation.simulator.gantt_table import gantt_table
-from vramcast.collocation.simulator.needs import ESTIMATORS, FLOOR_MIB, OURS, Asking, estimators_of
+from vramcast.collocation.simulator.needs import ESTIMATORS, FLOOR_MIB, OURS, NeedRules, estimators_of
 from vramcast.collocation.simulator.rules import LEDGERS, QUEUES, ClusterRules
 from vramcast.collocation.simulator.workload import TraceJob, read_jobs, read_trace
 from vramcast.dataset_builder.defaults import CHECKPOINT, RISK
@@ -72,9 +72,9 @@ def _simulate(arguments: argparse.Namespace) -> None:
     trace = read_trace(Path(arguments.trace), read_jobs(Path(arguments.jobs)))
     jobs = list({item.job.name: item.job for item in trace}.values())
     rules = _rules(arguments)
-    asking = Asking(rules.capacity_bytes, arguments.margin_mib, arguments.floor_mib)
+    need_rules = NeedRules(rules.capacity_bytes, arguments.margin_mib, arguments.floor_mib)
     bounds = _bounds(arguments, jobs) if OURS in estimators else None
-    needs = {name: asking.needs_bytes(name, jobs, bounds) for name in estimators}
+    needs = {name: need_rules.needs_bytes(name, jobs, bounds) for name in estimators}
     outcomes = compare(trace, needs, rules, arguments.repeats, arguments.jitter_s)
     if arguments.gantt:
         _draw(arguments, outcomes, rules)
