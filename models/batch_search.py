@@ -7,7 +7,8 @@ from vramcast.models.answer import FITS, Answer
 AnswerFor = Callable[[int], Answer]
 """Returns the answer for a batch size."""
 _MOST_TRACES = 10
-_LARGEST = 2**20
+LARGEST = 2**20
+"""The search ends below this batch size."""
 _LEAP = 16
 """Factor to the next batch if more samples took no more memory, as in small networks."""
 _EXACT = 100
@@ -35,7 +36,7 @@ def _next(answers: Sequence[Answer], halve: bool) -> int | None:
     """Return the next batch to try, or None if the search is over."""
     failing = [answer.batch_size for answer in answers if answer.verdict != FITS]
     low = max((answer.batch_size for answer in answers if answer.verdict == FITS), default=0)
-    high = min(failing, default=_LARGEST)
+    high = min(failing, default=LARGEST)
     if high - low <= max(1, low // _EXACT):
         return None
     if len(answers) == 1:

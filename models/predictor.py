@@ -1,13 +1,15 @@
 """The predictor: turns simulations and layer tables into answers, with any estimator."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -21,7 +23,7 @@ from vramcast.dataset_builder.jobs.steps import TrainingStep
 from vramcast.dataset_builder.schema import LayerTable, Spec
 from vramcast.dataset_builder.simulation.simulation import RankPeaks, Simulation
 from vramcast.dataset_builder.simulation.simulator import Simulator
-from vramcast.errors import UserError, check_probability
+from vramcast.errors import UserError, check_probability, suggestion
 from vramcast.models._base import Estimator
 from vramcast.models.answer import Answer, Bucket
 from vramcast.models.buckets import Buckets, choose_bucket
@@ -31,7 +33,7 @@ from vramcast.models.examples import UNBOUNDED_BYTES, example_of_simulation, exa
 from vramcast.virtual_gpu.measurement import Measurement
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.training_setup import TrainingSetup, with_parallel_options
+from vramcast.virtual_gpu.training_setup import OPTIONS, TrainingSetup, with_parallel_options
 
 TABLES_ALONE = "universal_layers"
 """The released estimator for layer tables alone, which needs no simulation."""
@@ -93,7 +95,8 @@ class Predictor:
     @classmethod
     def load(cls, name: str, tables: str = TABLES_ALONE) -> Self:
         """Read a checkpoint by its released name or its directory."""
-        return cls(load_checkpoint(checkpoint_directory(name)), Path(name).name, tables)
+        with _default_modes():
+            return cls(load_checkpoint(checkpoint_directory(name)), Path(name).name, tables)
 
     def classify(
         self,
@@ -131,9 +134,10 @@ class Predictor:
         if size is None:
             raise UserError("expected a batch size beside a function that makes inputs, found none: give batch_size=N")
         text, factory = describe_optimizer(optimizer, module)
-        job = ModuleJob(copy_to_meta(module), make, step, factory)
-        options = with_parallel_options({"batch_size": size, "optimizer": text, **options})
-        return self._simulated(type(module).__name__, job, options, device, risk, start)
+        setup = {"batch_size": size, "optimizer": text, **_training_options(with_parallel_options(options))}
+        with _default_modes():
+            job = ModuleJob(copy_to_meta(module), make, step, factory)
+            return self._simulated(type(module).__name__, job, setup, device, risk, start)
 
     def classify_spec(
         self, spec: Spec, *, device: str = DEFAULT_DEVICE, risk: float = RISK, target: str | None = None
@@ -199,6 +203,28 @@ class Predictor:
     @cached_property
     def _for_tables(self) -> Estimator:
         return load_checkpoint(checkpoint_directory(self._tables))
+
+
+def _training_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the names of training options; dtypes of torch become names, and True the usual choice."""
+    for name in options:
+        if name not in OPTIONS:
+            hint = suggestion(name, OPTIONS, "remove it")
+            raise UserError(f"expected options among {sorted(OPTIONS)}, found {name!r}: {hint}")
+    chosen = {name: OPTIONS[name].bare if value is True and OPTIONS[name].bare else value
+              for name, value in options.items()}  # fmt: skip
+    return {
+        name: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+        for name, value in chosen.items()
+    }
+
+
+@contextmanager
+def _default_modes() -> Iterator[None]:
+    """Record gradients and make tensors on the CPU, whatever the caller has set."""
+    device = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+    with torch.inference_mode(False), torch.enable_grad(), device:
+        yield
 
 
 def _answers(

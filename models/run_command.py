@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vramcast.dataset_builder.defaults import BUCKET_MIB, CHECKPOINT, RISK
-from vramcast.dataset_builder.devices import DEFAULT_DEVICE
+from vramcast.dataset_builder.devices import DEFAULT_DEVICE, device_file
 from vramcast.dataset_builder.exit_codes import CommandParser, exit_code
 from vramcast.dataset_builder.run.client import MEMORY_MIB, TIMEOUT_SECONDS, RunOptions, run_script
 from vramcast.dataset_builder.run.command_line import parse_command
@@ -73,6 +73,7 @@ def _options(arguments: argparse.Namespace) -> RunOptions:
         check_count("--steps", arguments.steps)
     check_amount("--timeout", arguments.timeout, zero=False)
     check_count("--memory-limit-mib", arguments.memory_limit_mib)
+    device_file(arguments.device)  # an unknown device fails before torch is imported
     return RunOptions(
         steps=arguments.steps,
         timeout_seconds=arguments.timeout,

@@ -72,7 +72,7 @@ def _ending(report: RunReport) -> Iterator[str]:
 
 def _phases(report: RunReport) -> Iterator[str]:
     if report.phases:
-        yield f"{'Phase':14} {'allocated':>12} {'reserved':>12}"
+        yield f"{'Phase':15} {'allocated':>12} {'reserved':>12}"
     for item in report.phases:
         yield f"  {item.phase:12} {_figures(item.allocated_bytes, item.reserved_bytes)}"
 
@@ -81,7 +81,7 @@ def _steps(report: RunReport) -> Iterator[str]:
     first, steady = report.first_step, report.steady_step
     if first is None:
         return
-    yield f"{'Step':14} {'allocated':>12} {'reserved':>12}  peak in, first batch"
+    yield f"{'Step':15} {'allocated':>12} {'reserved':>12}  peak in, first batch"
     yield _step("first", first)
     if steady is not None:
         yield _step("largest after", steady)
@@ -93,7 +93,7 @@ def _steps(report: RunReport) -> Iterator[str]:
 
 def _step(name: str, item: StepPeak) -> str:
     shapes = ", ".join("x".join(map(str, shape)) for shape in item.shapes[:4])
-    return f"  {name:12} {_figures(item.allocated_bytes, item.reserved_bytes)}  {item.phase}, {shapes}"
+    return f"  {name:13} {_figures(item.allocated_bytes, item.reserved_bytes)}  {item.phase}, {shapes}"
 
 
 def _figures(allocated_bytes: int, reserved_bytes: int) -> str:

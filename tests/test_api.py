@@ -127,3 +127,32 @@ def test_all_real_arguments_of_an_optimizer_work(text):
 def test_wrong_optimizers_are_refused_in_a_sentence(text, why):
     with pytest.raises(UserError, match=re.escape(why)):
         vramcast.classify(network(), INPUTS, optimizer=text)
+
+
+def test_the_modes_of_the_caller_do_not_matter():
+    expected = vramcast.classify(network(), INPUTS).safe_mib
+    with torch.no_grad():
+        assert vramcast.classify(network(), INPUTS).safe_mib == expected
+    module = network()
+    with torch.inference_mode(), torch.device("meta"):
+        assert vramcast.classify(module, INPUTS).safe_mib == expected
+
+
+def test_options_may_be_dtypes_of_torch_and_true():
+    expected = vramcast.classify(network(), INPUTS, dtype="fp16").to_dict()
+    actual = vramcast.classify(network(), INPUTS, dtype=torch.float16).to_dict()
+    assert {**actual, "seconds": 0} == {**expected, "seconds": 0}
+    mixed = vramcast.classify(network(), INPUTS, autocast=True)
+    assert mixed.safe_mib == vramcast.classify(network(), INPUTS, autocast="bf16").safe_mib
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_name():
+    with pytest.raises(UserError, match=r"found 'batchsize': did you mean batch_size\?"):
+        vramcast.classify(network(), INPUTS, batchsize=3)
+    with pytest.raises(UserError, match=r"found 'adamm': did you mean Adam"):
+        vramcast.classify(network(), INPUTS, optimizer="adamm")
+
+
+def test_a_network_without_trainable_parameters_is_refused():
+    with pytest.raises(UserError, match="expected a network with trainable parameters"):
+        vramcast.classify(network().requires_grad_(False), INPUTS)

@@ -12,9 +12,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from vramcast.dataset_builder.build_command import main
 from vramcast.dataset_builder.build_subcommands import COMMANDS
+from vramcast.dataset_builder.jobs.targets import read_document
 from vramcast.dataset_builder.store import read_journal
 from vramcast.dataset_builder.store.splits import Split
-from vramcast.errors import WorkerError
+from vramcast.errors import UserError, WorkerError, nearest_names
 
 NAME = "input:8_output:3_depth:2_arch:pyramid_batch:4.out"
 
@@ -306,3 +307,16 @@ def test_output_to_a_closed_pipe_is_not_an_error(words, unbuffered):
         process.stdout.close()
         errors = process.stderr.read()
     assert (process.returncode, errors) == (0, b"")
+
+
+def test_a_similar_name_is_suggested_before_one_that_contains_the_letters():
+    assert nearest_names("mpl", ["cnn", "mlp", "template", "transformer"]) == ["mlp"]
+    assert nearest_names("4090", ["rtx_4060", "rtx_4090"]) == ["rtx_4090"]
+    assert nearest_names("A100", ["a100_40gb", "a100_40gb_timm_2024", "a100_80gb"]) == ["a100_40gb", "a100_80gb"]
+
+
+@pytest.mark.parametrize(("name", "text"), [("deep.json", "[" * 100_000), ("date.yaml", "day: 2020-13-45")])
+def test_a_document_that_cannot_be_parsed_is_refused_in_one_sentence(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=f"expected {name.rpartition('.')[2].upper()} in .*{name}"):
+        read_document(str(tmp_path / name))

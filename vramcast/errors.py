@@ -28,14 +28,18 @@ def nearest_names(name: str, names: Iterable[str]) -> list[str]:
     same = [item for item, text in plain.items() if text == wanted]
     if same or not wanted:
         return same
-    longer = [item for item, text in plain.items() if text.startswith(wanted)]
-    longer = longer or [item for item, text in plain.items() if wanted in text]
-    # a100_40gb stands for a100_40gb_timm_2024, too
-    heads = [item for item in longer if not any(item.startswith(f"{other}_") for other in longer)]
-    if heads:
-        return sorted(heads, key=lambda item: (len(item), item))[:_MOST_SUGGESTIONS]
+    if longer := [item for item, text in plain.items() if text.startswith(wanted)]:
+        return _shortest(longer)
     similar = difflib.get_close_matches(wanted, plain.values(), n=3)
-    return [item for text in similar for item in plain if plain[item] == text][:_MOST_SUGGESTIONS]
+    if similar:  # before names that contain it: mpl is rather mlp than template
+        return [item for text in dict.fromkeys(similar) for item in plain if plain[item] == text][:_MOST_SUGGESTIONS]
+    return _shortest([item for item, text in plain.items() if wanted in text])
+
+
+def _shortest(names: Collection[str]) -> list[str]:
+    """Return the shortest names; a100_40gb stands for a100_40gb_timm_2024, too."""
+    heads = [item for item in names if not any(item.startswith(f"{other}_") for other in names)]
+    return sorted(heads, key=lambda item: (len(item), item))[:_MOST_SUGGESTIONS]
 
 
 def _plain(text: str) -> str:

@@ -30,7 +30,8 @@ def layer_table(module: nn.Module, inputs: Sequence[Any], batch_size: int | None
         try:
             module(*inputs)
         except Exception as error:
-            error.add_note(f"in the layer {recorder.running!r}")
+            if recorder.running:
+                error.add_note(f"in the layer {recorder.running!r}")
             raise
     recorder.add_unseen(module)
     trainable = tuple(tuple(item.shape) for item in module.parameters() if item.requires_grad)

@@ -160,6 +160,8 @@ class ModuleJob(Job):
 
     def prepare(self, training: TrainingSetup) -> PreparedJob:
         """Copy the structure in the setup's dtype; use the built-in step where its loss suits the output."""
+        if not any(item.requires_grad for item in self.module.parameters()):
+            raise UserError("expected a network with trainable parameters, found none: unfreeze some")
         module, loss = copy_to_meta(self.module), self._table_and_loss[1]
         if training.dtype != self.dtype:
             module = module.to(DTYPES[training.dtype])

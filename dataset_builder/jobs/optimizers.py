@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS, REFUSED
-from vramcast.errors import UserError
+from vramcast.errors import UserError, suggestion
 from vramcast.virtual_gpu.session import MakeOptimizer
 from vramcast.virtual_gpu.training_setup import call_text, parse_call
 
@@ -56,7 +56,8 @@ def parse_optimizer(text: str) -> str:
     canonical = names.get(name.lower())
     if canonical is None:
         choices = sorted([*OPTIMIZERS, *_OTHERS])
-        raise UserError(f"expected an optimizer of {choices}, found {text!r}: name one of them")
+        hint = suggestion(name, choices, "name one of them")
+        raise UserError(f"expected an optimizer of {choices}, found {text!r}: {hint}")
     if canonical in REFUSED:
         raise UserError(
             f"expected an optimizer whose step can be simulated, found {canonical}: {REFUSED[canonical]}; name another"
@@ -71,9 +72,11 @@ def _check_arguments(name: str, arguments: Mapping[str, Any]) -> None:
     """Raise unless the class takes these arguments and accepts their values."""
     cls: Any = _OTHERS.get(name) or getattr(torch.optim, name)
     parameters = inspect.signature(cls).parameters
-    unknown = sorted(arguments.keys() - parameters)
+    choices = sorted(parameters.keys() - {"params"})
+    unknown = sorted(arguments.keys() - choices)
     if unknown:
-        raise UserError(f"expected arguments of {name} among {sorted(parameters)}, found {unknown}: remove them")
+        hint = suggestion(unknown[0], choices, "remove them")
+        raise UserError(f"expected arguments of {name} among {choices}, found {unknown}: {hint}")
     if arguments.get("differentiable"):
         raise UserError(
             f"expected {name} without differentiable=True, found it: torch cannot step leaf parameters with it; drop it"

@@ -120,15 +120,16 @@ def read_document(path: str) -> Any:
         ) from error
     if path.endswith(".txt"):
         return text
-    try:
-        if path.endswith(".json"):
+    if path.endswith(".json"):
+        try:
             return json.loads(text)
-        import yaml  # noqa: PLC0415 - few specs use it
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"expected JSON in {path}, found: {error}; fix it") from error
+    import yaml  # noqa: PLC0415 - few specs use it
 
+    try:
         return yaml.safe_load(text)
-    except ValueError as error:
-        raise UserError(f"expected JSON in {path}, found: {error}; fix it") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that does not exist is a ValueError
         raise UserError(f"expected YAML in {path}, found: {' '.join(str(error).split())}; fix it") from error
 
 

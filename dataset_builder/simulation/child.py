@@ -98,7 +98,7 @@ def _report(error: BaseException) -> dict[str, Any]:
 
 def _plain(text: str) -> str:
     """Name layers as in the user's network, without our wrappers."""
-    return re.sub(r"'(?:subject\.)+", "'", text)
+    return re.sub(r"(?:, |\s)in the layer 'subject'", "", re.sub(r"'(?:subject\.)+", "'", text))
 
 
 if __name__ == "__main__":

@@ -181,8 +181,11 @@ def _plot(path: Path, request: ClassifyRequest, subject: Any) -> None:
 
 def _many(arguments: argparse.Namespace, simulators: Simulators) -> bool:
     """Classify the jobs of a file; return whether all of them fit safely."""
-    if not arguments.json or arguments.target is not None or arguments.plot:
-        raise UserError("expected --jobs FILE with --json, and neither a target nor --plot, found others: change them")
+    if not arguments.json:
+        raise UserError("expected --json beside --jobs, found none: add it")
+    if arguments.target is not None or arguments.plot:
+        extra = arguments.target or "--plot"
+        raise UserError(f"expected neither a target nor --plot beside --jobs, found {extra}: leave it out")
     lines = list(_lines(arguments.jobs))
     from vramcast.models.classify_command.job_answers import answer_request
 

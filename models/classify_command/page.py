@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from vramcast.dataset_builder.simulation.simulation import LayerCost
 from vramcast.models.answer import FITS, TIGHT, TOO_LARGE, Answer, shown_inputs, shown_size, shown_versions
+from vramcast.models.batch_search import LARGEST
 from vramcast.models.classify_command.strategies import StrategyAnswer
 from vramcast.models.classify_command.suggestions import Suggestion
 from vramcast.virtual_gpu.sizes import MIB
@@ -99,6 +100,7 @@ def _setup(page: Page) -> str:
     if training is None:
         return f"batch {page.answer.batch_size}"
     extras = [
+        training.implementation if training.implementation != "default" else "",
         f"autocast {training.autocast}" if training.autocast else "",
         "checkpointing" if training.checkpointing else "",
         f"{training.accumulate} batches a step" if training.accumulate > 1 else "",
@@ -181,7 +183,9 @@ def _devices(page: Page, paint: _Paint) -> Iterator[str]:
 def _batch(answer: Answer) -> Iterator[str]:
     if answer.max_batch_size is None:
         return
-    if answer.max_batch_size:
+    if answer.max_batch_size >= LARGEST - LARGEST // 100:
+        yield f"All batches up to {answer.max_batch_size}, the largest that is tried, fit this device safely."
+    elif answer.max_batch_size:
         yield f"The largest batch that fits this device safely: {answer.max_batch_size}"
     else:
         yield "No batch fits this device safely, not even one sample."

@@ -7,7 +7,7 @@ from typing import Any
 
 from vramcast.dataset_builder.defaults import RISK
 from vramcast.dataset_builder.devices import DEFAULT_DEVICE, device_file
-from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
+from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_shape, parse_target
 from vramcast.errors import UserError, check_choice, check_count, check_flag
 from vramcast.virtual_gpu.distributed.parallelism import PARALLEL_OPTIONS
 from vramcast.virtual_gpu.training_setup import OPTIONS, with_parallel_options
@@ -97,6 +97,8 @@ def _check(chosen: Mapping[str, Any]) -> None:
     texts = chosen.get("input", [])
     if not isinstance(texts, str) and not (isinstance(texts, list) and all(isinstance(item, str) for item in texts)):
         raise UserError(f"expected input to be texts such as '3,224,224', found {texts!r}: change it")
+    for text in [texts] if isinstance(texts, str) else texts:
+        parse_shape(text)  # a wrong shape fails before the network is built
 
 
 def _check_bounded(name: str, value: Any, least: int = 1) -> None:
