@@ -74,7 +74,7 @@ def _phases(report: RunReport) -> Iterator[str]:
     if report.phases:
         yield f"{'Phase':15} {'allocated':>12} {'reserved':>12}"
     for item in report.phases:
-        yield f"  {item.phase:12} {_figures(item.allocated_bytes, item.reserved_bytes)}"
+        yield f"  {item.phase:13} {_figures(item.allocated_bytes, item.reserved_bytes)}"
 
 
 def _steps(report: RunReport) -> Iterator[str]:
