@@ -43,6 +43,7 @@ bench: $(STAMP)
 	$(BIN)/python -W ignore -m benchmarks.performance.growth
 	$(BIN)/python -m benchmarks.performance.build_rate
 	$(BIN)/python -W ignore -m benchmarks.performance.trace_speed
+	$(BIN)/python -W ignore -m benchmarks.performance.run_cost
 	$(BIN)/python -m benchmarks.performance.cold_start
 	$(BIN)/python -m benchmarks.performance.inference
 	$(BIN)/python -m benchmarks.performance.simulator_scale

@@ -122,6 +122,7 @@ def _answer(arguments: argparse.Namespace, command: list[str], options: RunOptio
 def _print(arguments: argparse.Namespace, command: list[str], report: RunReport, start: float) -> None:
     from vramcast.dataset_builder.devices import gpu_profiles, load_profile  # noqa: PLC0415
     from vramcast.models.classify_command.page import Page  # noqa: PLC0415
+    from vramcast.models.long_runs import covers_long_run  # noqa: PLC0415
     from vramcast.models.predictor import Predictor, Question  # noqa: PLC0415
     from vramcast.models.run_screen import rendered_run, to_json  # noqa: PLC0415
 
@@ -131,6 +132,7 @@ def _print(arguments: argparse.Namespace, command: list[str], report: RunReport,
     devices = list({item.name: item for item in (profile, *gpu_profiles())}.values())
     questions = [Question.of_simulation(title, simulation, item) for item in devices]
     answers = Predictor.load(arguments.checkpoint).answers(questions, arguments.risk, arguments.bucket_mib)
+    answers = [covers_long_run(item, report) for item in answers]
     answer = replace(answers[0], seconds=time.perf_counter() - start)
     if arguments.json:
         print(json.dumps(to_json(answer, report), allow_nan=False))

@@ -1,7 +1,9 @@
 """`vramcast run`: commands, endings, errors, the report as text and as JSON, and the context manager."""
 
 import json
+import math
 import pickle
+import random
 import sys
 from textwrap import dedent
 
@@ -13,6 +15,7 @@ import vramcast
 from vramcast.cli import main
 from vramcast.dataset_builder.run.command_line import Program, parse_command
 from vramcast.errors import UserError
+from vramcast.models.long_runs import growth_factor
 from vramcast.virtual_gpu.sizes import MIB
 
 TRAIN = """
@@ -149,3 +152,21 @@ def test_the_context_manager_answers(monkeypatch):
         and answer.allocated_mib == gpu.report.simulation.peaks["rtx_4090"].bounded.allocated_bytes / MIB
     )
     assert SCRIPTS.is_dir() and not torch.cuda.is_available()
+
+
+def test_a_hundred_steps_of_random_lengths_cover_a_thousand(capsys):
+    words = ("--json", "--device", "a100_40gb", "--", sys.executable, str(SCRIPTS / "random_lengths.py"))
+    hundred, thousand = (json.loads(run(capsys, "--steps", count, *words)[1]) for count in ("100", "1000"))
+    assert len(thousand["run"]["steps"]) == 1000
+    context = thousand["breakdown_mib"]["context"]
+    assert hundred["safe_mib"] >= thousand["reserved_mib"] + context, "the safe figure covers the longer run"
+    assert hundred["safe_mib"] < 2.5 * (thousand["reserved_mib"] + context), "and is not absurd"
+
+
+def test_the_growth_of_exponential_peaks_is_found():
+    source = random.Random(1)
+    peaks = [100 + source.expovariate(0.1) for _ in range(200)]
+    longer = [100 + source.expovariate(0.1) for _ in range(1000)]
+    factor = growth_factor(peaks, 0.01)
+    assert max(longer) < factor * max(peaks) < 100 + 10 * math.log(1000 / 0.01) * 1.5
+    assert growth_factor([5], 0.01) == 1.0 and growth_factor([7] * 50, 0.01) == 1.0

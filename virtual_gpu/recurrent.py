@@ -1,7 +1,7 @@
-"""Recurrent layers: on CUDA one call of cuDNN, which keeps what its backward pass needs in a reserve of its own.
+"""Recurrent layers: on CUDA one call of cuDNN, which saves the inputs of its backward pass in a reserve.
 
-The reserve's size is cuDNN's secret (cudnnGetRNNTempSpaceSizes); the one here counts gates, cell and output of every
-step, and a trace that uses it says so.
+cuDNN does not document the size of the reserve (cudnnGetRNNTempSpaceSizes). The estimate here counts gates, cell and
+output of every step, and is an approximation of the trace.
 """
 
 from collections.abc import Callable, Sequence
