@@ -118,6 +118,8 @@ def test_gpus_that_cannot_be_parsed_are_refused(tmp_path: Path, text: str, capsy
     "words",
     [
         ["--workers", "0"],
+        ["--port", "99999"],
+        ["--port", "-1"],
         ["--risk", "2"],
         ["--tls-cert", "a.pem"],
         ["--tls-cert", "a.pem", "--tls-key", "b.pem"],

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -375,3 +376,15 @@ def test_a_damaged_record_of_the_estimator_is_degraded(damage: bytes, tmp_path: 
             assert (await service.post("/v1/classify", {"spec": MLP}, authorization="Bearer t")).status == 200
 
     asyncio.run(whole())
+
+
+# --- the security policy ---------------------------------------------------------------------------------------------
+
+
+def test_the_security_policy_names_tests_that_exist() -> None:
+    tests = Path(__file__).parent
+    policy = (tests.parent / "SECURITY.md").read_text(encoding="utf-8")
+    sources = "".join(path.read_text(encoding="utf-8") for path in tests.glob("test_*.py"))
+    names = re.findall(r"`(test_\w+)`", policy)
+    assert len(names) > 15
+    assert [name for name in names if f"def {name}(" not in sources] == []

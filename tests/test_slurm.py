@@ -92,7 +92,7 @@ def test_the_message_says_that_a_need_was_observed(tmp_path: Path, lua: str) -> 
     with loopback((200, ANSWER.replace(b"=fits", b"=does_not_fit") + b"basis=observed\n")) as service:
         slurm, job = submit(service, tmp_path, lua, script=SCRIPT)
     assert job["tres_per_node"] == "gres/shard:7"
-    assert "6812 MiB of GPU memory (as it did before)" in slurm.said("told")
+    assert "6812 MiB of GPU memory (observed before)" in slurm.said("told")
 
 
 def test_the_job_may_be_in_the_comment_and_other_resources_stay(tmp_path: Path, lua: str) -> None:

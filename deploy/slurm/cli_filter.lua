@@ -1,6 +1,6 @@
--- Slurm, CliFilterPlugins=lua: the same on the side of sbatch, salloc and srun, where nobody else waits.
--- A network that the service has not met takes it a second or two; asked here first, job_submit.lua finds it known.
--- Lies next to slurm.conf, beside vramcast.lua. Fails open.
+-- Slurm, CliFilterPlugins=lua: the same as job_submit.lua in sbatch, salloc and srun, where a delay affects one user only.
+-- The service needs a second or two for a new network; after this request, job_submit.lua gets a cached answer.
+-- Install next to slurm.conf, with vramcast.lua. Fails open.
 
 local here = debug.getinfo(1, "S").source:match("^@(.*/)") or "/etc/slurm/"
 local loaded, vramcast = pcall(dofile, here .. "vramcast.lua")
@@ -8,7 +8,7 @@ if loaded then
     vramcast.seconds = 5
 end
 
--- sbatch gives the script's path as the first word after its options; a wrapped command has none.
+-- The path of the script is the first argument of sbatch after its options; a wrapped command has none.
 local function script_of(options)
     local words = options["argv"]
     local path = type(words) == "table" and words[1] or nil

@@ -1,5 +1,5 @@
--- Slurm, JobSubmitPlugins=lua: sets gres/shard for jobs that say what they train and ask for no GPU themselves.
--- Lies next to slurm.conf, beside vramcast.lua. Fails open: whatever happens, the job is submitted as it came.
+-- Slurm, JobSubmitPlugins=lua: sets gres/shard for jobs that state their network and request no GPU.
+-- Install next to slurm.conf, with vramcast.lua. Fails open: after any error the job is submitted unchanged.
 
 local here = debug.getinfo(1, "S").source:match("^@(.*/)") or "/etc/slurm/"
 local loaded, vramcast = pcall(dofile, here .. "vramcast.lua")
@@ -11,7 +11,7 @@ local function sized(job_desc)
     end
     slurm.log_user(string.format("vramcast: this job will take about %d MiB of GPU memory (%s)", answer.need_mib, answer.verdict))
     if vramcast.asks_for_gpus(job_desc.tres_per_job, job_desc.tres_per_node, job_desc.tres_per_socket, job_desc.tres_per_task) then
-        return -- a card is gres/gpu or gres/shard, never both: what the user asked for stands
+        return -- a GPU is gres/gpu or gres/shard, never both: the user's request has priority
     end
     -- 'gres/shard:N' since Slurm 21.08, 'gres:shard:N' before
     local wanted = (vramcast.older_syntax and "gres:shard:" or "gres/shard:") .. answer.shards

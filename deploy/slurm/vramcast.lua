@@ -1,10 +1,10 @@
--- What job_submit.lua and cli_filter.lua share: find what a script says of its network, ask the service, read the answer.
+-- Shared by job_submit.lua and cli_filter.lua: finds the job in a script, sends it to the service, and reads the answer.
 --
--- Lua has no HTTP. curl is asked through io.popen, and not LuaSocket, because
+-- Lua has no HTTP. This uses curl through io.popen, and not LuaSocket, because
 --   * its --max-time bounds all of a request (connecting, sending, waiting, reading); LuaSocket's timeout is for each step;
 --   * slurmctld's Lua seldom has LuaSocket, while curl is on nearly every host;
---   * whatever happens to it happens in a process of its own.
--- What a user wrote goes through files, never through a command line.
+--   * a failure affects only its own process.
+-- Text of a user is passed in files, never on a command line.
 
 local vramcast = {
     url = "http://127.0.0.1:8080/v1/slurm",
@@ -15,7 +15,7 @@ local vramcast = {
     prefix = "vramcast:", -- in a comment: 'vramcast:name'
 }
 
--- What a job says of its network: a line of its script, else its comment. nil where it says nothing.
+-- Return the job in a line of the script, or in the comment; nil if there is none.
 function vramcast.description(script, comment)
     if type(script) == "string" then
         for line in script:gmatch("[^\r\n]+") do
@@ -31,11 +31,11 @@ function vramcast.description(script, comment)
 end
 
 function vramcast.trimmed(text)
-    local found = text:match("^%s*(.-)%s*$")
-    if found == "" or #found > vramcast.longest then
+    local trimmed = text:match("^%s*(.-)%s*$")
+    if trimmed == "" or #trimmed > vramcast.longest then
         return nil
     end
-    return found
+    return trimmed
 end
 
 -- A value in curl's configuration file (man curl, --config).
@@ -55,7 +55,7 @@ local function temporary(text)
     return path
 end
 
--- The answer as a table {need_mib, shards, verdict, device}; nil and a reason where there is none.
+-- Return the answer as a table {need_mib, shards, verdict, device}, or nil and a reason.
 function vramcast.ask(description)
     local body = temporary(description)
     if not body then
@@ -85,22 +85,22 @@ function vramcast.ask(description)
     return vramcast.parsed(text)
 end
 
--- Lines of key=value; anything else is no answer.
+-- Parse lines of key=value; anything else is not an answer.
 function vramcast.parsed(text)
-    local found = {}
+    local values = {}
     for key, value in text:gmatch("([%w_]+)=([^\r\n]*)") do
-        found[key] = value
+        values[key] = value
     end
-    local shards, need = tonumber(found.shards), tonumber(found.need_mib)
+    local shards, need = tonumber(values.shards), tonumber(values.need_mib)
     if not shards or not need or shards < 1 or shards ~= math.floor(shards) then
         return nil, text:match('"error":"([^"]*)"') or "no answer in time"
     end
-    -- a job that ran before tells more than what was forecast of it
-    local verdict = found.basis == "observed" and "as it did before" or found.verdict or ""
-    return { shards = math.floor(shards), need_mib = need, verdict = verdict, device = found.device or "" }
+    -- an observation is more informative than the verdict of a forecast
+    local verdict = values.basis == "observed" and "observed before" or values.verdict or ""
+    return { shards = math.floor(shards), need_mib = need, verdict = verdict, device = values.device or "" }
 end
 
--- The answer about a job that says what it trains; nil where it says nothing, and where none came, which is logged.
+-- Return the answer for the job in a script or comment; nil if there is no job, or no answer, which is logged.
 function vramcast.answer(script, comment)
     local description = vramcast.description(script, comment)
     if not description then
@@ -108,12 +108,12 @@ function vramcast.answer(script, comment)
     end
     local answer, reason = vramcast.ask(description)
     if not answer then
-        slurm.log_info("vramcast: no estimate (%s); the job goes on as it came", reason)
+        slurm.log_info("vramcast: no estimate (%s); the job is submitted unchanged", reason)
     end
     return answer
 end
 
--- Whether a request for resources names GPUs or shards already: those of the user stand.
+-- Return true if a request for resources contains GPUs or shards: the user's request has priority.
 function vramcast.asks_for_gpus(...)
     for index = 1, select("#", ...) do
         local text = select(index, ...)
