@@ -8,15 +8,14 @@ from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
+from typing import Any
 
 import torch
 
 from vramcast.errors import UserError
+from vramcast.virtual_gpu.autocast import replaced
 
-_MISSING_OPERATOR = re.compile(r"operator torchvision::(\w+) does not exist")
-_MAX_OPERATORS = 20
-_declared = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
-"""Owns the declared operators: they exist as long as this object."""
+_MISSING_OPERATOR = re.compile(r"operator torchvision::\w+ does not exist")
 
 
 def import_library(name: str) -> ModuleType:
@@ -42,7 +41,7 @@ def tolerate_broken_torchvision() -> None:
 
 
 class _TorchvisionFinder(MetaPathFinder):
-    """Finds torchvision where Python does, and replaces its import by one that declares missing operators."""
+    """Finds torchvision where Python does, and replaces its import by one that tolerates missing operators."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -55,16 +54,24 @@ class _TorchvisionFinder(MetaPathFinder):
 
 
 def _execute(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
-    """Execute torchvision, and declare each operator whose fake kernel it cannot register (`_meta_registrations`)."""
-    for _ in range(_MAX_OPERATORS):
-        try:
-            return execute(module)
-        except RuntimeError as error:
-            missing = _MISSING_OPERATOR.search(str(error))
-            if missing is None:
-                raise ImportError(str(error)) from error
-            schema = f"{missing[1]}(Tensor boxes, Tensor scores, float iou_threshold) -> Tensor"
-            _declared.define(schema)  # type: ignore[no-untyped-call]
-            for name in [item for item in sys.modules if item.startswith("torchvision.")]:
-                del sys.modules[name]
-    raise ImportError("torchvision lacks too many operators")
+    """Execute torchvision without the fake kernels of operators that it lacks (`torchvision/_meta_registrations.py`).
+
+    Checked with torch 2.6 and 2.13.
+    """
+    try:
+        with replaced(torch.library, "register_fake", partial(_register_fake, torch.library.register_fake)):
+            execute(module)
+    except RuntimeError as error:  # libraries do without torchvision if it cannot be imported
+        raise ImportError(str(error)) from error
+
+
+def _register_fake(register: Callable[..., Any], operator: Any, function: Any = None, /, **options: Any) -> Any:
+    """Do what `torch.library.register_fake` does, and skip operators of torchvision that are missing."""
+    if function is None:
+        return partial(_register_fake, register, operator, **options)
+    try:
+        return register(operator, function, **options)
+    except RuntimeError as error:
+        if not _MISSING_OPERATOR.search(str(error)):
+            raise
+        return function
