@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test bench soak breadth study lint clean
+.PHONY: demo test compat bench soak breadth study lint clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +33,12 @@ test: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
+
+# Networks traced with torch 2.6, 2.9 and the newest, and with transformers 4.51 and the newest. The environments are
+# made once, in .venvs: they take 5 GB where no CPU build of an old torch is to be had.
+compat: export OMP_NUM_THREADS := 1
+compat: $(STAMP)
+	$(BIN)/python tests/compat/run.py
 
 # Accuracy and cost of estimators; writes tables and pictures of the documentation. Tens of minutes on two cores.
 # VRAMCAST_DATA is the directory of the public measurements; without it the comparison with the field is skipped.

@@ -18,8 +18,10 @@ from pathlib import Path
 
 from vramcast.dataset_builder.process_tree import end_descendants
 
+ALLOWED, BLOCKED = "allowed", "blocked"
+"""The network, as a user wants it."""
 NAMESPACE, SECCOMP, OPEN = "namespace", "seccomp", "open"
-"""How the network is blocked."""
+"""How it is blocked."""
 
 _PASSED = {
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TERM", "TMPDIR", "TEMP", "TMP",

@@ -13,8 +13,12 @@ from pathlib import Path
 import pytest
 
 from vramcast.dataset_builder.child_process import TICK_SECONDS, ChildProcess
+from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.isolation import NAMESPACE, OPEN, SECCOMP, clean_environment
+from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
 from vramcast.dataset_builder.process_tree import descendants, memory_bytes
+from vramcast.dataset_builder.simulation.client import ChildSimulator, NetworkError
+from vramcast.errors import UserError
 from vramcast.virtual_gpu.sizes import MIB
 
 CHECKOUT = str(Path(__file__).resolve().parent.parent)
@@ -58,7 +62,7 @@ def first_report(child, seconds=20.0):
     while time.monotonic() < until:
         for report in child.reports(TICK_SECONDS):
             return report
-    return pytest.fail(f"no report: {child.fault} {child.said}")
+    return pytest.fail(f"no report: {child.fault} {child.last_output}")
 
 
 def lives(pid):
@@ -210,3 +214,137 @@ def test_a_large_request_arrives_whole(started):
     child = started("time.sleep(0.5)\nline = sys.stdin.buffer.readline()\nreport(size=len(line))")
     child.send(b"x" * 2**20 + b"\n")
     assert first_report(child)["size"] == 2**20 + 1
+
+
+ATTACKS = """
+import os, socket, sys, time
+from torch import nn
+
+def _daemon(path):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            open(path, "w").write(str(os.getpid()))
+            time.sleep(600)
+        os._exit(0)
+    while not os.path.exists(path) or not open(path).read():
+        time.sleep(0.01)
+
+def secrets():
+    raise ValueError(sorted(name for name in os.environ if "SECRET" in name or "TOKEN" in name or name == "COLOUR"))
+
+def reaches(port):
+    socket.create_connection(("127.0.0.1", port), 5).close()
+    return nn.Linear(4, 2)
+
+def forks_and_returns():
+    os.fork()
+    return nn.Linear(4, 2)
+
+def leaves_a_daemon(path):
+    _daemon(path)
+    return nn.Linear(4, 2)
+
+def feeds_children():
+    for _ in range(4):
+        if os.fork() == 0:
+            own = bytes(range(256)) * 2**20
+            time.sleep(600)
+    time.sleep(600)
+
+def says_a_lot():
+    raise ValueError("x" * 50_000_000)
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+def says_nothing():
+    raise Unprintable
+
+def prints_without_end():
+    while True:
+        print("x" * 65536)
+
+def closes_everything():
+    os.closerange(0, 256)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def simulate(tmp_path):
+    """Build and simulate an attack's network in a child process."""
+    (tmp_path / "attacks.py").write_text(ATTACKS)
+
+    def run(name, *limits, python=None, arguments=None, **options):
+        target = parse_target(f"{tmp_path / 'attacks.py'}:{name}")
+        request = BuildRequest(
+            target=target, inputs=("4",), directory=str(tmp_path), python=python, arguments=arguments or {}
+        )
+        with ChildSimulator(request, *limits, **options) as child:
+            return child.simulate({"batch_size": 2}, [load_profile("a100_40gb")])
+
+    return run
+
+
+def test_user_code_sees_no_secret(simulate, monkeypatch):
+    monkeypatch.setenv("VRAMCAST_TOKEN", "s")
+    monkeypatch.setenv("COLOUR", "red")
+    with pytest.raises(NetworkError, match=r"ValueError: \[\]"):
+        simulate("secrets")
+    with pytest.raises(NetworkError, match=r"ValueError: \['COLOUR'\]"):
+        simulate("secrets", environment={"COLOUR": "red"})
+
+
+def test_user_code_reaches_the_network_only_where_it_is_allowed(simulate):
+    with socket_server() as (_, port):
+        assert simulate("reaches", arguments={"port": port}, allow_network=True).family == "module"
+        with pytest.raises(NetworkError, match=r"refused|denied|unreachable"):
+            simulate("reaches", arguments={"port": port})
+
+
+def test_user_code_that_forks_and_returns_is_answered_once(simulate):
+    assert simulate("forks_and_returns", 60).family == "module"
+
+
+def test_a_daemon_of_user_code_is_ended(simulate, tmp_path):
+    assert simulate("leaves_a_daemon", 60, arguments={"path": str(tmp_path / "pid")}).family == "module"
+    assert eventually(lambda: not lives(int((tmp_path / "pid").read_text())))
+
+
+def test_the_memory_limit_counts_the_children_of_user_code(simulate):
+    begin = time.monotonic()
+    with pytest.raises(UserError, match="in 900 MiB"):
+        simulate("feeds_children", 120, 900)
+    assert time.monotonic() - begin < 60
+
+
+def test_a_long_message_is_shortened(simulate):
+    with pytest.raises(NetworkError) as caught:
+        simulate("says_a_lot", 60)
+    assert 1000 < len(str(caught.value)) < 10_000
+    assert len(caught.value.traceback) < 30_000
+
+
+def test_an_exception_without_a_text_is_reported(simulate):
+    with pytest.raises(NetworkError, match=r"Unprintable: \(its message cannot be printed\)"):
+        simulate("says_nothing", 60)
+
+
+@pytest.mark.parametrize("name", ["prints_without_end", "closes_everything"])
+def test_code_that_never_answers_is_ended_in_time(simulate, name):
+    begin = time.monotonic()
+    with pytest.raises((UserError, NetworkError)):
+        simulate(name, 8)
+    assert time.monotonic() - begin < 25
+
+
+@pytest.mark.usefixtures("simulate")
+def test_a_network_that_cannot_be_built_gives_the_same_error_again(tmp_path):
+    target = parse_target(f"{tmp_path / 'attacks.py'}:secrets")
+    with ChildSimulator(BuildRequest(target=target, inputs=("4",), directory=str(tmp_path))) as child:
+        for _ in range(2):
+            with pytest.raises(NetworkError, match="ValueError"):
+                child.simulate({"batch_size": 2}, [])
+        assert child.alive

@@ -1,13 +1,14 @@
 """Batches of any structure, kept as shapes: a batch is drawn once and repeated on the meta device at any size."""
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from vramcast.dataset_builder.jobs.sampled_batches import SampledBatch, largest_batch, seeded
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.training_step import DTYPES
 
@@ -15,26 +16,40 @@ MakeBatch = Callable[[int], Any]
 """Returns a tensor, a tuple of arguments, or a mapping of keyword arguments for a batch size."""
 
 
-def batches(make: MakeBatch) -> Callable[[int, str], Any]:
-    """Return a function of batch size and dtype that repeats the batches of `make` on the meta device."""
+class Batches:
+    """Batches of any size and dtype on the meta device, with the shapes that `make` gives them."""
 
-    @cache
-    def shapes(size: int) -> Any:
-        return tree_map_only(Tensor, _on_meta, _draw(make, size))
+    def __init__(self, make: MakeBatch) -> None:
+        self._make = make
+        self._sampled: dict[int, SampledBatch] = {}
 
-    def batch(size: int, dtype: str) -> Any:
-        return tree_map_only(Tensor, lambda item: _like(item, DTYPES[dtype]), shapes(size))
+    def __call__(self, size: int, dtype: str) -> Any:
+        """Return a batch; it is drawn once for each size."""
+        return tree_map_only(Tensor, lambda item: _like(item, DTYPES[dtype]), self._sample(size).batch)
 
-    return batch
+    def with_values(self, size: int) -> Any:
+        """Draw the batch of a size again, as `make` returns it."""
+        return seeded(partial(self._make, size), self._sample(size).seed)
+
+    def notes(self, size: int) -> tuple[str, ...]:
+        """Return what was assumed about the shapes of a batch."""
+        note = self._sample(size).note
+        return (note,) if note else ()
+
+    def _sample(self, size: int) -> SampledBatch:
+        if size not in self._sampled:
+            draw = partial(_draw, partial(self._make, size))
+            self._sampled[size] = largest_batch(lambda seed: tree_map_only(Tensor, _on_meta, draw(seed)))
+        return self._sampled[size]
 
 
-def _draw(make: MakeBatch, size: int) -> Any:
+def _draw(make: Callable[[], Any], seed: int) -> Any:
     """Draw a batch on meta, or on the CPU where the function reads values."""
     try:
         with torch.device("meta"):
-            batch = make(size)
+            batch = seeded(make, seed)
     except (NotImplementedError, RuntimeError):
-        batch = make(size)
+        batch = seeded(make, seed)
     if not any(isinstance(item, Tensor) or hasattr(item, "to") for item in tree_leaves(batch)):
         raise UserError(f"expected tensors as inputs, found {batch!r}: return tensors from the inputs function")
     # Objects that hold tensors, such as a graph of torch_geometric, move themselves.

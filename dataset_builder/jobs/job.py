@@ -17,7 +17,7 @@ from vramcast.dataset_builder.families import FAMILIES
 from vramcast.dataset_builder.families.external import build_external
 from vramcast.dataset_builder.families.meta_device import copy_to_meta
 from vramcast.dataset_builder.filters import Rejected, check
-from vramcast.dataset_builder.jobs.batches import MakeBatch, batches
+from vramcast.dataset_builder.jobs.batches import Batches, MakeBatch
 from vramcast.dataset_builder.jobs.checkpointing import enable_checkpointing
 from vramcast.dataset_builder.jobs.optimizers import DEFAULT, OWN, OptimizerOf, factory_of, parse_optimizer
 from vramcast.dataset_builder.jobs.steps import BatchCall, LossCall, TrainingStep, builtin_loss
@@ -47,6 +47,8 @@ class PreparedJob:
     """The setup, with the loss that the network decides."""
     make_optimizer: MakeOptimizer | None = None
     """Overrides the optimizer that the setup names."""
+    notes: tuple[str, ...] = ()
+    """What was assumed about its inputs."""
 
 
 class Job(ABC):
@@ -117,8 +119,7 @@ class ModuleJob(Job):
         family: str = "module",
     ) -> None:
         self.module = module.train()
-        self.make = make
-        self.batch = batches(make)
+        self.batch = Batches(make)
         self.step = step
         self.family = family
         self.optimizer = optimizer
@@ -171,9 +172,14 @@ class ModuleJob(Job):
             self.batch(size, training.dtype)
         whole = partial(self._whole_batch, training.dtype)
         make = self._own_optimizer(module) if training.optimizer == OWN else factory_of(training.optimizer)
+        notes = self.batch.notes(training.batch_size)
         if loss is None:
-            return PreparedJob(LossCall(module, self.step), whole, replace(training, loss="own"), make)
-        return PreparedJob(module, lambda size: _as_arguments(whole(size)[0]), replace(training, loss=loss), make)
+            return PreparedJob(LossCall(module, self.step), whole, replace(training, loss="own"), make, notes)
+        arguments = partial(self._arguments, training.dtype)
+        return PreparedJob(module, arguments, replace(training, loss=loss), make, notes)
+
+    def _arguments(self, dtype: str, size: int) -> tuple[Any, ...]:
+        return _as_arguments(self.batch(size, dtype))
 
     def _whole_batch(self, dtype: str, size: int) -> tuple[Any]:
         return (self.batch(size, dtype),)

@@ -47,6 +47,8 @@ class BuildRequest:
     """A function of (network, batch) that returns the loss."""
     directory: str = "."
     """The user's working directory."""
+    python: str | None = None
+    """The interpreter that builds the network: a path, a command, or the directory of an environment."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a mapping that `from_json` reads."""

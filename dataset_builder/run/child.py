@@ -1,6 +1,5 @@
 """The process that runs a user's script on a virtual GPU, in the user's interpreter: torch and stdlib alone."""
 
-import importlib.util
 import json
 import os
 import runpy
@@ -32,19 +31,10 @@ def main(report_fd: int) -> None:
     if not request["allow_network"]:
         block_network()
     try:
-        _check_torch()
         _Runner(request, report_fd).run()
     except UserError as error:
         write_line(report_fd, {"event": REFUSED, "reason": str(error)})
     _leave()
-
-
-def _check_torch() -> None:
-    if importlib.util.find_spec("torch") is None:
-        raise UserError(
-            f"expected torch in the interpreter of the command, found none in {sys.executable}: "
-            "name the interpreter of your environment, or activate it"
-        )
 
 
 def _leave() -> None:

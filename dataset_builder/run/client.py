@@ -92,7 +92,7 @@ def _run_once(
         "allow_network": options.allow_network,
         "snapshot": str(options.snapshot.absolute()) if options.snapshot else None,
     }
-    words = [interpreter, *flags, "-P", start.__file__, "vramcast.dataset_builder.run.child"]
+    words = [interpreter, *flags, start.__file__, "vramcast.dataset_builder.run.child"]
     child = _EchoingChild(words, _environment(options), _LONGEST_REPORT_BYTES)
     try:
         child.send(json.dumps(request).encode() + b"\n")

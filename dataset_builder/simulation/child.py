@@ -1,6 +1,7 @@
 """The child process that runs a user's code and answers requests on a file descriptor.
 
-It imports only torch and the standard library, so that it runs in a user's own interpreter.
+It imports only torch and the standard library, so that it runs in a user's own interpreter. A supervisor watches over
+it, and the network is blocked before anything of the user's is imported (see `isolation`).
 """
 
 import json
@@ -9,25 +10,33 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from vramcast.dataset_builder.child_process import end_with_parent, write_line
+from vramcast.dataset_builder.child_process import write_line
+from vramcast.dataset_builder.isolation import ALLOWED, block_network, supervise
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.source_lines import is_internal, is_users, place_of
 
 DONE, REFUSED, THEIRS, INTERNAL = "done", "refused", "theirs", "internal"
+OLDEST_TORCH = (2, 4)
+_LONGEST_MESSAGE, _LONGEST_TRACEBACK = 4_000, 20_000  # characters
 
 
-def main(report_fd: int) -> int:
-    """Answer requests until the parent closes the input."""
-    end_with_parent()
+def main(network: str, report_fd: int) -> int:
+    """Answer requests until the parent closes the input; `network` is 'allowed' or 'blocked'."""
+    supervise()
+    service = _Service(ALLOWED if network == ALLOWED else block_network())
     os.set_inheritable(report_fd, False)  # programs started by user code must not hold it open
     requests = os.fdopen(os.dup(0), "rb")  # user code that reads stdin finds it empty
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    service = _Service()
+    worker = os.getpid()
     for line in requests:
-        write_line(report_fd, _answer(service, json.loads(line)))
+        answer = _answer(service, json.loads(line))
+        if os.getpid() != worker:  # user code forked, and its copy returned here, too
+            os._exit(0)
+        write_line(report_fd, answer)
     return 0
 
 
@@ -35,7 +44,7 @@ def _answer(service: "_Service", request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return {"event": DONE, **getattr(service, request["do"])(request)}
     except UserError as error:
-        return {"event": REFUSED, "reason": _with_place(error)}
+        return {"event": REFUSED, "reason": _shortened(_with_place(error), _LONGEST_MESSAGE)}
     except (Exception, SystemExit) as error:  # foreign code may raise anything
         return {"event": INTERNAL if is_internal(error) else THEIRS, **_report(error)}
 
@@ -43,8 +52,12 @@ def _answer(service: "_Service", request: Mapping[str, Any]) -> dict[str, Any]:
 class _Service:
     """The requests that the child answers; torch is imported with the first one."""
 
+    def __init__(self, network: str) -> None:
+        self.network = network
+
     def build(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Build the job."""
+        """Build the job; report how the network is blocked."""
+        _check_torch()
         from vramcast.dataset_builder.jobs.building import build_job  # noqa: PLC0415 - the parent imports torch meanwhile
         from vramcast.dataset_builder.jobs.targets import LIBRARIES, BuildRequest  # noqa: PLC0415
         from vramcast.dataset_builder.simulation.simulator import Simulator  # noqa: PLC0415
@@ -53,7 +66,7 @@ class _Service:
         if build.target.kind not in LIBRARIES:
             _put_user_first(build.directory, build.target.name if build.target.kind == "file" else None)
         self.simulator = Simulator(build_job(build))
-        return {}
+        return {"network": self.network}
 
     def simulate(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Simulate the job on some devices."""
@@ -67,6 +80,18 @@ class _Service:
         from vramcast.virtual_gpu.profile import parse_profile  # noqa: PLC0415
 
         return {"curve": vars(self.simulator.curve(request["options"], parse_profile(request["device"])))}
+
+
+def _check_torch() -> None:
+    try:
+        release = version("torch")
+    except PackageNotFoundError:  # built from source and not installed
+        import torch  # noqa: PLC0415
+
+        release = torch.__version__
+    if tuple(int(part) for part in re.findall(r"\d+", release)[:2]) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        raise UserError(f"expected torch {oldest} or newer in {sys.executable}, found {release}: update it")
 
 
 def _put_user_first(directory: str, file: str | None) -> None:
@@ -90,10 +115,26 @@ def _with_place(error: UserError) -> str:
 
 def _report(error: BaseException) -> dict[str, Any]:
     lines = ["Traceback (most recent call last):\n", *traceback.format_list(_frames(error))]
-    ending = "".join(traceback.format_exception_only(error)).strip()
-    summary = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    ending = _shortened("".join(traceback.format_exception_only(error)).strip(), _LONGEST_MESSAGE)
+    summary = f"{type(error).__name__}: {_message(error)}"
     summary += "".join(f", {note}" for note in getattr(error, "__notes__", ()))
-    return {"traceback": _plain("".join(lines) + ending), "summary": _plain(summary), "place": place_of(error)}
+    return {
+        "traceback": _plain(_shortened("".join(lines), _LONGEST_TRACEBACK) + ending),
+        "summary": _plain(_shortened(summary, _LONGEST_MESSAGE)),
+        "place": place_of(error),
+    }
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return " ".join(_shortened(str(error), _LONGEST_MESSAGE).split())
+    except Exception:  # an exception of the user's whose text cannot be made
+        return "(its message cannot be printed)"
+
+
+def _shortened(text: str, most: int) -> str:
+    """Return the beginning and the end of a long text: a report must fit through the pipe."""
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
 
 
 def _plain(text: str) -> str:
@@ -102,4 +143,4 @@ def _plain(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

@@ -2,17 +2,20 @@
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from vramcast import start
 from vramcast.dataset_builder.child_process import TICK_SECONDS, ChildProcess, describe_exit
+from vramcast.dataset_builder.isolation import ALLOWED, BLOCKED, OPEN, clean_environment
 from vramcast.dataset_builder.jobs.targets import BuildRequest
+from vramcast.dataset_builder.process_tree import descendants, memory_bytes
 from vramcast.dataset_builder.simulation.child import DONE, INTERNAL, REFUSED
 from vramcast.dataset_builder.simulation.simulation import Curve, Simulation
 from vramcast.errors import UserError
@@ -23,8 +26,8 @@ if TYPE_CHECKING:  # the child starts before this process imports torch
 
 TIMEOUT_SECONDS = 600.0
 MEMORY_MIB = 8192
-_LONGEST_ANSWER_BYTES = 2**28
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_LONGEST_ANSWER_BYTES = 2**26
+_OPEN_NOTE = "the network's code could reach the Internet: this machine allows neither a network namespace nor seccomp"
 
 
 class NetworkError(Exception):
@@ -43,13 +46,37 @@ class ChildSimulator:
     """A job in a child process, built once and simulated under any training options."""
 
     def __init__(
-        self, request: BuildRequest, timeout_seconds: float = TIMEOUT_SECONDS, memory_mib: int = MEMORY_MIB
+        self,
+        request: BuildRequest,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        memory_mib: int = MEMORY_MIB,
+        *,
+        allow_network: bool = False,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._closed = False
         self._timeout_seconds = timeout_seconds
         self._memory_mib = memory_mib
-        command = [sys.executable, "-P", start.__file__, "vramcast.dataset_builder.simulation.child"]
-        self._child = ChildProcess(command, _environment(), _LONGEST_ANSWER_BYTES, Path(request.directory))
+        self._python = interpreter(request.python) if request.python else None
+        self._answered = False
+        self._failure: UserError | NetworkError | None = None
+        self._notes: tuple[str, ...] = ()
+        python = self._python or sys.executable
+        command = [python, start.__file__, "vramcast.dataset_builder.simulation.child"]
+        variables = {**clean_environment(os.environ, allow_network=allow_network), **(environment or {})}
+        if self._python:
+            variables.pop("PYTHONHOME", None)
+        try:
+            self._child = ChildProcess(
+                [*command, ALLOWED if allow_network else BLOCKED],
+                variables,
+                _LONGEST_ANSWER_BYTES,
+                Path(request.directory),
+            )
+        except OSError as error:  # not a program, or a program for another machine
+            raise UserError(
+                f"expected a Python interpreter at {python}, found: {error.strerror}; name another by --python"
+            ) from error
         self._built = True
         self.build(request)
 
@@ -59,7 +86,7 @@ class ChildSimulator:
             with suppress(UserError, NetworkError):  # the error of a network that nobody simulated
                 self._receive()
         self._send({"do": "build", "request": request.to_json()})
-        self._built = False
+        self._built, self._failure = False, None
 
     def __enter__(self) -> Self:
         return self
@@ -81,7 +108,8 @@ class ChildSimulator:
     def simulate(self, options: Mapping[str, Any], profiles: Sequence["DeviceProfile"]) -> Simulation:
         """Simulate the job on some devices."""
         request = {"do": "simulate", "options": dict(options), "devices": [asdict(item) for item in profiles]}
-        return Simulation.from_json(self._ask(request)["simulation"])
+        simulation = Simulation.from_json(self._ask(request)["simulation"])
+        return replace(simulation, notes=(*simulation.notes, *self._notes))
 
     def curve(self, options: Mapping[str, Any], profile: "DeviceProfile") -> Curve:
         """Return the memory over time on a device."""
@@ -90,9 +118,20 @@ class ChildSimulator:
     def _ask(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         if not self._built:  # requested when the child started, so that it builds while this process imports torch
             self._built = True
-            self._receive()
+            self._finish_build()
+        if self._failure is not None:
+            raise self._failure
         self._send(request)
         return self._receive()
+
+    def _finish_build(self) -> None:
+        """Receive the answer to the build request; its error is the answer to every later request, too."""
+        try:
+            network = self._receive()["network"]
+        except (UserError, NetworkError) as error:
+            self._failure = error
+        else:
+            self._notes = (_OPEN_NOTE,) if network == OPEN else ()
 
     def _send(self, request: Mapping[str, Any]) -> None:
         self._child.send(json.dumps(request).encode() + b"\n")
@@ -105,21 +144,41 @@ class ChildSimulator:
         while True:
             ended = self._child.has_ended()
             for report in self._child.reports(0.0 if ended else TICK_SECONDS):
+                self._answered = True
                 return _checked(report)
             if ended or self._child.fault is not None:
                 self.close()
-                raise NetworkError(_last_words(self._child), None, self._child.last_output)
+                raise self._ending()
             if time.monotonic() >= deadline:
                 self.close()
                 raise UserError(
                     f"expected a simulation within {self._timeout_seconds:g} s, found none: raise --timeout"
                 )
-            if _resident_bytes(self._child.process.pid) > self._memory_mib * MIB:
+            limit_bytes = self._memory_mib * MIB
+            if memory_bytes(descendants(self._child.process.pid), limit_bytes) > limit_bytes:
                 self.close()
                 raise UserError(
                     f"expected a simulation in {self._memory_mib} MiB of this machine's memory, found that it took "
                     "more: raise --memory-limit-mib, or build the network without large tensors"
                 )
+
+    def _ending(self) -> Exception:
+        """Return the error for a child that ended without a report."""
+        words = _last_words(self._child)
+        if self._python and not self._answered:
+            return UserError(f"expected a Python interpreter at {self._python}, found another program: {words}")
+        return NetworkError(words, None, self._child.last_output)
+
+
+def interpreter(python: str) -> str:
+    """Return the path of the interpreter that a path, a command or the directory of an environment names."""
+    path = Path(python).expanduser()
+    program = shutil.which(path / "bin" / "python" if path.is_dir() else path)
+    if program is None:
+        raise UserError(
+            f"expected a Python interpreter at {python}, found none: name one such as .venv/bin/python by --python"
+        )
+    return os.path.abspath(program)  # noqa: PTH100 - links stay, because they tell an interpreter its environment
 
 
 def _checked(report: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -134,17 +193,3 @@ def _checked(report: Mapping[str, Any]) -> Mapping[str, Any]:
 def _last_words(child: ChildProcess) -> str:
     ending = child.fault or describe_exit(child.process.returncode)
     return f"{ending}: {child.last_output}" if child.last_output else ending
-
-
-def _resident_bytes(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
-    except (OSError, IndexError, ValueError):  # ended, or not Linux
-        return 0
-
-
-def _environment() -> dict[str, str]:
-    """Return this environment, offline and with one thread, because nothing is computed."""
-    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    own = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return {**os.environ, **offline, **own}

@@ -50,6 +50,7 @@ class LiveJob:
         self.training = training
         self.profile = profile
         self._inputs: tuple[Mapping[str, Any], ...] = ()
+        self._notes = job.batch.notes(training.batch_size)  # drawn before the loop: drawing is not part of the job
         self._gpu = VirtualCuda(profile, options=AllocatorOptions(), unbounded=True)
         with self._gpu:
             self._train(job)
@@ -68,7 +69,7 @@ class LiveJob:
             simulation,
             peaks={**simulation.peaks, self.profile.name: self._peaks(simulation)},
             training=replace(self.training, optimizer=simulation.training.optimizer, loss="own"),
-            notes=tuple(map(str, gpu.assumptions.all())),
+            notes=(*map(str, gpu.assumptions.all()), *self._notes),
             inputs=self._inputs,
         )
 
@@ -101,7 +102,7 @@ class LiveJob:
 
     def _batches(self, job: ModuleJob) -> Iterator[tuple[Any]]:
         for _ in range(self.training.accumulate):
-            batch = job.make(self.training.batch_size)
+            batch = job.batch.with_values(self.training.batch_size)
             self._inputs = input_shapes(batch)
             yield (tree_map_only(Tensor, self._on_device, batch),)
 

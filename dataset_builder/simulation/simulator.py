@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 
 from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS
@@ -199,7 +200,7 @@ class Simulator:
             for _, trace in traces:
                 trace.approximations = {
                     f"{phrase} (at {places[phrase]})" if phrase in places else phrase for phrase in trace.approximations
-                }
+                } | set(prepared.notes)
             self._traces[owners, compute_capability if capability.compared else None] = traces
         return traces
 
@@ -262,7 +263,7 @@ def _rank_peaks(replays: Sequence[_UnboundedReplay]) -> tuple[RankPeaks, ...]:
 def library_versions(subject: nn.Module) -> dict[str, str]:
     """Return the version of torch, and of each library that the subject has modules of."""
     roots = {type(part).__module__.partition(".")[0] for part in subject.modules()}
-    versions = {"torch": version("torch")}
+    versions = {"torch": str(torch.__version__)}
     for library in LIBRARIES:
         if library in roots:
             try:

@@ -43,7 +43,9 @@ def main(argv: Sequence[str]) -> int:
 def _classify(arguments: argparse.Namespace) -> int:
     check_count("--memory-limit-mib", arguments.memory_limit_mib)
     try:
-        with Simulators(arguments.timeout, arguments.memory_limit_mib) as simulators:
+        limits = (arguments.timeout, arguments.memory_limit_mib)
+        environment = dict(map(_variable, arguments.env))
+        with Simulators(*limits, allow_network=arguments.allow_network, environment=environment) as simulators:
             fits = (_many if arguments.jobs else _one)(arguments, simulators)
     except InternalError as error:
         print(error.traceback, file=sys.stderr)
@@ -94,6 +96,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--plot", type=Path, metavar="FILE", help="draw the memory over the steps (.png or .svg)")
     add("--timeout", type=float, default=TIMEOUT_SECONDS, metavar="SECONDS", help="limit for the network's code")
     add("--memory-limit-mib", type=int, default=MEMORY_MIB, metavar="N", help="limit for the network's code")
+    add("--python", metavar="PATH", help="build and trace the network with this interpreter; it needs torch alone")
+    add("--env", action="append", default=[], metavar="NAME[=VALUE]", help="pass a variable to the network's code")
+    add("--allow-network", action="store_true", help="let the network's code and its libraries reach the Internet")
     return parser
 
 
@@ -110,6 +115,14 @@ def _values(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the job of the command line by the keys of a jobs file."""
     values = {name: getattr(arguments, name) for name in KEYS if name != "args"}
     return {**values, "args": dict(map(parse_argument, arguments.arg)) or None}
+
+
+def _variable(text: str) -> tuple[str, str]:
+    """Parse NAME=VALUE, or NAME for a variable of this process."""
+    name, equals, value = text.partition("=")
+    if not name or (not equals and name not in os.environ):
+        raise UserError(f"expected NAME=VALUE, or a variable that is set, found --env {text}: give it a value")
+    return name, value if equals else os.environ[name]
 
 
 def _one(arguments: argparse.Namespace, simulators: Simulators) -> bool:

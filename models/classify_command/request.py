@@ -17,7 +17,7 @@ _LARGEST = 2**31
 """Of a count: torch cannot index larger tensors."""
 KEYS = (
     *TRAINING_OPTIONS, *PARALLEL_OPTIONS, "strategies",
-    "target", "device", "risk", "bucket_mib", "max_batch", "input", "inputs", "step", "args",
+    "target", "device", "risk", "bucket_mib", "max_batch", "input", "inputs", "step", "args", "python",
 )  # fmt: skip
 
 
@@ -38,6 +38,8 @@ class ClassifyRequest:
     inputs: str | None = None
     step: str | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
+    python: str | None = None
+    """The interpreter that builds and traces the network."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "ClassifyRequest":
@@ -69,6 +71,7 @@ class ClassifyRequest:
             inputs_factory=self.inputs,
             step_factory=self.step,
             directory=os.getcwd(),  # noqa: PTH109 - with symlinks unresolved, as the user sees it
+            python=self.python,
         )
 
 
@@ -81,7 +84,7 @@ def _check(chosen: Mapping[str, Any]) -> None:
                 check_flag(name, chosen[name])
             elif option.kind == "choice":
                 check_choice(name, chosen[name], option.accepted)
-    for name in ("target", "optimizer", "device", "inputs", "step"):
+    for name in ("target", "optimizer", "device", "inputs", "step", "python"):
         if name in chosen and not isinstance(chosen[name], str):
             raise UserError(f"expected {name} to be a text, found {chosen[name]!r}: change it")
     if "bucket_mib" in chosen:

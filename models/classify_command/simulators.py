@@ -1,5 +1,7 @@
 """Where a request is simulated: in a child process if it runs code, in this process if it is a spec."""
 
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from vramcast.dataset_builder.jobs.targets import GPUMEMNET, LIBRARIES, BuildRequest, is_document, read_document
@@ -34,8 +36,21 @@ def described(target: str) -> Spec | LayerTable | None:
 class Simulators:
     """Starts simulators one after the other, and reuses a child process while that is safe."""
 
-    def __init__(self, timeout_seconds: float, memory_mib: int) -> None:
-        self._limits = (timeout_seconds, memory_mib)
+    def __init__(
+        self,
+        timeout_seconds: float,
+        memory_mib: int,
+        *,
+        allow_network: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._start = partial(
+            ChildSimulator,
+            timeout_seconds=timeout_seconds,
+            memory_mib=memory_mib,
+            allow_network=allow_network,
+            environment=environment,
+        )
         self._child: ChildSimulator | None = None
         self._request: BuildRequest | None = None
         self._built = 0
@@ -57,7 +72,7 @@ class Simulators:
         description = described(request.target)
         if description is None:
             return self._building(request.build_request())
-        for name in ("input", "inputs", "step", "args"):
+        for name in ("input", "inputs", "step", "args", "python"):
             if value := getattr(request, name):
                 raise UserError(f"expected no {name} beside {request.target}, found {value!r}: leave it out")
         if not isinstance(description, LayerTable):
@@ -66,16 +81,18 @@ class Simulators:
         return description
 
     def _building(self, request: BuildRequest) -> ChildSimulator:
-        if self._child is not None and request == self._request:
+        if self._child is not None and request == self._request and self._child.alive:
             return self._child
         from_libraries = request.target.kind in LIBRARIES and (
-            self._request is not None and self._request.target.kind in LIBRARIES
+            self._request is not None
+            and self._request.target.kind in LIBRARIES
+            and self._request.python == request.python
         )
         if self._child is not None and from_libraries and self._built < _MOST_NETWORKS and self._child.alive:
             self._child.build(request)
         else:
             self.close()
-            self._child = ChildSimulator(request, *self._limits)
+            self._child = self._start(request)
         self._request, self._built = request, self._built + 1
         return self._child
 

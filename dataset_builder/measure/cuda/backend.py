@@ -29,7 +29,7 @@ from vramcast.virtual_gpu.measurement import EVIDENCE_LENGTH, Measurement, Statu
 SLOWEST_INTERVAL_MS = 20
 GONE_SECONDS = 5.0
 """Time for the driver to free the memory of a process that has ended."""
-CHILD = (sys.executable, "-P", start.__file__, "vramcast.dataset_builder.measure.cuda.child")
+CHILD = (sys.executable, start.__file__, "vramcast.dataset_builder.measure.cuda.child")
 _CHANGES_MEMORY = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
