@@ -9,23 +9,72 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.golden import golden_specs
 from vramcast.dataset_builder.measure.virtual import trace_spec
+from vramcast.dataset_builder.schema import Spec
 from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.virtual_gpu.session import trace_training
 from vramcast.virtual_gpu.simulate import simulate
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 from vramcast.virtual_gpu.version import VERSION
 
 PATH = Path(__file__).parent / "golden" / "traces.json"
 ADVICE = "bump virtual_gpu VERSION and record again"
-TORCH = version("torch").partition("+")[0]
+LIBRARIES = {name: version(name).partition("+")[0] for name in ("torch", "timm", "transformers")}
 
 
-def trace_hash(spec):
+TIMM = {"name": "regnety_002", "num_classes": 10, "input_shape": [3, 64, 64]}
+LLAMA = {
+    "architecture": "LlamaForCausalLM",
+    "sequence": 64,
+    "config": {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+               "num_attention_heads": 4, "num_key_value_heads": 2},
+}  # fmt: skip
+LIBRARY_SPECS = {
+    "timm, fp16 autocast": Spec("timm", TIMM, TrainingSetup(batch_size=4, autocast="fp16")),
+    "timm, cudnn.benchmark": Spec("timm", TIMM, TrainingSetup(batch_size=4, cudnn_benchmark=True, optimizer="SGD")),
+    "grouped-query attention, bf16": Spec("hf", LLAMA, TrainingSetup(batch_size=2, dtype="bf16", loss="own")),
+}
+DEVICES = ("a100_40gb_gpumemnet_2024", "t4", "h100_80gb")
+
+
+def recurrent_trace(compute_capability):
+    """A trace of layers that no family has: an LSTM and a GRU."""
+    with torch.device("meta"):
+        network = Recurrent()
+    setup = TrainingSetup(batch_size=8, loss="mse")
+    return trace_training(
+        network, lambda size: (torch.empty(size, 20, 32, device="meta"),), setup, compute_capability=compute_capability
+    )
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(32, 64, 2, batch_first=True, dropout=0.1)
+        self.gru = nn.GRU(64, 16, batch_first=True, bidirectional=True)
+
+    def forward(self, x):
+        return self.gru(self.lstm(x)[0])[0]
+
+
+def traces():
+    """All recorded jobs with the device that they are traced for: what depends on it is traced for several."""
+    for key, spec in golden_specs().items():
+        yield key, DEVICES[0], trace_spec(spec, load_profile(DEVICES[0]).compute_capability)
+    for device in DEVICES:
+        capability = load_profile(device).compute_capability
+        for key, spec in LIBRARY_SPECS.items():
+            yield f"{key} on {device}", device, trace_spec(spec, capability)
+        yield f"LSTM and GRU on {device}", device, recurrent_trace(capability)
+
+
+def trace_hash(trace, profile):
     """A hash over the events of a trace, what they are for, and the peaks of its replay."""
-    profile = load_profile("a100_40gb_gpumemnet_2024")
-    trace = trace_spec(spec, profile.compute_capability)
     measurement = simulate(trace, profile, AllocatorOptions())
     peaks = [measurement.requested_bytes, measurement.allocated_bytes, measurement.reserved_bytes]
     calls = [list(map(str, vars(call).values())) for call in trace.calls]
@@ -34,17 +83,14 @@ def trace_hash(spec):
 
 
 def current():
-    return {
-        "version": VERSION,
-        "torch": TORCH,
-        "traces": {key: trace_hash(spec) for key, spec in golden_specs().items()},
-    }
+    hashes = {key: trace_hash(trace, load_profile(device)) for key, device, trace in traces()}
+    return {"version": VERSION, "libraries": LIBRARIES, "traces": hashes}
 
 
 def test_traces_change_with_the_version_of_the_virtual_gpu_only():
     recorded = json.loads(PATH.read_text())
-    if recorded["torch"] != TORCH:
-        pytest.skip(f"recorded with torch {recorded['torch']}")
+    if recorded["libraries"] != LIBRARIES:
+        pytest.skip(f"recorded with {recorded['libraries']}")
     found = current()
     changed = [key for key, value in found["traces"].items() if recorded["traces"].get(key) != value]
     assert not changed or recorded["version"] != VERSION, f"{changed} changed: {ADVICE}"
