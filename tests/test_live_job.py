@@ -92,6 +92,18 @@ def test_packed_sequences_have_the_lengths_of_the_batch():
     assert simulation.peaks["a100_40gb"].bounded.breakdown["activations"] > kept
 
 
+def test_sparse_embeddings_train_with_an_optimizer_of_their_own():
+    network = meta(lambda: nn.Embedding(1000, 64, sparse=True))
+
+    def configure(module):
+        return torch.optim.SparseAdam(list(module.parameters()))
+
+    job = ModuleJob(network, lambda size: torch.randint(1000, (size, 8)), optimizer=configure)
+    simulation = Simulator(job).simulate({"batch_size": 32}, PROFILES)
+    breakdown = simulation.peaks["a100_40gb"].bounded.breakdown
+    assert breakdown["parameters"] == 4 * 64_000 and breakdown["optimizer_state"] == 2 * 4 * 64_000
+
+
 def test_a_lightning_step_may_ask_its_trainer():
     lightning = pytest.importorskip("lightning")
 

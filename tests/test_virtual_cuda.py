@@ -317,6 +317,29 @@ def test_checkpointing_under_autocast_keeps_dtypes(gpu):
     assert y.dtype == torch.bfloat16 and x.grad.dtype == torch.float32 and x.grad.is_cuda
 
 
+@pytest.mark.parametrize(("name", "states"), [("SGD", 0), ("SparseAdam", 2), ("Adagrad", 1)])
+def test_sparse_gradients_have_a_row_for_each_token(gpu, name, states):
+    embedding = nn.Embedding(1000, 64, sparse=True).cuda()
+    optimizer = getattr(torch.optim, name)(list(embedding.parameters()), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        embedding(torch.randint(1000, (32, 8)).cuda()).pow(2).sum().backward()
+        gradient = embedding.weight.grad
+        assert gradient.layout is torch.sparse_coo and gradient.is_cuda and gradient._nnz() == 256
+        optimizer.step()
+        del gradient
+    optimizer.zero_grad()
+    gc.collect()
+    weight = 4 * 64 * 1000
+    assert torch.cuda.memory_allocated() == pytest.approx((1 + states) * weight, abs=4096)
+
+
+def test_sparse_tensors_are_where_their_values_are(gpu):
+    indices, values = torch.tensor([[0, 1], [1, 0]]).cuda(), torch.ones(2).cuda()
+    sparse = torch.sparse_coo_tensor(indices, values, (2, 2))
+    assert sparse.is_cuda and sparse.device.type == "cuda" and sparse.to_dense().is_cuda
+
+
 def test_side_streams_have_memory_of_their_own(gpu):
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):

@@ -19,6 +19,7 @@ from vramcast.virtual_gpu.cuda.operators import (
     tensors_in,
     written_tensors,
 )
+from vramcast.virtual_gpu.cuda.sparse import is_sparse, storage_key
 
 MOST_ELEMENTS = 2**20
 """Of whole numbers and truth values."""
@@ -52,7 +53,9 @@ class HostValues:
 
     def of(self, tensor: Tensor) -> Tensor | None:
         """Return the values of a device tensor, None where they are not known."""
-        storage = self._storages.get(tensor.untyped_storage()._cdata)
+        if is_sparse(tensor):
+            return None
+        storage = self._storages.get(storage_key(tensor))
         if storage is None:
             return None
         view = torch.empty(0, dtype=tensor.dtype)
@@ -65,7 +68,7 @@ class HostValues:
             if tensor.storage_offset() or tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
                 return
             host = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype).copy_(value)
-        self._storages[tensor.untyped_storage()._cdata] = host.untyped_storage()
+        self._storages[storage_key(tensor)] = host.untyped_storage()
 
     def forget_storage(self, key: int) -> None:
         """Drop what is known of a storage."""
@@ -75,7 +78,7 @@ class HostValues:
         """Forget the tensors that a call writes to."""
         if operator.written:
             for tensor in written_tensors(operator, args, kwargs):
-                self._storages.pop(tensor.untyped_storage()._cdata, None)
+                self._storages.pop(storage_key(tensor), None)
 
     def result(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the values of a call on device tensors; None voids what the call writes to."""
@@ -89,7 +92,7 @@ class HostValues:
     def keep_all(self, out: Any, values: Any) -> None:
         """Remember the values of all outputs; those that alias a known storage are up to date already."""
         if isinstance(out, Tensor) and isinstance(values, Tensor):
-            is_new = is_meta(out) and out.untyped_storage()._cdata not in self._storages
+            is_new = is_meta(out) and storage_key(out) not in self._storages
             if is_new and out.shape == values.shape and _worth_keeping(out):
                 self.keep(out, values)
         elif isinstance(out, (list, tuple)) and isinstance(values, (list, tuple)):
@@ -118,9 +121,11 @@ class HostValues:
             total += tensor.numel()
             if tensor.numel() > MOST_ELEMENTS or total > _MOST_INPUT_ELEMENTS:
                 return False
+            if is_sparse(tensor):
+                return False
             if tensor is overwritten and self._owns(tensor):
                 continue
-            if is_meta(tensor) and tensor.untyped_storage()._cdata not in self._storages:
+            if is_meta(tensor) and storage_key(tensor) not in self._storages:
                 return False
             if not is_meta(tensor) and tensor.is_floating_point() and tensor.numel() > MOST_FLOATS:
                 return False
@@ -128,7 +133,7 @@ class HostValues:
 
     def _owns(self, tensor: Tensor) -> bool:
         """Prepare a tensor that is overwritten whole: what was in it does not matter."""
-        key, size = tensor.untyped_storage()._cdata, tensor.numel() * tensor.element_size()
+        key, size = storage_key(tensor), tensor.numel() * tensor.element_size()
         if key in self._storages:
             return True
         if tensor.untyped_storage().nbytes() != size or not _worth_keeping(tensor) or tensor.storage_offset():

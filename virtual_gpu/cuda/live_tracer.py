@@ -15,6 +15,7 @@ from vramcast.virtual_gpu.cuda.host_values import HostValues
 from vramcast.virtual_gpu.cuda.live_memory import LiveMemory
 from vramcast.virtual_gpu.cuda.operators import aten, tensors_in
 from vramcast.virtual_gpu.cuda.reading import Reader
+from vramcast.virtual_gpu.cuda.sparse import SparseOperators, is_sparse, storage_key
 from vramcast.virtual_gpu.replay import FREE
 from vramcast.virtual_gpu.source_lines import place_now
 from vramcast.virtual_gpu.trace import Call, Kernel, Tracer, Use, in_backward
@@ -49,7 +50,11 @@ class LiveTracer(Tracer):  # type: ignore[no-untyped-call]
         """Host storages without data, by address: large parameters before they are moved."""
         self._reader = Reader(self)
         self._dynamic = DynamicShapes(self, nonzero_fraction)
-        self._special: dict[Any, Callable[[Any, Any], Any]] = {**self._reader.operators, **self._usual_results()}
+        self._special: dict[Any, Callable[[Any, Any], Any]] = {
+            **SparseOperators(self).operators,
+            **self._reader.operators,
+            **self._usual_results(),
+        }
 
     def connect(self, memory: LiveMemory) -> None:
         """Send events to the memory of a device from now on."""
@@ -57,19 +62,19 @@ class LiveTracer(Tracer):  # type: ignore[no-untyped-call]
 
     def is_device(self, tensor: Tensor) -> bool:
         """Return True for a tensor on the virtual GPU."""
-        return is_meta(tensor) and tensor.untyped_storage()._cdata in self._live
+        return is_meta(tensor) and storage_key(tensor) in self._live
 
     def is_hollow(self, tensor: Tensor) -> bool:
         """Return True for a host tensor without data."""
-        return is_meta(tensor) and tensor.untyped_storage()._cdata in self.hollow
+        return is_meta(tensor) and storage_key(tensor) in self.hollow
 
     def looks_like_device(self, tensor: Tensor) -> bool:
         """Return True for a device tensor, except for the code that runs one of its operators."""
-        return not self.local.depth and is_meta(tensor) and tensor.untyped_storage()._cdata in self._live
+        return not self.local.depth and is_meta(tensor) and storage_key(tensor) in self._live
 
     def looks_hollow(self, tensor: Tensor) -> bool:
         """Return True for a host tensor without data, except for the code that runs one of its operators."""
-        return not self.local.depth and is_meta(tensor) and tensor.untyped_storage()._cdata in self.hollow
+        return not self.local.depth and is_meta(tensor) and storage_key(tensor) in self.hollow
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         local = self.local
@@ -85,7 +90,7 @@ class LiveTracer(Tracer):  # type: ignore[no-untyped-call]
         on_device = on_host = hollow = False
         for tensor in tensors:
             if is_meta(tensor):
-                key = tensor.untyped_storage()._cdata
+                key = storage_key(tensor)
                 on_device = on_device or key in self._live
                 hollow = hollow or key in self.hollow
             elif tensor.dim():
@@ -180,6 +185,10 @@ class LiveTracer(Tracer):  # type: ignore[no-untyped-call]
         """Note the birth of a tensor's storage, unless it is known or lives on the host."""
         if not is_meta(tensor):
             return tensor
+        if is_sparse(tensor):
+            self.see(tensor._indices())
+            self.see(tensor._values())
+            return tensor
         storage = tensor.untyped_storage()
         if storage._cdata not in self._live:
             self.adopt(storage, Use.TEMPORARIES if in_backward() else self.phase)
@@ -227,7 +236,7 @@ class LiveTracer(Tracer):  # type: ignore[no-untyped-call]
 
     def mark(self, tensor: Tensor, use: Use, owner: str | None = None) -> None:
         """Say what a block holds, now that it is known."""
-        entry = self._live.get(tensor.untyped_storage()._cdata)
+        entry = self._live.get(storage_key(tensor))
         if entry is not None and entry[0] is not None:
             self.trace.uses[entry[0]] = use
             if owner is not None:

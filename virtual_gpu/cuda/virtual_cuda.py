@@ -28,6 +28,7 @@ from vramcast.virtual_gpu.cuda.patches import (
     device_class,
     factories,
     modules,
+    profiler,
     saving,
     tensors,
     threads,
@@ -41,7 +42,19 @@ from vramcast.virtual_gpu.kernels import cuda_kernels
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.trace import Use
 
-_ALL_PATCHES = (tensors, factories, device_class, cuda_api, accelerator, threads, modules, saving, wrappers, libraries)
+_ALL_PATCHES = (
+    tensors,
+    factories,
+    device_class,
+    cuda_api,
+    accelerator,
+    threads,
+    modules,
+    saving,
+    wrappers,
+    profiler,
+    libraries,
+)
 _active: list["VirtualCuda"] = []
 
 

@@ -9,6 +9,7 @@ from torch.utils._device import _device_constructors
 
 from vramcast.virtual_gpu.cuda.devices import default_device, names_cuda
 from vramcast.virtual_gpu.cuda.patches import Patches
+from vramcast.virtual_gpu.cuda.sparse import is_sparse
 
 if TYPE_CHECKING:
     from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
@@ -56,8 +57,10 @@ def apply(patches: Patches, gpu: "VirtualCuda") -> None:
         patches.set(torch, name, _from_shape(gpu, getattr(torch, name)))
     for name in ("fftfreq", "rfftfreq"):
         patches.set(torch.fft, name, _from_shape(gpu, getattr(torch.fft, name)))
+    patches.set(torch, "sparse_coo_tensor", _sparse(gpu, torch.sparse_coo_tensor))
     for name in _FROM_VALUES:
         patches.set(torch, name, _from_values(gpu, getattr(torch, name)))
+    patches.set(Tensor, "new", _legacy_new(gpu, Tensor.new))
     for name in _METHODS:
         wrap = _new_tensor if name == "new_tensor" else _from_shape
         patches.set(Tensor, name, wrap(gpu, getattr(Tensor, name)))
@@ -104,6 +107,38 @@ def _from_values(gpu: "VirtualCuda", original: Any) -> Any:
         kwargs["device"] = None if isinstance(data, Tensor) else "cpu"
         moved = original(data, *args, **kwargs).to(gpu.device)
         return moved.requires_grad_(True) if requires_grad else moved
+
+    return make
+
+
+def _sparse(gpu: "VirtualCuda", original: Any) -> Any:
+    """Make a sparse tensor where its values are: torch would look at the device in C++, which is meta."""
+
+    @functools.wraps(original)
+    def make(indices: Any, values: Any = None, *args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        on_device = isinstance(values, Tensor) and values.is_cuda
+        if not names_cuda(device) and not (device is None and on_device):
+            return original(indices, *([] if values is None else [values]), *args, **kwargs)
+        indices, values = (torch.as_tensor(item, device=gpu.device) for item in (indices, values))
+        return original(indices, values, *args, **{**kwargs, "device": "meta"})
+
+    return make
+
+
+def _legacy_new(gpu: "VirtualCuda", original: Any) -> Any:
+    """Let the old constructor Tensor.new, which optimizers call on sparse gradients, make tensors on the device."""
+
+    @functools.wraps(original)
+    def make(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not self.is_cuda:
+            return original(self, *args, **kwargs)
+        if is_sparse(self):
+            return torch.sparse_coo_tensor(*args, dtype=self.dtype, device=gpu.device)
+        if args and isinstance(args[0], (list, tuple)) and not isinstance(args[0], torch.Size):
+            return torch.tensor(args[0], dtype=self.dtype, device=gpu.device)
+        shape = args[0] if args and isinstance(args[0], torch.Size) else args
+        return torch.empty(shape, dtype=self.dtype, device=gpu.device)
 
     return make
 
