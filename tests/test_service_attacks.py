@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from served import MLP, TABLE, Response, Scripted, Service, serving
 
+from benchmarks.soak.mutated_requests import FAMILIES, mutated
 from vramcast.collocation.service import kubernetes_routes
 from vramcast.collocation.service.loaded_checkpoint import Checkpoint
 from vramcast.collocation.service.settings import Limits, Settings
@@ -344,6 +345,19 @@ def test_a_decision_about_many_gpus_is_made_outside_of_the_event_loop(monkeypatc
         body = {"Pod": pod(MLP), "Nodes": {"items": [node(name, [gpu, gpu]) for name in ("a", "b")]}}
         assert len((await service.post("/k8s/filter", body)).json["Nodes"]["items"]) == 2
         assert len(called) == 1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mutated_requests_are_never_answered_with_an_error_of_the_service(family: str) -> None:
+    content_type = "text/plain" if family == "slurm" else "application/json"
+
+    async def scenario(service: Service) -> None:
+        for seed in range(60):
+            path, body = mutated(family, seed)
+            response = await service.post(path, body, content_type=content_type)
+            assert response.status in (200, 400, 422), (path, body)
 
     run(scenario)
 
