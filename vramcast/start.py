@@ -38,9 +38,9 @@ def main() -> None:
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
-def _refuse(expected: str, found: str) -> None:
+def _refuse(expected: str, present: str) -> None:
     """Report on the descriptor of the last argument what this interpreter lacks, and end."""
-    reason = f"expected {expected} in {sys.executable}, found {found}: name the interpreter of your environment"
+    reason = f"expected {expected} in {sys.executable}, found {present}: name the interpreter of your environment"
     os.write(int(sys.argv[-1]), json.dumps({"event": "refused", "reason": reason}).encode() + b"\n")
     sys.exit(2)
 
