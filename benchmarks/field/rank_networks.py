@@ -1,0 +1,192 @@
+"""Networks of published runs on several GPUs: torchtitan's Llama and LoRA on a decoder, as the sources trained them."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - the name that every PyTorch reader knows
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+aten = torch.ops.aten
+_SAVED = {
+    aten.mm.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_flash_attention.default,
+}
+
+
+class FloatRMSNorm(nn.Module):
+    """RMSNorm in fp32, as torchtitan had it in March 2024."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return (wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + 1e-5)).type_as(x) * self.weight
+
+
+class Attention(nn.Module):
+    """Causal attention with rotary embeddings in complex numbers."""
+
+    def __init__(self, width: int, heads: int, kv_heads: int) -> None:
+        super().__init__()
+        self.head = width // heads
+        self.wq = nn.Linear(width, width, bias=False)
+        self.wk = nn.Linear(width, kv_heads * self.head, bias=False)
+        self.wv = nn.Linear(width, kv_heads * self.head, bias=False)
+        self.wo = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = (layer(x).view(batch, length, -1, self.head) for layer in (self.wq, self.wk, self.wv))
+        q, k = _rotated(q, angles), _rotated(k, angles)
+        repeats = q.shape[2] // k.shape[2]
+        if repeats > 1:
+            k, v = (_repeated(item, repeats) for item in (k, v))
+        out = F.scaled_dot_product_attention(*(item.transpose(1, 2) for item in (q, k, v)), is_causal=True)
+        projected: Tensor = self.wo(out.transpose(1, 2).contiguous().view(batch, length, -1))
+        return projected
+
+
+def _rotated(x: Tensor, angles: Tensor) -> Tensor:
+    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * angles[: x.shape[1]].view(1, x.shape[1], 1, -1)).flatten(3).type_as(x)
+
+
+def _repeated(x: Tensor, repeats: int) -> Tensor:
+    batch, length, heads, width = x.shape
+    return x.unsqueeze(3).expand(batch, length, heads, repeats, width).reshape(batch, length, -1, width)
+
+
+class Block(nn.Module):
+    """A Transformer block of Llama."""
+
+    def __init__(self, width: int, heads: int, kv_heads: int, hidden: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.attention = Attention(width, heads, kv_heads)
+        self.w1 = nn.Linear(width, hidden, bias=False)
+        self.w2 = nn.Linear(hidden, width, bias=False)
+        self.w3 = nn.Linear(width, hidden, bias=False)
+        self.attention_norm, self.ffn_norm = norm(width), norm(width)
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), angles)
+        normed = self.ffn_norm(x)
+        out: Tensor = x + self.w2(F.silu(self.w1(normed)) * self.w3(normed))
+        return out
+
+
+class TitanLlama(nn.Module):
+    """torchtitan's Llama with full checkpointing, selective checkpointing per operator, or none."""
+
+    def __init__(
+        self,
+        layers: int,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        hidden: int,
+        vocabulary: int,
+        length: int,
+        checkpointing: str,
+        early: bool = False,
+    ) -> None:
+        super().__init__()
+        norm = FloatRMSNorm if early else (lambda size: nn.RMSNorm(size, eps=1e-5))
+        self.tok_embeddings = nn.Embedding(vocabulary, width)
+        self.layers = nn.ModuleList(Block(width, heads, kv_heads, hidden, norm) for _ in range(layers))
+        self.norm = norm(width)
+        self.output = nn.Linear(width, vocabulary, bias=False)
+        self.register_buffer("angles", torch.empty(length, width // heads // 2, dtype=torch.complex64))
+        self.checkpointing = checkpointing
+        self.early = early
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tok_embeddings(tokens)
+        options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+        for layer in self.layers:
+            if self.checkpointing == "none":
+                x = layer(x, self.angles)
+            elif self.checkpointing == "full":
+                x = checkpoint(layer, x, self.angles, **options)
+            else:
+                x = checkpoint(layer, x, self.angles, context_fn=_selective, **options)
+        logits: Tensor = self.output(self.norm(x))
+        return logits.float() if self.early else logits
+
+
+def _selective() -> Any:
+    """Save the outputs of attention and of every second matrix product (torchtitan, _apply_ac_to_transformer_block)."""
+    counts: dict[bool, int] = defaultdict(int)
+
+    def policy(context: Any, func: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        if func is aten.mm.default:
+            counts[context.is_recompute] += 1
+        saved = func in _SAVED and not (func is aten.mm.default and counts[context.is_recompute] % 2 == 0)
+        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+class LanguageLoss(nn.Module):
+    """The cross entropy of logits in fp32; `keeps` the logits until the next step, as a local variable does.
+
+    With `own` it is the loss of transformers 4.39 to 4.48, which copies the logits twice.
+    """
+
+    def __init__(self, subject: nn.Module, keeps: bool = False, own: bool = False) -> None:
+        super().__init__()
+        self.subject = subject
+        self.keeps = keeps
+        self.own = own
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> "Output":
+        if self.own:
+            logits = self.subject(input_ids=tokens).logits.float()
+            shifted = logits[..., :-1, :].contiguous()
+            return Output(F.cross_entropy(shifted.view(-1, shifted.shape[-1]), labels[..., 1:].reshape(-1)), None)
+        logits = self.subject(tokens)
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        return Output(loss, logits if self.keeps else None)
+
+
+class Output:
+    """A loss, and what lives as long as it."""
+
+    def __init__(self, loss: Tensor, kept: Tensor | None) -> None:
+        self.loss = loss
+        self.kept = kept
+
+
+class Adapter(nn.Linear):
+    """One of the two matrices of LoRA, in fp32."""
+
+
+class LoraLinear(nn.Module):
+    """A frozen layer with a LoRA adapter as PEFT computes it."""
+
+    def __init__(self, base: nn.Linear, rank: int, dropout: float) -> None:
+        super().__init__()
+        self.base = base
+        self.lora_a = Adapter(base.in_features, rank, bias=False)
+        self.lora_b = Adapter(rank, base.out_features, bias=False)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = self.base(x)
+        wide = x.to(self.lora_a.weight.dtype)
+        return (result + self.lora_b(self.lora_a(self.dropout(wide))) * 1.0).to(result.dtype)
+
+
+def add_lora(network: nn.Module, names: tuple[str, ...], rank: int, dropout: float) -> nn.Module:
+    """Freeze a network and put adapters beside the layers of these names."""
+    network.requires_grad_(False)
+    for module in list(network.modules()):
+        for name, child in list(module.named_children()):
+            if name in names and isinstance(child, nn.Linear):
+                setattr(module, name, LoraLinear(child, rank, dropout))
+    return network
