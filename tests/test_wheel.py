@@ -31,6 +31,13 @@ from conf.sizes import CLASSES
 
 def make():
     return nn.Linear(WIDTH, CLASSES)
+
+if __name__ == "__main__":
+    network = make().cuda()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for _ in range(3):
+        network(torch.randn(8, WIDTH, device="cuda")).sum().backward()
+        optimizer.step()
 """
 
 
@@ -149,6 +156,7 @@ def test_every_command_works_from_a_wheel_in_a_project_with_names_like_ours(buil
             pool.submit(vramcast, "evaluate", "--data", table, "--backend", "static", at=packaged),
             pool.submit(vramcast, "simulate", "--jobs", "jobs.csv", "--trace", "trace.csv", "--estimator", "oracle"),
             pool.submit(vramcast, "train", "--cfg"),
+            pool.submit(vramcast, "run", "--json", "--", python, "train.py"),
             pool.submit(vramcast, "device", "list"),
         ]
         page, *answers = [item.result() for item in work]
@@ -158,6 +166,7 @@ def test_every_command_works_from_a_wheel_in_a_project_with_names_like_ours(buil
     assert answers[0]["estimate_mib"] == answers[1]["estimate_mib"]
     assert all("in_features=12" in item and str(home) in item for item in answers[2:4])
     assert (plain / "rows" / "journal.jsonl").exists()
+    assert json.loads(answers[-2])["status"] == "ok"
     assert "rtx_4090" in answers[-1]
     assert tree(home) == before
 
