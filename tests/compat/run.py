@@ -1,6 +1,6 @@
 """`make compat`: a few networks, traced with older releases of torch and transformers, beside the newest.
 
-Environments and answers are kept in `.venvs`, so that a run that was interrupted resumes. Exit code 1 if a network
+Environments are kept in `.venvs`, so that the next run starts with those that are complete. Exit code 1 if a network
 cannot be traced, or if its peak differs from the newest release's by more than `_TOLERANCE`.
 """
 
