@@ -155,11 +155,11 @@ class LanguageLoss(nn.Module):
 
 
 class Output:
-    """A loss, and what lives as long as it."""
+    """A loss, and the logits that a loop keeps alive with it."""
 
-    def __init__(self, loss: Tensor, kept: Tensor | None) -> None:
+    def __init__(self, loss: Tensor, logits: Tensor | None) -> None:
         self.loss = loss
-        self.kept = kept
+        self.logits = logits
 
 
 class Adapter(nn.Linear):
