@@ -157,7 +157,8 @@ class Ensemble(Forecaster):
 
     def unfamiliar(self, examples: Sequence[Example]) -> NDArray[np.bool_]:
         """Return [examples]: true for jobs unlike the training set."""
-        several = np.array([example.training.parallel is not None for example in examples])  # nobody measured ranks
+        # No checkpoint was calibrated on measured ranks.
+        several = np.array([example.training.parallel is not None for example in examples], dtype=bool)
         return np.asarray(self.novelty_.flags(self.members[0].encoder_.matrix(examples)) | several)
 
     def safe_bytes(self, examples: Sequence[Example], risk: float) -> NDArray[np.float64]:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 
 from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.jobs.architectures import ARCHITECTURES, known_architecture
+from vramcast.dataset_builder.jobs.architectures import ARCHITECTURES, find_architecture
 from vramcast.dataset_builder.jobs.building import build_job
 from vramcast.dataset_builder.jobs.job import table_of
 from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
@@ -87,11 +87,11 @@ def test_a_named_network_is_simulated_like_the_spec_of_a_row():
 
 
 def test_names_of_the_hub_are_recognised():
-    assert known_architecture("meta-llama/Llama-2-70b-hf") == ARCHITECTURES["llama-70b"]
-    assert known_architecture("google/vit-base-patch16-224") == ARCHITECTURES["vit-base"]
-    assert known_architecture("bert-base-uncased") == ARCHITECTURES["bert-base"]
+    assert find_architecture("meta-llama/Llama-2-70b-hf") == ARCHITECTURES["llama-70b"]
+    assert find_architecture("google/vit-base-patch16-224") == ARCHITECTURES["vit-base"]
+    assert find_architecture("bert-base-uncased") == ARCHITECTURES["bert-base"]
     with pytest.raises(UserError, match=r"download the config\.json"):
-        known_architecture("somebody/else")
+        find_architecture("somebody/else")
 
 
 def test_a_config_file_names_its_class(tmp_path):
