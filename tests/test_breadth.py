@@ -59,10 +59,10 @@ def failures(texts, check):
 def test_networks_of_timm_are_classified():
     needs("timm")
 
-    def check(findings, millions):
-        assert findings.measurements["a100_40gb"].status is Status.OK
-        assert round(findings.table.parameters / 1e6, 2) == millions
-        assert findings.family == "timm"
+    def check(simulation, millions):
+        assert simulation.peaks["a100_40gb"].bounded.status is Status.OK
+        assert round(simulation.table.parameters / 1e6, 2) == millions
+        assert simulation.family == "timm"
 
     assert failures({f"timm:{name}": ({}, millions) for name, millions in TIMM.items()}, check) == {}
 
@@ -70,9 +70,9 @@ def test_networks_of_timm_are_classified():
 def test_networks_of_transformers_are_classified():
     needs("transformers")
 
-    def check(findings, _):
-        assert findings.measurements["a100_40gb"].breakdown["parameters"] > 0
-        assert findings.training.loss == "own"
+    def check(simulation, _):
+        assert simulation.peaks["a100_40gb"].bounded.breakdown["parameters"] > 0
+        assert simulation.training.loss == "own"
 
     assert failures({f"hf:{name}": (sizes, None) for name, sizes in HUGGING_FACE.items()}, check) == {}
 
@@ -81,9 +81,9 @@ def test_a_named_network_is_simulated_like_the_spec_of_a_row():
     needs("timm")
     network = {"name": "resnet18", "input_shape": [3, 224, 224], "num_classes": 1000}
     spec = Spec("timm", network, TrainingSetup(batch_size=4, optimizer="AdamW"))
-    measured, findings = VirtualBackend(A100).measure(spec).measurement, examined("timm:resnet18")
-    assert replace(measured, seconds=None) == findings.measurements["a100_40gb"]
-    assert table_of(spec) == findings.table
+    measured, simulation = VirtualBackend(A100).measure(spec).measurement, examined("timm:resnet18")
+    assert replace(measured, seconds=None) == simulation.peaks["a100_40gb"].bounded
+    assert table_of(spec) == simulation.table
 
 
 def test_names_of_the_hub_are_recognised():
