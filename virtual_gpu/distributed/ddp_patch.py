@@ -1,7 +1,7 @@
 """DistributedDataParallel compares shapes and broadcasts parameters in its constructor, which needs data.
 
 Patches torch.nn.parallel.distributed._verify_param_shape_across_processes and _sync_module_states, checked with
-torch 2.6 and 2.13. The gradients of a bucket are not reduced: a communication hook returns the bucket as it is.
+torch 2.13. The gradients of a bucket are not reduced: a communication hook returns the bucket as it is.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """A device module for the meta device, as torch.cuda is one for CUDA: streams and events that a trace sees.
 
 FSDP and DTensor look up `torch.<device type>`. The module is installed as `torch.meta` while a rank is traced, checked
-with torch 2.6 and 2.13.
+with torch 2.13.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """DTensor derives output shapes by running operators on tensors of global size: keep these out of the trace.
 
-Patches ShardingPropagator._propagate_tensor_meta_non_cached, checked with torch 2.6 and 2.13.
+Patches ShardingPropagator._propagate_tensor_meta_non_cached, checked with torch 2.13.
 """
 
 from collections.abc import Iterator

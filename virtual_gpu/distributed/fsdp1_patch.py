@@ -1,7 +1,7 @@
 """FullyShardedDataParallel would materialise parameters on the meta device and skip record_stream outside CUDA.
 
 Patches _need_to_materialize_module and _init_device_handle in torch.distributed.fsdp._init_utils, and
-_no_dispatch_record_stream in the modules that import it, checked with torch 2.6 and 2.13.
+_no_dispatch_record_stream in the modules that import it, checked with torch 2.13.
 """
 
 import importlib

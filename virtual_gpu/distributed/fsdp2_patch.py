@@ -1,6 +1,6 @@
 """FSDP2 refuses to train parameters on the meta device: here the meta device stands for the GPU.
 
-Patches FSDPParamGroup._validate_no_meta_params, checked with torch 2.6 and 2.13.
+Patches FSDPParamGroup._validate_no_meta_params, checked with torch 2.13.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """A fake process group: collectives return at once and move no data (torch.testing._internal.distributed.fake_pg).
 
-Checked with torch 2.6 and 2.13.
+Checked with torch 2.13.
 """
 
 from collections.abc import Iterator
