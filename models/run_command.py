@@ -44,6 +44,7 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--assume-nonzero", default="all", metavar="all|FRACTION", help="places that a mask with unknown values selects"
     )
+    parser.add_argument("--rank", type=int, default=0, metavar="N", help="of several GPUs: the rank that is simulated")
     parser.add_argument("--allow-network", action="store_true", help="let the script reach other machines")
     parser.add_argument("--risk", type=float, default=RISK, help=f"that the safe figure is too low; default {RISK}")
     parser.add_argument("--bucket-mib", type=int, default=BUCKET_MIB, metavar="N", help="the width of a bucket")
@@ -72,6 +73,7 @@ def _options(arguments: argparse.Namespace) -> RunOptions:
     if arguments.steps is not None:
         check_count("--steps", arguments.steps)
     check_amount("--timeout", arguments.timeout, zero=False)
+    check_count("--rank", arguments.rank, least=0)
     check_count("--memory-limit-mib", arguments.memory_limit_mib)
     device_file(arguments.device)  # an unknown device fails before torch is imported
     return RunOptions(
@@ -81,6 +83,7 @@ def _options(arguments: argparse.Namespace) -> RunOptions:
         nonzero_fraction=_fraction(arguments.assume_nonzero),
         allow_network=arguments.allow_network,
         snapshot=arguments.snapshot,
+        rank=arguments.rank,
     )
 
 

@@ -117,7 +117,7 @@ def test_a_loop_that_waits_for_the_loss_is_stopped(tmp_path, capsys):
     assert code == 0 and json.loads(out)["run"]["ending"] == "stopped after 5 s, the limit (--timeout)"
 
 
-def test_torchrun_with_one_rank_runs_and_with_more_is_refused(tmp_path, capsys):
+def test_torchrun_with_one_rank_runs(tmp_path, capsys):
     code = "import os, torch.distributed as dist; dist.init_process_group('nccl'); assert dist.get_world_size() == 1\n"
     code += "assert os.environ['LOCAL_RANK'] == '0'\n"
     path = tmp_path / "ranked.py"
@@ -128,8 +128,6 @@ def test_torchrun_with_one_rank_runs_and_with_more_is_refused(tmp_path, capsys):
     status, out, _ = run(capsys, *words, "1", str(path))
     answer = json.loads(out)
     assert status == 0 and any("DistributedDataParallel" in item for item in answer["run"]["assumptions"])
-    status, _, err = run(capsys, *words, "4", str(path))
-    assert status == 2 and "expected one process, found 4" in err
 
 
 def test_options_are_checked(tmp_path, capsys):

@@ -48,17 +48,21 @@ class _Runner:
     """One run of a script, from its request to its report."""
 
     def __init__(self, request: Mapping[str, Any], report_fd: int) -> None:
-        from vramcast.dataset_builder.run.stop_rule import StopRule  # noqa: PLC0415 - imports torch
+        from vramcast.dataset_builder.run.launchers import unwrapped  # noqa: PLC0415 - imports torch
+        from vramcast.dataset_builder.run.stop_rule import StopRule  # noqa: PLC0415
         from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda  # noqa: PLC0415
         from vramcast.virtual_gpu.profile import parse_profile  # noqa: PLC0415
 
         self._fd = report_fd
         self._request = request
         self._others = [parse_profile(item) for item in request["devices"]]
+        self._program = unwrapped(Program.from_json(request["program"]), request["rank"])
         self._gpu = VirtualCuda(
             parse_profile(request["device"]),
             unbounded=request["unbounded"],
             nonzero_fraction=request["nonzero_fraction"],
+            index=int(os.environ.get("LOCAL_RANK", "0")),
+            device_count=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         )
         self._rule = StopRule(self._gpu.record, request["steps"])
         self._start = time.perf_counter()
@@ -66,15 +70,13 @@ class _Runner:
     def run(self) -> None:
         """Run the script up to the end, an error, or the step after which it may stop."""
         from vramcast.dataset_builder.families.libraries import tolerate_broken_torchvision  # noqa: PLC0415
-        from vramcast.dataset_builder.run.launchers import unwrapped  # noqa: PLC0415
 
         tolerate_broken_torchvision()
-        program = unwrapped(Program.from_json(self._request["program"]))
         self._gpu.record.after_step.append(self._after_step)
         signal.signal(signal.SIGALRM, self._timeout)
         signal.setitimer(signal.ITIMER_REAL, self._request["timeout"])
         self._gpu.__enter__()
-        self._run(program)
+        self._run(self._program)
 
     def _run(self, program: Program) -> None:
         import torch  # noqa: PLC0415

@@ -43,6 +43,8 @@ class RunOptions:
     nonzero_fraction: float = 1.0
     allow_network: bool = False
     snapshot: Path | None = None
+    rank: int = 0
+    """The rank of a run on several GPUs that is simulated."""
 
 
 def run_script(
@@ -90,6 +92,7 @@ def _run_once(
         "unbounded": unbounded,
         "nonzero_fraction": options.nonzero_fraction,
         "allow_network": options.allow_network,
+        "rank": options.rank,
         "snapshot": str(options.snapshot.absolute()) if options.snapshot else None,
     }
     words = [interpreter, *flags, start.__file__, "vramcast.dataset_builder.run.child"]

@@ -16,6 +16,7 @@ from vramcast.virtual_gpu.cuda.live_memory import LiveMemory
 from vramcast.virtual_gpu.cuda.operators import aten, tensors_in
 from vramcast.virtual_gpu.cuda.reading import Reader
 from vramcast.virtual_gpu.cuda.sparse import SparseOperators, is_sparse, storage_key
+from vramcast.virtual_gpu.distributed.parallelism import NOT_DISTRIBUTED
 from vramcast.virtual_gpu.replay import FREE
 from vramcast.virtual_gpu.source_lines import place_now
 from vramcast.virtual_gpu.trace import Call, Kernel, Tracer, Use, in_backward
@@ -42,6 +43,8 @@ class LiveTracer(Tracer):  # type: ignore[no-untyped-call]
         self.local = _Local()
         self.values = HostValues()
         self.assumptions = assumptions
+        self.distributed: Callable[..., Any] | None = None
+        """Runs the operators that only one of several ranks has."""
         self.operators = 0
         """How many operators the script has run."""
         self.places: list[str | None] = []
@@ -77,6 +80,10 @@ class LiveTracer(Tracer):  # type: ignore[no-untyped-call]
         return not self.local.depth and is_meta(tensor) and storage_key(tensor) in self.hollow
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.distributed is not None:
+            out = self.distributed(func, types, args, kwargs or {})
+            if out is not NOT_DISTRIBUTED:
+                return out
         local = self.local
         local.depth += 1
         self.operators += 1

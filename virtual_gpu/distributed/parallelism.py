@@ -6,6 +6,8 @@ from typing import Any
 
 from vramcast.errors import UserError, check_choice, check_count, check_flag
 
+NOT_DISTRIBUTED = object()
+"""The result for an operator that runs on one GPU as on several."""
 STRATEGIES: Mapping[str, str] = {
     "ddp": "DistributedDataParallel: each rank holds everything",
     "zero1": "ZeroRedundancyOptimizer under DDP: optimizer state is sharded",

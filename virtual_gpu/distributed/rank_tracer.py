@@ -9,6 +9,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
+from vramcast.virtual_gpu.distributed.parallelism import NOT_DISTRIBUTED
 from vramcast.virtual_gpu.trace import Tracer
 
 aten = torch.ops.aten
@@ -18,13 +19,10 @@ class RankTracer(Tracer):  # type: ignore[no-untyped-call]
     """A tracer that a fake process group runs under."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(item, (DTensor, AsyncCollectiveTensor)) for item in types):
-            return NotImplemented  # the subclass unwraps itself, and the tracer sees the local operators
         kwargs = kwargs or {}
-        if func.namespace == "c10d":
-            return _without_communication(func, args, kwargs)
-        if func is torch.ops._c10d_functional.wait_tensor.default or "_wrap_tensor" in func.name():
-            return args[0]
+        out = distributed_result(func, types, args, kwargs)
+        if out is not NOT_DISTRIBUTED:
+            return out
         if func is aten._to_copy.default and args[0].is_meta and _is_host(kwargs.get("device")):
             return _on_host(args[0], kwargs.get("dtype"))
         if func is aten.copy_.default and args[1].is_meta and not args[0].is_meta:
@@ -45,6 +43,17 @@ class RankTracer(Tracer):  # type: ignore[no-untyped-call]
     def block_of(self, tensor: Tensor) -> int | None:
         """Return the block that holds the local part of a tensor."""
         return super().block_of(local_tensor(tensor))
+
+
+def distributed_result(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the result of a collective or an operator on DTensors, else NOT_DISTRIBUTED."""
+    if any(issubclass(item, (DTensor, AsyncCollectiveTensor)) for item in types):
+        return NotImplemented  # the subclass unwraps itself, and the tracer sees the local operators
+    if func.namespace == "c10d":
+        return _without_communication(func, args, kwargs)
+    if func is torch.ops._c10d_functional.wait_tensor.default or "_wrap_tensor" in func.name():
+        return args[0]
+    return NOT_DISTRIBUTED
 
 
 def local_tensor(tensor: Any) -> Tensor:

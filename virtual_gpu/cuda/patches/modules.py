@@ -48,6 +48,15 @@ def _moves(patches: Patches, gpu: "VirtualCuda") -> None:
         finally:
             gpu.tracer.phase = before
 
+    real_to: Any = nn.Module.to
+
+    def to(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Move a module; a bare number is an ordinal of CUDA, which this build of torch cannot parse."""
+        if args and isinstance(args[0], int) and not isinstance(args[0], bool):
+            args = (torch.device("cuda", args[0]), *args[1:])
+        return real_to(self, *args, **kwargs)
+
+    patches.set(nn.Module, "to", to)
     patches.set(nn.Module, "_apply", apply_all)
 
 

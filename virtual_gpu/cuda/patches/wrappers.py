@@ -57,7 +57,7 @@ def _data_parallel(patches: Patches, gpu: "VirtualCuda") -> None:
 
 
 def _process_group(patches: Patches, gpu: "VirtualCuda") -> None:
-    """Stand in for NCCL with a group that does not communicate; several ranks are refused here."""
+    """Stand in for NCCL with a group that does not communicate."""
     distributed: Any = torch.distributed
     c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
     parallel: Any = importlib.import_module("torch.nn.parallel.distributed")
@@ -66,15 +66,16 @@ def _process_group(patches: Patches, gpu: "VirtualCuda") -> None:
     def init(backend: Any = None, *args: Any, world_size: int = -1, rank: int = -1, **kwargs: Any) -> None:
         ranks = int(os.environ.get("WORLD_SIZE", "1")) if world_size < 1 else world_size
         if ranks != 1:
-            raise RuntimeError(
-                f"expected a process group of one rank, found {ranks}: start the command with torchrun under "
-                "vramcast run, which decides how ranks are simulated"
-            )
+            own = int(os.environ.get("RANK", "0")) if rank < 0 else rank
+            live: Any = importlib.import_module("vramcast.virtual_gpu.distributed.live_rank")
+            live.join_fake_group(real_init, own, ranks, gpu)
+            return
         fake = importlib.import_module("torch.testing._internal.distributed.fake_pg")
         real_init("fake", rank=0, world_size=1, store=fake.FakeStore())
 
     def wrap(self: Any, *args: Any, **kwargs: Any) -> None:
-        gpu.assumptions.note_once(_DISTRIBUTED)
+        if distributed.get_world_size() == 1:
+            gpu.assumptions.note_once(_DISTRIBUTED)
         real_wrap(self, *args, **kwargs)
         self.register_comm_hook(None, lambda state, bucket: _unchanged(bucket))  # DDP checks annotations
 

@@ -1,0 +1,59 @@
+"""`vramcast run` with torchrun: one rank of a script on several GPUs, against the trace of the same strategy."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from rank_traces import mlp, rank_trace, rows
+
+from vramcast.cli import main
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.virtual_gpu.allocator import CachingAllocator
+from vramcast.virtual_gpu.replay import replay
+from vramcast.virtual_gpu.simulate import lower
+from vramcast.virtual_gpu.sizes import MIB
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def run(capsys, *words, options=()):
+    launcher = [sys.executable, "-m", "torch.distributed.run"]
+    code = main(["run", "--json", "--device", "a100_40gb", *options, "--", *launcher, *words])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def allocated_mib(strategy, **training):
+    trace = rank_trace(mlp, rows(), strategy, training=training)
+    events = lower(trace, load_profile("a100_40gb")).events
+    result = replay(events, CachingAllocator(), streams=trace.streams, operations=trace.stream_operations)
+    return result.peak_allocated_bytes / MIB
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words", "optimizer"),
+    [
+        ("ddp", ["ranks_ddp.py"], "SGD"),
+        ("fsdp2", ["ranks_fsdp.py"], "Adam"),
+        ("fsdp1", ["ranks_fsdp.py", "--flat"], "Adam"),
+    ],
+)
+def test_a_rank_of_a_script_takes_what_its_strategy_takes(strategy, words, optimizer, capsys):
+    code, out, _ = run(capsys, "--nproc_per_node", "4", str(SCRIPTS / words[0]), *words[1:])
+    assert code == 0
+    answer = json.loads(out)
+    assert answer["allocated_mib"] == pytest.approx(allocated_mib(strategy, optimizer=optimizer), rel=0.01)
+    assert any("NCCL" in note for note in answer["notes"])
+    assert "rank 0 of 4 is simulated" in json.dumps(answer)
+
+
+def test_a_rank_can_be_named(capsys):
+    code, out, error = run(
+        capsys, "--nproc_per_node", "2", "--nnodes", "2", str(SCRIPTS / "ranks_ddp.py"), options=["--rank", "3"]
+    )
+    assert code == 0
+    assert "rank 3 of 4 is simulated" in out
+    code, _, error = run(capsys, "--nproc_per_node", "2", str(SCRIPTS / "ranks_ddp.py"), options=["--rank", "2"])
+    assert code == 2
+    assert "expected a rank below 2, found 2" in error
