@@ -1,6 +1,5 @@
 """Activation checkpointing for any network: by its own switch, else around its repeated blocks."""
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -8,6 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from vramcast.errors import UserError
+from vramcast.virtual_gpu.owners import repeated_blocks
 
 
 def enable_checkpointing(module: nn.Module) -> None:
@@ -29,13 +29,3 @@ def enable_checkpointing(module: nn.Module) -> None:
         )
     for block in blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-
-
-def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the children of the outermost lists that hold two or more composite modules of one class."""
-    blocks = [item for item in module.children() if next(item.children(), None) is not None]
-    if isinstance(module, nn.ModuleList | nn.Sequential) and len(blocks) > len({type(item) for item in blocks}):
-        yield from blocks
-        return
-    for child in module.children():
-        yield from repeated_blocks(child)

@@ -1,10 +1,11 @@
 """Which modules of a network are sharded one by one: named classes, those of the library, or the repeated blocks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from torch import nn
 
 from vramcast.errors import UserError
+from vramcast.virtual_gpu.owners import repeated_blocks
 
 
 def wrapped_modules(network: nn.Module, names: Sequence[str]) -> list[nn.Module]:
@@ -33,13 +34,3 @@ def _of_classes(network: nn.Module, names: Sequence[str]) -> list[nn.Module]:
 
 def _inner_first(modules: Sequence[nn.Module], network: nn.Module) -> list[nn.Module]:
     return [module for module in reversed(modules) if module is not network and any(True for _ in module.parameters())]
-
-
-def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the children of the outermost lists that have two or more of a kind, each with layers inside it."""
-    blocks = [item for item in module.children() if next(item.children(), None) is not None]
-    if isinstance(module, nn.ModuleList | nn.Sequential) and len(blocks) > len({type(item) for item in blocks}):
-        yield from blocks
-        return
-    for child in module.children():
-        yield from repeated_blocks(child)
