@@ -66,7 +66,7 @@ def main() -> None:
     batches = (
         (random_inputs(INPUTS, size, "$dtype", options.device) for _ in range($accumulate)) for size in sizes
     )
-    losses = training_steps(network, optimizer, batches, "$loss", $autocast, scaler)
+    losses = training_steps(network, optimizer, batches, "$loss", $autocast, scaler, "$zero_grad")
     for size, loss in zip(sizes, losses):
         print(f"batch {size}: loss {loss.item():.4f}")
     if options.device.startswith("cuda"):
@@ -104,6 +104,7 @@ def emit(spec: Spec) -> str:
         accumulate=setup.accumulate,
         loss=setup.loss,
         autocast=_autocast_source(setup.autocast),
+        zero_grad=setup.zero_grad,
     )
 
 

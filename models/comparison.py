@@ -26,17 +26,23 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class EstimatorReport:
-    """The figures of one estimator: on all examples, by family, and by stack if there are several."""
+    """The figures of one estimator: on all examples, by family, and by stack if there are several.
+
+    Rows with batches of unknown lengths are a family of their own.
+    """
 
     overall: Score
     by_family: Mapping[str, Score]
     by_stack: Mapping[str, Score] = field(default_factory=dict)
+    by_both: Mapping[str, Score] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures by name, with those of families below `by_family` and of stacks below `by_stack`."""
-        families = {name: item.to_json() for name, item in self.by_family.items()}
-        stacks = {name: item.to_json() for name, item in self.by_stack.items()}
-        return {**self.overall.to_json(), "by_family": families, **({"by_stack": stacks} if len(stacks) > 1 else {})}
+        """Return the figures by name, with those of families below `by_family`, and of stacks if there are several."""
+        parts = {"by_family": self.by_family}
+        if len(self.by_stack) > 1:
+            parts |= {"by_stack": self.by_stack, "by_family_and_stack": self.by_both}
+        figures = {key: {name: item.to_json() for name, item in part.items()} for key, part in parts.items()}
+        return {**self.overall.to_json(), **figures}
 
 
 def compare(
@@ -59,7 +65,7 @@ def compare(
 
 def report_of(rows: PredictedRows) -> EstimatorReport:
     """Return the report on predicted rows."""
-    return EstimatorReport(score(rows), score_by(rows, "family"), score_by(rows, "stack"))
+    return EstimatorReport(score(rows), score_by(rows, "family"), score_by(rows, "stack"), score_by(rows, "both"))
 
 
 def predicted_rows(
@@ -89,7 +95,7 @@ def rows_of(
     wanted_bytes = upper_bytes[predicted] if safe_bytes is None else safe_bytes
     capacity_bytes = np.array([example.capacity_bytes for example in examples], dtype=np.float64)
     return PredictedRows(
-        family=np.array([example.family for example in examples], dtype=np.str_),
+        family=np.array([_family(example) for example in examples], dtype=np.str_),
         stack=np.array([f"{example.source} {example.time}".strip() for example in examples], dtype=np.str_),
         used_bytes=used_bytes,
         fits=fits,
@@ -99,7 +105,12 @@ def rows_of(
         called_too_large=point_bytes >= capacity_bytes,
         reserved_bytes=np.minimum(wanted_bytes, capacity_bytes),
         safe_class=None if safe_bytes is None else buckets.of(safe_bytes),
+        least_bytes=np.array([label.least_used_bytes or label.used_bytes for label in labels], dtype=np.float64),
     )
+
+
+def _family(example: Example) -> str:
+    return f"{example.family}, varying lengths" if example.measured.varying else example.family
 
 
 def text_table(reports: Mapping[str, EstimatorReport], families_of: Collection[str] = ()) -> str:

@@ -11,7 +11,7 @@ from vramcast.dataset_builder.schema import LayerTable, Row
 from vramcast.dataset_builder.simulation.simulation import Peaks, Simulation
 from vramcast.errors import UserError
 from vramcast.models.example import Example, Label, is_convolution
-from vramcast.virtual_gpu.measurement import TRIAL, Measurement, Status
+from vramcast.virtual_gpu.measurement import TRIAL, VARYING, Measurement, Status
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.records import content_hash
 from vramcast.virtual_gpu.training_setup import TrainingSetup
@@ -115,4 +115,10 @@ def _label(row: Row) -> Label:
     used_bytes = row.measurement.peak_bytes
     if used_bytes is None:
         raise UserError(f"expected a measured peak in the row {row.spec.id}, found none: leave it out")
-    return Label(used_bytes, fits=row.measurement.status is Status.OK, trial=TRIAL in row.measurement.notes)
+    return Label(
+        used_bytes,
+        fits=row.measurement.status is Status.OK,
+        trial=TRIAL in row.measurement.notes,
+        least_used_bytes=row.measurement.least_used_bytes,
+        varying=VARYING in row.measurement.notes,
+    )

@@ -36,6 +36,8 @@ class PredictedRows:
     """The amount that a scheduler reserves by this estimator, at most the capacity."""
     safe_class: NDArray[np.int64] | None = None
     """None for an estimator without a calibrated bound."""
+    least_bytes: NDArray[np.float64] | None = None
+    """The lower ends of measurements that are bands up to `used_bytes`; None if all are exact."""
 
     def where(self, chosen: NDArray[np.bool_]) -> "PredictedRows":
         """Return some of the rows."""
@@ -44,9 +46,12 @@ class PredictedRows:
 
     @property
     def relative_errors(self) -> NDArray[np.float64]:
-        """[n]: signed, negative if too low; an estimate that does not fit counts as 1."""
+        """[n]: signed, negative if too low, 0 within a band; an estimate that does not fit counts as 1."""
         finite = np.isfinite(self.point_bytes)
-        return np.where(finite, (np.where(finite, self.point_bytes, 0.0) - self.used_bytes) / self.used_bytes, 1.0)
+        point_bytes = np.where(finite, self.point_bytes, 0.0)
+        least_bytes = self.used_bytes if self.least_bytes is None else self.least_bytes
+        nearest_bytes = np.clip(point_bytes, least_bytes, self.used_bytes)
+        return np.where(finite, (point_bytes - nearest_bytes) / nearest_bytes, 1.0)
 
 
 @dataclass(frozen=True)
@@ -105,8 +110,8 @@ def score(rows: PredictedRows) -> Score:
 
 
 def score_by(rows: PredictedRows, key: str) -> dict[str, Score]:
-    """Return the figures by family or stack, in the order of the names."""
-    values = getattr(rows, key)
+    """Return the figures by family, by stack or by both, in the order of the names."""
+    values = np.char.add(np.char.add(rows.family, ", "), rows.stack) if key == "both" else getattr(rows, key)
     return {name: score(rows.where(values == name)) for name in sorted({str(item) for item in values})}
 
 

@@ -18,6 +18,8 @@ class Status(StrEnum):
 
 TRIAL = "more than its network takes with other batches: probably a workspace that cuDNN tried and gave back"
 """A note on a measurement."""
+VARYING = "the lengths of its batches varied and are not known: the simulated length is the longest"
+"""A note on a measurement."""
 EVIDENCE_LENGTH = 500
 """Maximal number of characters of a measurement's evidence."""
 
@@ -31,6 +33,8 @@ class Measurement:
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     device_used_bytes: int | None = None
+    least_used_bytes: int | None = None
+    """The lower end, if the measurement is a band that ends at `device_used_bytes`."""
     breakdown: Mapping[str, int] = field(default_factory=dict)
     """Bytes by use at the peak."""
     evidence: str | None = None

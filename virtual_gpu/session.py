@@ -137,7 +137,10 @@ class _Run:
     def _steps(self, optimizer: torch.optim.Optimizer, sizes: Sequence[int], start: int) -> Iterator[Step]:
         batches = ((self._next_batch(size) for _ in range(self.setup.accumulate)) for size in sizes)
         events = self.tracer.trace.events
-        for _ in training_steps(self.subject, optimizer, batches, self.setup.loss, self.autocast, self.scaler):
+        setup = self.setup
+        for _ in training_steps(
+            self.subject, optimizer, batches, setup.loss, self.autocast, self.scaler, setup.zero_grad
+        ):
             self._tell_uses(optimizer)
             own = events[start:]
             start = len(events)

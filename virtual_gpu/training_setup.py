@@ -13,6 +13,7 @@ from vramcast.virtual_gpu.distributed.parallelism import STRATEGIES, Parallelism
 LOSSES = ("cross_entropy", "bce_with_logits", "bce", "mse", "own")
 """'own' is for networks that return their loss, as those of transformers do."""
 IMPLEMENTATIONS = ("default", "foreach", "fused", "single")
+ZERO_GRAD = ("before_forward", "before_backward", "after_step")
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 DTYPE_SYNONYMS: Mapping[str, str] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
@@ -113,6 +114,10 @@ class TrainingSetup:
         0, "count", "batches that a loader puts on the device ahead of time", least=0, most=64
     )
     cudnn_benchmark: bool = _option(False, "flag", "set torch.backends.cudnn.benchmark")
+    zero_grad: str = _option(
+        "before_forward", "choice", "when gradients are dropped; before_backward holds old ones through the forward",
+        choices=ZERO_GRAD,
+    )  # fmt: skip
     parallel: str | None = _option(
         None, "text", f"a strategy for several GPUs, as in 'fsdp2(world_size=8)': {', '.join(STRATEGIES)}"
     )

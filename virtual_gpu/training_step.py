@@ -67,19 +67,23 @@ def training_steps(
     loss: str,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     scaler: torch.amp.GradScaler | None = None,
+    zero_grad: str = "before_forward",
 ) -> Iterator[Tensor]:
     """Run the usual loop and yield losses: one optimizer step per batch, or per several with accumulated gradients.
 
     As in most scripts, output and loss live until the next ones are assigned to their names. Inputs do not: a loop over
-    a loader assigns the next batch on the host to their name before copying it to the device.
+    a loader assigns the next batch on the host to their name before copying it to the device. `zero_grad` says when
+    old gradients are dropped: before_forward, before_backward or after_step.
     """
     for parts in batches:
         for index, inputs in enumerate(parts):
-            if index == 0:
+            if index == 0 and zero_grad == "before_forward":
                 optimizer.zero_grad()
             with autocast():
                 output = network(*inputs)
                 value = loss_of(loss, output)
+            if index == 0 and zero_grad == "before_backward":
+                optimizer.zero_grad()
             scaled: Any = scaler.scale(value) if scaler else value
             scaled.backward()
         if scaler:
@@ -89,3 +93,5 @@ def training_steps(
             optimizer.step()
         del inputs
         yield value.detach()
+        if zero_grad == "after_step":
+            optimizer.zero_grad()

@@ -97,7 +97,7 @@ class LiveJob:
         autocast = partial(torch.autocast, "cuda", dtype) if dtype else nullcontext
         scaler = torch.amp.GradScaler("cuda") if setup.autocast == "fp16" else None
         batches = (self._batches(job) for _ in range(_STEPS))
-        for _ in training_steps(network, optimizer, batches, "own", autocast, scaler):
+        for _ in training_steps(network, optimizer, batches, "own", autocast, scaler, setup.zero_grad):
             pass
 
     def _batches(self, job: ModuleJob) -> Iterator[tuple[Any]]:

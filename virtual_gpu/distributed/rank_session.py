@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vramcast.errors import UserError
 from vramcast.virtual_gpu.autocast import MetaScaler, autocast
 from vramcast.virtual_gpu.distributed.local_optimizer import ELEMENTWISE, LocalOptimizer
 from vramcast.virtual_gpu.distributed.parallelism import MODELLED, Parallelism
@@ -191,13 +192,18 @@ class _RankRun:
         setup = self.setup
         sharded = self.parallelism.strategy in ("fsdp1", "fsdp2", "hsdp")  # FSDP casts parameters itself
         context = autocast(setup.autocast) if setup.autocast and not sharded else nullcontext
+        if (self.zero is not None or self.pipeline is not None) and setup.zero_grad != "before_forward":
+            raise UserError(
+                f"expected zero_grad=before_forward with {self.parallelism.strategy}, whose engine drops gradients "
+                f"itself, found {setup.zero_grad}: leave it out"
+            )
         if self.zero is not None:
             return self.zero.steps(self._batch, optimizer, self._sizes, setup, network, nullcontext)
         if self.pipeline is not None:
             return self.pipeline.steps(self._batch, optimizer, self._sizes, context)
         batches = ((self._batch(size) for _ in range(setup.accumulate)) for size in self._sizes)
         scaler = MetaScaler() if setup.autocast == "fp16" and not sharded else None
-        return training_steps(network, optimizer, batches, setup.loss, context, scaler)
+        return training_steps(network, optimizer, batches, setup.loss, context, scaler, setup.zero_grad)
 
     def _batch(self, size: int) -> tuple[Any, ...]:
         self.tracer.phase = Use.INPUTS

@@ -42,7 +42,7 @@ def training_run(spec: Spec, epochs: int, device: str) -> Iterator[int]:
     batches = ((random_inputs(shapes, size, setup.dtype, device) for _ in range(setup.accumulate)) for size in sizes)
     scaler = torch.amp.GradScaler(device) if setup.autocast == "fp16" else None
     autocast = (lambda: torch.autocast(device, DTYPES[setup.autocast or ""])) if setup.autocast else nullcontext
-    steps = training_steps(subject, optimizer, batches, setup.loss, autocast, scaler)
+    steps = training_steps(subject, optimizer, batches, setup.loss, autocast, scaler, setup.zero_grad)
     for size, _ in zip(sizes, steps, strict=False):  # strict would request one more step, and so another batch
         yield size
     del ahead

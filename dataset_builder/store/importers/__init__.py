@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vramcast.dataset_builder.analysis.static import static_estimate
 from vramcast.dataset_builder.schema import Provenance, Row
-from vramcast.dataset_builder.store.importers import gpumemnet, real_networks, timm
+from vramcast.dataset_builder.store.importers import gpumemnet, real_networks, timm, xmem
 from vramcast.dataset_builder.store.importers.gpumemnet import table_of
 from vramcast.dataset_builder.store.importers.layout import Layout, MeasuredColumn, Record
 from vramcast.dataset_builder.store.journal import JournalWriter
@@ -16,7 +16,7 @@ from vramcast.virtual_gpu.measurement import Status
 
 BACKEND = "nvidia-smi"
 """The tool with which all public tables were measured."""
-_LAYOUTS = (*gpumemnet.LAYOUTS, timm.LAYOUT, real_networks.LAYOUT)
+_LAYOUTS = (*gpumemnet.LAYOUTS, timm.LAYOUT, real_networks.LAYOUT, xmem.LAYOUT)
 
 
 def import_file(path: Path, out: Path, profile: str | None = None) -> str:
