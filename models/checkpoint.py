@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from vramcast.dataset_builder.store.durable import replacing
-from vramcast.errors import UserError, suggestion
+from vramcast.errors import UserError
 from vramcast.models._base import Estimator
 from vramcast.models.classifiers import NetworkClassifier
 from vramcast.models.ensemble import Ensemble
 from vramcast.models.storage import attach, read_kind
 
-RELEASED = Path(__file__).resolve().parent.parent / "checkpoints"
 METRICS, CARD = "metrics.json", "README.md"
 KINDS: Mapping[str, type[Estimator]] = {NetworkClassifier.kind: NetworkClassifier, Ensemble.kind: Ensemble}
 
@@ -39,17 +38,6 @@ def save_checkpoint(estimator: Estimator, directory: Path, metrics: Mapping[str,
     attach(directory, {METRICS: (json.dumps(dict(metrics), indent=1, allow_nan=False) + "\n").encode()})
     with replacing(directory / CARD) as temporary:
         temporary.write_text(render_card(card, metrics), encoding="utf-8")
-
-
-def checkpoint_directory(name: str) -> Path:
-    """Return the directory of a checkpoint, by its path or its released name."""
-    if Path(name).is_dir():
-        return Path(name)
-    if (RELEASED / name).is_dir():
-        return RELEASED / name
-    released = sorted(path.name for path in RELEASED.iterdir() if path.is_dir()) if RELEASED.is_dir() else []
-    hint = suggestion(name, released, "name another")
-    raise UserError(f"expected a checkpoint's directory or a released one of {released}, found {name!r}: {hint}")
 
 
 def load_checkpoint(directory: Path) -> Estimator:

@@ -15,10 +15,11 @@ from vramcast.models._base import Estimator
 from vramcast.models.baselines.static import Static
 from vramcast.models.baselines.virtual import Virtual
 from vramcast.models.buckets import Buckets
-from vramcast.models.checkpoint import checkpoint_directory, load_checkpoint
+from vramcast.models.checkpoint import load_checkpoint
 from vramcast.models.comparison import EstimatorReport, compare, predicted_rows, text_table
 from vramcast.models.example import Example
 from vramcast.models.examples import examples_of_rows
+from vramcast.models.released import checkpoint_directory
 from vramcast.models.simulation_store import SimulationStore
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.sizes import MIB

@@ -27,9 +27,10 @@ from vramcast.errors import UserError, check_probability, suggestion
 from vramcast.models._base import Estimator
 from vramcast.models.answer import Answer, Bucket
 from vramcast.models.buckets import Buckets, choose_bucket
-from vramcast.models.checkpoint import checkpoint_directory, load_checkpoint
+from vramcast.models.checkpoint import load_checkpoint
 from vramcast.models.example import Example
 from vramcast.models.examples import UNBOUNDED_BYTES, example_of_simulation, example_of_table
+from vramcast.models.released import checkpoint_directory
 from vramcast.virtual_gpu.measurement import Measurement
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.sizes import MIB

@@ -46,8 +46,9 @@ def test_many_jobs_are_answered_in_order_and_errors_stop_none(capfd, tmp_path):
         json.dumps({"target": f"{FILE}:UNet"}),
     ]
     (tmp_path / "jobs.jsonl").write_text("\n".join(lines) + "\n")
-    code, found, _ = classified(capfd, "--jobs", str(tmp_path / "jobs.jsonl"))
-    assert code == 0
+    code, found, errors = classified(capfd, "--jobs", str(tmp_path / "jobs.jsonl"))
+    assert code == 2
+    assert errors.endswith("4 of 8 jobs have no answer: see their errors\n")
     assert [item["status"] for item in found] == ["ok", "ok", "ok", "error", "error", "ok", "error", "error"]
     assert [item["target"] for item in found[:4]] == [GPUMEMNET, *[f"{FILE}:UNet"] * 2, f"{FILE}:broken"]
     assert found[0]["batch_size"] == 64

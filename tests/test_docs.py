@@ -18,7 +18,8 @@ from vramcast.dataset_builder import families, specification
 from vramcast.dataset_builder.configuration import compose_build
 from vramcast.dataset_builder.devices import device_names, load_profile
 from vramcast.dataset_builder.schema import Provenance, Row, StaticEstimate
-from vramcast.models.checkpoint import KINDS, RELEASED
+from vramcast.models.checkpoint import KINDS
+from vramcast.models.released import RELEASED
 from vramcast.models.storage import FORMAT, FORMAT_VERSION
 from vramcast.train.configuration import configure
 from vramcast.virtual_gpu.measurement import Measurement

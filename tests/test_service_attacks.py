@@ -16,7 +16,7 @@ from vramcast.collocation.service import kubernetes_routes
 from vramcast.collocation.service.loaded_checkpoint import Checkpoint
 from vramcast.collocation.service.settings import Limits, Settings
 from vramcast.dataset_builder.filters import check
-from vramcast.models.checkpoint import RELEASED
+from vramcast.models.released import RELEASED
 
 
 def run(scenario: Callable[[Service], Awaitable[None]], settings: Settings | None = None, **options: Any) -> None:

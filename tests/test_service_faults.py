@@ -27,7 +27,7 @@ from vramcast.collocation.service.worker_pool import (
     WorkerPool,
 )
 from vramcast.errors import UserError
-from vramcast.models.checkpoint import RELEASED
+from vramcast.models.released import RELEASED
 from vramcast.virtual_gpu.training_setup import parse_call
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vramcast.collocation.client import Client, Estimate
-from vramcast.models.checkpoint import RELEASED
+from vramcast.models.released import RELEASED
 
 ROOT = Path(__file__).parents[1]
 

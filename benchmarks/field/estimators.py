@@ -22,11 +22,12 @@ from vramcast.models.baselines.majority import Majority
 from vramcast.models.baselines.shape_inference import ShapeInference
 from vramcast.models.baselines.virtual import Virtual
 from vramcast.models.baselines.weights import Weights
-from vramcast.models.checkpoint import RELEASED, load_checkpoint
+from vramcast.models.checkpoint import load_checkpoint
 from vramcast.models.classifiers import NetworkClassifier, NetworkSettings
 from vramcast.models.ensemble import Ensemble
 from vramcast.models.example import Example
 from vramcast.models.fitting import PlainFitter
+from vramcast.models.released import RELEASED
 
 RISK = 0.01
 TRAINED = "for its training rows"

@@ -10,9 +10,10 @@ from vramcast.dataset_builder.schema import Row, Spec
 from vramcast.dataset_builder.store.importers import read_rows, real_networks
 from vramcast.dataset_builder.store.splits import in_half
 from vramcast.errors import UserError
-from vramcast.models.checkpoint import RELEASED, load_metrics
+from vramcast.models.checkpoint import load_metrics
 from vramcast.models.example import Example
 from vramcast.models.examples import examples_of_rows
+from vramcast.models.released import RELEASED
 from vramcast.models.simulation_store import SimulationStore
 from vramcast.train.configuration import configure
 from vramcast.train.data import measured_rows

@@ -36,7 +36,7 @@ from vramcast.collocation.service.requests import (
 from vramcast.collocation.service.settings import Settings
 from vramcast.collocation.service.slurm import shards_text
 from vramcast.dataset_builder.devices import device_names, load_profile
-from vramcast.models.checkpoint import RELEASED
+from vramcast.models.released import released_names
 from vramcast.version import __version__
 from vramcast.virtual_gpu.sizes import MIB
 
@@ -105,8 +105,7 @@ async def slurm(request: Request) -> Response:
 @jobs.get("/checkpoints", response_model=answers.CheckpointsReply)
 async def checkpoints(request: Request) -> Response:
     """List the estimator in use and the released ones."""
-    released = sorted(path.name for path in RELEASED.iterdir() if path.is_dir()) if RELEASED.is_dir() else []
-    return reply({"in_use": await status_of(engine_of(request)), "released": released})
+    return reply({"in_use": await status_of(engine_of(request)), "released": released_names()})
 
 
 @jobs.post("/checkpoints/reload", response_model=answers.CheckpointReply, responses={403: PROBLEMS[401]})

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 from vramcast.collocation.observed_peak import ObservedPeak, reservation_bytes
 from vramcast.errors import UserError
 from vramcast.models.answer import TIGHT, Answer
-from vramcast.models.checkpoint import checkpoint_directory, load_checkpoint, load_metrics
+from vramcast.models.checkpoint import load_checkpoint, load_metrics
 from vramcast.models.predictor import Predictor, Question
+from vramcast.models.released import checkpoint_directory
 from vramcast.models.storage import ESTIMATOR
 from vramcast.virtual_gpu.sizes import MIB
 

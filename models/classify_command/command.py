@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from vramcast.dataset_builder.defaults import BUCKET_MIB, CHECKPOINT, RISK
 from vramcast.dataset_builder.devices import DEFAULT_DEVICE
-from vramcast.dataset_builder.exit_codes import FAILED, CommandParser, exit_code
+from vramcast.dataset_builder.exit_codes import BAD_INPUT, FAILED, CommandParser, exit_code
 from vramcast.dataset_builder.jobs.targets import FORMS, parse_argument
 from vramcast.dataset_builder.schema import LayerTable
 from vramcast.dataset_builder.simulation.client import MEMORY_MIB, TIMEOUT_SECONDS, InternalError, NetworkError
@@ -23,6 +23,7 @@ from vramcast.errors import UserError, check_count
 from vramcast.models.answer import FITS, Answer
 from vramcast.models.classify_command.request import KEYS, TRAINING_OPTIONS, ClassifyRequest
 from vramcast.models.classify_command.simulators import Simulators
+from vramcast.models.released import checkpoint_directory
 from vramcast.virtual_gpu.distributed.parallelism import PARALLEL_OPTIONS
 
 if TYPE_CHECKING:  # the child starts before this process imports torch
@@ -42,11 +43,12 @@ def main(argv: Sequence[str]) -> int:
 
 def _classify(arguments: argparse.Namespace) -> int:
     check_count("--memory-limit-mib", arguments.memory_limit_mib)
+    checkpoint_directory(arguments.checkpoint)  # an unknown one fails before the child starts
     try:
         limits = (arguments.timeout, arguments.memory_limit_mib)
         environment = dict(map(_variable, arguments.env))
         with Simulators(*limits, allow_network=arguments.allow_network, environment=environment) as simulators:
-            fits = (_many if arguments.jobs else _one)(arguments, simulators)
+            return (_many if arguments.jobs else _one)(arguments, simulators)
     except InternalError as error:
         print(error.traceback, file=sys.stderr)
         print(f"vramcast classify: {error}: {_REPORT}", file=sys.stderr)
@@ -55,6 +57,9 @@ def _classify(arguments: argparse.Namespace) -> int:
         print(error.traceback, file=sys.stderr)
         print(f"vramcast classify: the network's own code failed: {error}", file=sys.stderr)
         return _NETWORK_FAILED
+
+
+def _code(arguments: argparse.Namespace, fits: bool) -> int:
     return FAILED if arguments.check and not fits else 0
 
 
@@ -125,8 +130,8 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value if equals else os.environ[name]
 
 
-def _one(arguments: argparse.Namespace, simulators: Simulators) -> bool:
-    """Classify one job; return whether it fits safely."""
+def _one(arguments: argparse.Namespace, simulators: Simulators) -> int:
+    """Classify one job; return the exit code."""
     start = time.perf_counter()
     if arguments.target is None:
         raise UserError(f"expected {FORMS}, found no target: name the network")
@@ -141,7 +146,7 @@ def _one(arguments: argparse.Namespace, simulators: Simulators) -> bool:
     print(text, end="")
     if arguments.plot:
         _plot(arguments.plot, request, subject)
-    return answer.verdict == FITS
+    return _code(arguments, answer.verdict == FITS)
 
 
 def _rendered(
@@ -192,8 +197,8 @@ def _plot(path: Path, request: ClassifyRequest, subject: Any) -> None:
     print(f"{path} written", file=sys.stderr)
 
 
-def _many(arguments: argparse.Namespace, simulators: Simulators) -> bool:
-    """Classify the jobs of a file; return whether all of them fit safely."""
+def _many(arguments: argparse.Namespace, simulators: Simulators) -> int:
+    """Classify the jobs of a file; return the exit code, which tells whether a line failed."""
     if not arguments.json:
         raise UserError("expected --json beside --jobs, found none: add it")
     if arguments.target is not None or arguments.plot:
@@ -202,7 +207,7 @@ def _many(arguments: argparse.Namespace, simulators: Simulators) -> bool:
     lines = list(_lines(arguments.jobs))
     from vramcast.models.classify_command.job_answers import answer_request
 
-    predictor, defaults, fits = _predictor(arguments.checkpoint), _values(arguments), True
+    predictor, defaults, verdicts = _predictor(arguments.checkpoint), _values(arguments), list[str | None]()
     for line in lines:
         start = time.perf_counter()
         result: Mapping[str, Any]
@@ -217,9 +222,12 @@ def _many(arguments: argparse.Namespace, simulators: Simulators) -> bool:
         except Exception as error:  # an error of vramcast must not stop the other lines either
             traceback.print_exc()
             result = _failed(line, f"{type(error).__name__}: {error}: {_REPORT}")
-        fits = fits and result.get("verdict") == FITS
+        verdicts.append(result.get("verdict"))
         print(json.dumps(result, allow_nan=False), flush=True)
-    return fits
+    if failed := verdicts.count(None):
+        print(f"vramcast classify: {failed} of {len(lines)} jobs have no answer: see their errors", file=sys.stderr)
+        return BAD_INPUT
+    return _code(arguments, all(verdict == FITS for verdict in verdicts))
 
 
 def _failed(line: str, why: str) -> dict[str, Any]:
