@@ -23,12 +23,14 @@ def status(arguments: argparse.Namespace) -> None:
 
 
 def emit_script(arguments: argparse.Namespace) -> None:
-    """Write a row as a training script that needs only torch."""
+    """Write a row as a training script that needs only torch, or Keras."""
     from vramcast.dataset_builder.emit import emit
+    from vramcast.dataset_builder.emit_keras import emit_keras
     from vramcast.dataset_builder.filters import Rejected, check
 
     spec = _find_spec(arguments.row, arguments.source)
-    text, verdict = emit(spec), check(spec)
+    text = emit_keras(spec) if arguments.framework == "keras" else emit(spec)
+    verdict = check(spec)
     if isinstance(verdict, Rejected):
         _note(f"this training fails when it runs: {verdict.reason}")
     if arguments.output:
@@ -190,6 +192,9 @@ def run_command(argv: Sequence[str]) -> int:
         subs[name].add_argument("row", help="the beginning of a row's id, gpumemnet:NAME, or a spec as FILE.json")
         subs[name].add_argument("--from", dest="source", metavar="DIR", help="the build directory that has the row")
     subs["emit"].add_argument("-o", "--output", metavar="FILE")
+    subs["emit"].add_argument(
+        "--framework", choices=("torch", "keras"), default="torch", help="keras: its torch backend"
+    )
     subs["view"].add_argument("file", help="FILE.csv or FILE.parquet")
     subs["split"].add_argument("--fractions", default="train=0.8,validation=0.1,test=0.1")
     subs["split"].add_argument("--seed", type=int, default=0)

@@ -87,7 +87,7 @@ def emit(spec: Spec) -> str:
     return _SCRIPT.substitute(
         family=spec.family,
         id=spec.id,
-        spec=_escape(pformat(spec.to_json(), width=110)),
+        spec=escaped(pformat(spec.to_json(), width=110)),
         inputs=[(item.shape, item.vocabulary) for item in plan.inputs],
         blocks=_block_sources(plan),
         network=source_of(plan.root, depth=1),
@@ -112,7 +112,7 @@ def _autocast_source(dtype: str | None) -> str:
     return "nullcontext" if dtype is None else f'lambda: torch.autocast(options.device, DTYPES["{dtype}"])'
 
 
-def _escape(text: str) -> str:
+def escaped(text: str) -> str:
     """Escape a text for a docstring: a spec may come from anywhere, and must not end it."""
     return text.replace("\\", "\\\\").replace('"', '\\"')
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vramcast.virtual_gpu.autocast import MetaScaler, autocast
 from vramcast.virtual_gpu.cuda_paths import cuda_paths
 from vramcast.virtual_gpu.kernels import cuda_kernels
-from vramcast.virtual_gpu.owners import is_layer
+from vramcast.virtual_gpu.owners import is_layer, named_parts
 from vramcast.virtual_gpu.replay import EMPTY_CACHE, FREE
 from vramcast.virtual_gpu.storage_resizes import traced_resizes
 from vramcast.virtual_gpu.trace import Trace, Tracer, Use
@@ -71,7 +71,7 @@ class _Run:
         self.inputs: tuple[Any, ...] = ()
         self.dry_run_inputs: tuple[Any, ...] = ()
         self.make_optimizer = make_optimizer
-        self.names = {id(module): name for name, module in subject.named_modules()}
+        self.names = {id(module): name for name, module in named_parts(subject)}
 
     def trace(self, epochs: int) -> Trace:
         """Trace the different steps, then compose epochs from them."""
@@ -239,7 +239,7 @@ class _Layers:
 def _watched(subject: nn.Module, tracer: Tracer) -> Iterator[None]:
     layers = _Layers(tracer)
     with ExitStack() as stack:
-        for name, module in subject.named_modules():
+        for name, module in named_parts(subject):
             stack.enter_context(layers.on(name, module))
         yield
 

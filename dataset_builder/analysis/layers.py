@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from vramcast.dataset_builder.schema import LayerRecord, LayerTable
 from vramcast.virtual_gpu.autocast import autocast_without_effect
-from vramcast.virtual_gpu.owners import is_layer
+from vramcast.virtual_gpu.owners import is_layer, named_parts
 
 # Functions that move or rename existing data; memory layouts decide whether they copy.
 _LAYOUT = frozenset({"reshape", "contiguous", "clone", "to", "float", "half", "bfloat16", "expand", "repeat", "pad"})
@@ -23,7 +23,7 @@ def layer_table(module: nn.Module, inputs: Sequence[Any], batch_size: int | None
     """
     recorder = _LayerRecorder(module, inputs, batch_size)
     with ExitStack() as stack:
-        for name, part in module.named_modules():
+        for name, part in named_parts(module):
             stack.enter_context(recorder.on(name, part))
         stack.enter_context(autocast_without_effect())
         stack.enter_context(recorder)
@@ -103,7 +103,7 @@ class _LayerRecorder(TorchFunctionMode):
 
     def add_unseen(self, module: nn.Module) -> None:
         """Record parameters that no layer has: a class token, or a weight that is used without its module."""
-        for name, part in module.named_modules():
+        for name, part in named_parts(module):
             parameters = self._parameters(part, recurse=False)
             if parameters:
                 self.records.append(LayerRecord(name, type(part).__name__, (), 0, parameters))

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from vramcast.errors import UserError
+from vramcast.virtual_gpu.owners import is_keras
 
 
 def build_on_meta(make: Callable[[], nn.Module]) -> nn.Module:
@@ -36,6 +37,8 @@ def to_meta(module: nn.Module) -> nn.Module:
     """Return the module if all of it is on meta, else a copy there; `.to` alone would untie shared weights."""
     if not isinstance(module, nn.Module):
         raise UserError(f"expected a torch.nn.Module, found {type(module).__name__}: return one from the factory")
+    if is_keras(module):  # it chooses its device itself, and is made again on the virtual GPU
+        return module
     tensors = [*module.parameters(), *module.buffers()]
     placed = module if all(item.is_meta for item in tensors) else copy_to_meta(module)
     return placed.to("meta")  # moves nothing, but Lightning modules record their device

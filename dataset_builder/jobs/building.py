@@ -20,10 +20,12 @@ from vramcast.dataset_builder.families.meta_device import build_on_meta
 from vramcast.dataset_builder.jobs.architectures import find_architecture
 from vramcast.dataset_builder.jobs.batches import MakeBatch, resized
 from vramcast.dataset_builder.jobs.job import ModuleJob
+from vramcast.dataset_builder.jobs.keras_networks import keras_input, keras_step
 from vramcast.dataset_builder.jobs.optimizers import single_optimizer
 from vramcast.dataset_builder.jobs.targets import BuildRequest, Target, parse_shape
 from vramcast.dataset_builder.plan import InputTensor
 from vramcast.errors import UserError, suggestion
+from vramcast.virtual_gpu.owners import is_keras
 from vramcast.virtual_gpu.training_step import random_inputs
 
 _SEQUENCE = 512
@@ -37,7 +39,10 @@ def build_job(request: BuildRequest) -> ModuleJob:
     tolerate_broken_torchvision()  # user code may import it at any time, if only through another library
     place = _import(request.target)
     factory = _attribute(place, request.target.factory, request.target)
-    module = build_on_meta(partial(_call_factory, factory, request.arguments))
+    make = partial(_call_factory, factory, request.arguments)
+    module = build_on_meta(make)
+    if is_keras(module):
+        return _keras_job(request, place, module, make)
     step = None if request.step_factory is None else _attribute(place, request.step_factory, request.target)
     if step is None and _is_lightning(module):
         return ModuleJob(module, _lightning_batch(request, place, module), _lightning_step, _configured)
@@ -131,6 +136,15 @@ def _batches(request: BuildRequest, place: ModuleType | None, module: nn.Module)
 def _random_batch(inputs: list[InputTensor], size: int) -> Any:
     tensors = random_inputs([(item.shape, item.vocabulary) for item in inputs], size, "fp32", "meta")
     return tensors if len(tensors) > 1 else tensors[0]
+
+
+def _keras_job(request: BuildRequest, place: ModuleType, module: nn.Module, make: Callable[[], nn.Module]) -> ModuleJob:
+    step: Any = keras_step
+    if request.step_factory is not None:
+        step = _attribute(place, request.step_factory, request.target)
+    shape = None if request.inputs or request.inputs_factory else keras_input(module)
+    batches = _batches(request, place, module) if shape is None else partial(_random_batch, [InputTensor(shape)])
+    return ModuleJob(module, batches, step, rebuild=make)
 
 
 def _is_lightning(module: nn.Module) -> bool:

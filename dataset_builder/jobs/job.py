@@ -3,7 +3,7 @@
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from types import MappingProxyType
@@ -117,8 +117,11 @@ class ModuleJob(Job):
         step: TrainingStep | None = None,
         optimizer: OptimizerOf | None = None,
         family: str = "module",
+        rebuild: Callable[[], nn.Module] | None = None,
     ) -> None:
         self.module = module.train()
+        self.rebuild = rebuild
+        """Makes the module on the virtual GPU, for networks that choose their device themselves."""
         self.batch = Batches(make)
         self.step = step
         self.family = family

@@ -5,7 +5,7 @@ work there; values that are not known are assumed, and the assumptions are part 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -20,11 +20,12 @@ from vramcast.dataset_builder.families.meta_device import copy_to_meta
 from vramcast.dataset_builder.jobs.batches import input_shapes
 from vramcast.dataset_builder.jobs.checkpointing import enable_checkpointing
 from vramcast.dataset_builder.jobs.job import ModuleJob
+from vramcast.dataset_builder.jobs.keras_networks import build_variables
 from vramcast.dataset_builder.jobs.optimizers import OWN, factory_of
 from vramcast.dataset_builder.jobs.steps import LossCall
 from vramcast.dataset_builder.simulation.live_simulation import simulation_of_run, unbounded
 from vramcast.dataset_builder.simulation.simulation import Simulation
-from vramcast.errors import UntraceableError
+from vramcast.errors import UntraceableError, UserError
 from vramcast.virtual_gpu.allocator import AllocatorOptions
 from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
 from vramcast.virtual_gpu.measurement import Status
@@ -84,13 +85,7 @@ class LiveJob:
 
     def _train(self, job: ModuleJob) -> None:
         setup = self.training
-        module = copy_to_meta(job.module)
-        if setup.dtype != job.dtype:
-            module = module.to(DTYPES[setup.dtype])
-        if setup.checkpointing:
-            enable_checkpointing(module)
-        _attach_trainer(module)
-        self._place(module)
+        module = self._rebuilt(job, job.rebuild) if job.rebuild is not None else self._copied(job)
         network = LossCall(module, job.step)
         optimizer = _optimizer(job, module, setup)
         dtype = DTYPES[setup.autocast] if setup.autocast else None
@@ -99,6 +94,31 @@ class LiveJob:
         batches = (self._batches(job) for _ in range(_STEPS))
         for _ in training_steps(network, optimizer, batches, "own", autocast, scaler, setup.zero_grad):
             pass
+
+    def _rebuilt(self, job: ModuleJob, make: Callable[[], nn.Module]) -> nn.Module:
+        """Make the module again, on the device that it chooses: the virtual GPU."""
+        setup = self.training
+        if setup.parallel or setup.checkpointing or setup.dtype != job.dtype:
+            raise UserError(
+                "expected a Keras network as its file builds it, found --parallel, --checkpointing or another --dtype: "
+                "drop them, and set the dtype policy in the file"
+            )
+        self._gpu.tracer.phase = Use.PARAMETERS
+        module = make().train()
+        self._gpu.tracer.phase = Use.ACTIVATIONS
+        build_variables(module, next(self._batches(job))[0])
+        return module
+
+    def _copied(self, job: ModuleJob) -> nn.Module:
+        setup = self.training
+        module = copy_to_meta(job.module)
+        if setup.dtype != job.dtype:
+            module = module.to(DTYPES[setup.dtype])
+        if setup.checkpointing:
+            enable_checkpointing(module)
+        _attach_trainer(module)
+        self._place(module)
+        return module
 
     def _batches(self, job: ModuleJob) -> Iterator[tuple[Any]]:
         for _ in range(self.training.accumulate):

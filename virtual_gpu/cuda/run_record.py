@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from vramcast.virtual_gpu.owners import is_layer
+from vramcast.virtual_gpu.owners import is_layer, named_parts
 from vramcast.virtual_gpu.trace import Use, in_backward
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class RunRecord:
         self.phase = "forward" if module.training else "evaluation"
         self._tracer.phase = Use.ACTIVATIONS
         if id(module) not in self._names:
-            self._names[id(module)] = {id(part): name for name, part in module.named_modules()}
+            self._names[id(module)] = {id(part): name for name, part in named_parts(module)}
             for part in module.modules():
                 for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
                     self._tracer.mark(tensor, Use.PARAMETERS)

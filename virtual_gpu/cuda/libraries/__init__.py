@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vramcast.virtual_gpu.cuda.libraries import (
     bitsandbytes_library,
-    keras_optimizers,
+    keras_library,
     lightning_io,
     safetensors_files,
     torchvision_operators,
@@ -31,7 +31,7 @@ _LIBRARIES = (
     transformers_models,
     torchvision_operators,
     bitsandbytes_library,
-    keras_optimizers,
+    keras_library,
 )
 
 

@@ -24,4 +24,9 @@ def _apply(module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> None:
     patches.set(optimizer, "apply", apply)
 
 
-PATCHES = {"keras.src.optimizers.base_optimizer": _apply}
+def _use_device(module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> None:
+    """Let Keras choose the virtual GPU, also if it was imported before."""
+    patches.set(module, "DEFAULT_DEVICE", "cuda")
+
+
+PATCHES = {"keras.src.optimizers.base_optimizer": _apply, "keras.src.backend.torch.core": _use_device}
