@@ -9,18 +9,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vramcast.dataset_builder.defaults import BUCKET_MIB, CHECKPOINT, RISK
 from vramcast.dataset_builder.devices import DEFAULT_DEVICE, device_file
-from vramcast.dataset_builder.exit_codes import CommandParser, exit_code
+from vramcast.dataset_builder.exit_codes import FAILED, CommandParser, exit_code
 from vramcast.dataset_builder.run.client import MEMORY_MIB, TIMEOUT_SECONDS, RunOptions, run_script
 from vramcast.dataset_builder.run.command_line import parse_command
 from vramcast.dataset_builder.run.report import RunReport
-from vramcast.dataset_builder.simulation.client import NetworkError
+from vramcast.dataset_builder.simulation.client import InternalError, NetworkError
 from vramcast.errors import UserError, check_amount, check_count
 
+if TYPE_CHECKING:
+    from vramcast.models.predictor import Predictor
+
 _SCRIPT_ERROR = 3
+_REPORT = "this is an error of vramcast, not of the script: please report it with the traceback above"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -75,6 +79,11 @@ def _options(arguments: argparse.Namespace) -> RunOptions:
     check_amount("--timeout", arguments.timeout, zero=False)
     check_count("--rank", arguments.rank, least=0)
     check_count("--memory-limit-mib", arguments.memory_limit_mib)
+    check_count("--bucket-mib", arguments.bucket_mib)
+    if not 0 < arguments.risk < 1:
+        raise UserError(f"expected --risk to be a number between 0 and 1, found {arguments.risk}: change it")
+    if arguments.snapshot and not arguments.snapshot.absolute().parent.is_dir():
+        raise UserError(f"expected a directory for --snapshot {arguments.snapshot}, found none: make it")
     device_file(arguments.device)  # an unknown device fails before torch is imported
     return RunOptions(
         steps=arguments.steps,
@@ -99,34 +108,59 @@ def _fraction(text: str) -> float:
 
 def _answer(arguments: argparse.Namespace, command: list[str], options: RunOptions) -> int:
     from vramcast.dataset_builder.devices import gpu_profiles, load_profile  # noqa: PLC0415 - imports torch
+    from vramcast.models.predictor import Predictor  # noqa: PLC0415
 
     start = time.perf_counter()
     profile = load_profile(arguments.device)
+    predictor = Predictor.load(arguments.checkpoint)  # a wrong name fails before the script starts
     others = gpu_profiles()
     try:
         report = run_script(command, profile, others, options)
+    except InternalError as error:
+        print(error.traceback, file=sys.stderr)
+        print(f"vramcast run: {error}: {_REPORT}", file=sys.stderr)
+        return FAILED
     except NetworkError as error:
         print(f"vramcast run: the script's process ended: {error}", file=sys.stderr)
         return _SCRIPT_ERROR
-    if report.failure and not report.ran_out_of_memory:
-        print(report.traceback, file=sys.stderr)
-        print(f"vramcast run: the script failed: {report.failure}", file=sys.stderr)
-        if not report.steps:
-            return _SCRIPT_ERROR
+    code = 0 if report.ran_out_of_memory else _failure(report)
+    if code and not report.steps:
+        return code
+    if report.simulation is None and report.ending.startswith("stopped"):
+        raise UserError(
+            f"expected a network that trains within {options.timeout_seconds:g} s, found none yet: raise --timeout"
+        )
     if report.simulation is None:
         raise UserError(
             "expected a script that trains on the GPU, found that no network ran there: check that it picks "
             f"'cuda' ({report.ending})"
         )
-    _print(arguments, command, report, start)
-    return 0
+    _print(predictor, arguments, command, report, start)
+    return code
 
 
-def _print(arguments: argparse.Namespace, command: list[str], report: RunReport, start: float) -> None:
+def _failure(report: RunReport) -> int:
+    """Print the error that ended a script, if one did, and return the exit code."""
+    if report.failure is None:
+        return 0
+    if report.traceback:
+        print(report.traceback, file=sys.stderr)
+    steps = len(report.steps)
+    until = f"; the figures are those of the {steps} optimizer steps before it" if steps else ""
+    if report.internal:
+        print(f"vramcast run: {report.failure}: {_REPORT}{until}", file=sys.stderr)
+        return FAILED
+    print(f"vramcast run: the script failed: {report.failure}{until}", file=sys.stderr)
+    return _SCRIPT_ERROR
+
+
+def _print(
+    predictor: "Predictor", arguments: argparse.Namespace, command: list[str], report: RunReport, start: float
+) -> None:
     from vramcast.dataset_builder.devices import gpu_profiles, load_profile  # noqa: PLC0415
     from vramcast.models.classify_command.page import Page  # noqa: PLC0415
     from vramcast.models.long_runs import covers_long_run  # noqa: PLC0415
-    from vramcast.models.predictor import Predictor, Question  # noqa: PLC0415
+    from vramcast.models.predictor import Question  # noqa: PLC0415
     from vramcast.models.run_screen import rendered_run, to_json  # noqa: PLC0415
 
     simulation: Any = report.simulation
@@ -134,14 +168,14 @@ def _print(arguments: argparse.Namespace, command: list[str], report: RunReport,
     profile = load_profile(arguments.device)
     devices = list({item.name: item for item in (profile, *gpu_profiles())}.values())
     questions = [Question.of_simulation(title, simulation, item) for item in devices]
-    answers = Predictor.load(arguments.checkpoint).answers(questions, arguments.risk, arguments.bucket_mib)
+    answers = predictor.answers(questions, arguments.risk, arguments.bucket_mib)
     answers = [covers_long_run(item, report) for item in answers]
     answer = replace(answers[0], seconds=time.perf_counter() - start)
+    names = {item.name for item in gpu_profiles()}
+    others = [item for item in answers if item.device in names]
     if arguments.json:
-        print(json.dumps(to_json(answer, report), allow_nan=False))
+        print(json.dumps(to_json(answer, report, others), allow_nan=False))
     else:
-        names = {item.name for item in gpu_profiles()}
-        others = [item for item in answers if item.device in names]
         page = Page(answer, profile.title, simulation.training, simulation.costs, others)
         print(rendered_run(page, report, shutil.get_terminal_size((100, 40)).columns, sys.stdout.isatty()), end="")
     if arguments.plot and report.curve is not None:

@@ -1,7 +1,7 @@
 """The report of a run as text and as JSON: the answer of `classify`, and the course of the run."""
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vramcast.dataset_builder.run.report import RunReport, StepPeak
@@ -21,7 +21,7 @@ def rendered_run(page: Page, report: RunReport, width: int = 100, colours: bool 
     return f"{render_page(page, width, colours)}\n{text}\n"
 
 
-def to_json(answer: Answer, report: RunReport) -> dict[str, Any]:
+def to_json(answer: Answer, report: RunReport, devices: Sequence[Answer] = ()) -> dict[str, Any]:
     """Return the answer's JSON with the course of the run under 'run'."""
     first, steady = report.first_step, report.steady_step
     run = {
@@ -42,6 +42,16 @@ def to_json(answer: Answer, report: RunReport) -> dict[str, Any]:
                 "shapes": [list(shape) for shape in item.shapes],
             }
             for item in report.steps
+        ],
+        "devices": [
+            {
+                "device": item.device,
+                "verdict": item.verdict,
+                "estimate_mib": item.estimate_mib,
+                "safe_mib": item.safe_mib,
+                "notes": list(item.notes),
+            }
+            for item in devices
         ],
         "lines": [{"place": item.place, "mib": item.held_bytes / MIB} for item in report.lines],
         "fragmentation": fragmentation(answer),

@@ -5,6 +5,7 @@ import math
 import pickle
 import random
 import sys
+from dataclasses import replace
 from textwrap import dedent
 
 import pytest
@@ -16,7 +17,9 @@ from vramcast.cli import main
 from vramcast.dataset_builder.run.command_line import Program, parse_command
 from vramcast.errors import UserError
 from vramcast.models.long_runs import growth_factor
+from vramcast.virtual_gpu.capability import RecordedCapability
 from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.source_lines import is_fault_of_virtual_gpu
 
 TRAIN = """
 import sys, torch
@@ -75,6 +78,8 @@ def test_the_report_says_what_the_script_takes(tmp_path, capsys):
     assert answer["allocated_mib"] == pytest.approx((steady + 4 * x) / MIB, abs=0.6)
     assert answer["verdict"] == "fits" and answer["run"]["ending"] == "the script ended"
     assert len(answer["run"]["steps"]) == 3 and answer["run"]["steps"][0]["shapes"] == [[64, 1024]]
+    others = {item["device"]: item for item in answer["run"]["devices"]}
+    assert others["rtx_4090"]["verdict"] == "fits" and others["rtx_4090"]["safe_mib"] > answer["allocated_mib"]
     assert pickle.loads(snapshot.read_bytes())["device_traces"][0]
 
 
@@ -96,13 +101,48 @@ def test_a_script_that_does_not_fit_is_run_again_for_its_need(tmp_path, capsys):
     assert answer["allocated_mib"] > 3 * 32 * 1024, "input, output and its square, 32 GiB each"
 
 
-def test_errors_of_a_script_are_its_own(tmp_path, capsys):
-    path = script(tmp_path, extra="raise ValueError('a bug')").replace("train.py", "train.py")
-    code, _, err = run(capsys, "--", sys.executable, path)
-    assert "ValueError: a bug" in err and "train.py:9" in err and code == 0, "after a step there is a report"
+def test_a_script_that_fails_after_a_step_is_reported_and_no_success(tmp_path, capsys):
+    path = script(tmp_path, extra="raise ValueError('a bug')")
+    code, out, err = run(capsys, "--", sys.executable, path)
+    assert code == 3 and "ValueError: a bug" in err and "train.py:9" in err
+    assert "the figures are those of the 1 optimizer steps before it" in err
+    assert "The run: the script failed; 1 step" in out and "ValueError: a bug" in out
+    assert "simulated peaks" in out, "what was measured until then"
+
+
+def test_a_script_that_exits_with_a_code_is_no_success(tmp_path, capsys):
+    path = script(tmp_path, extra="sys.exit(7)")
+    code, out, err = run(capsys, "--json", "--", sys.executable, path)
+    answer = json.loads(out)["run"]
+    assert code == 3 and answer["ending"] == "the script failed" and answer["failure"] == "it exited with code 7"
+    assert "the script failed: it exited with code 7" in err and "Traceback" not in err
+
+
+def test_a_script_that_fails_before_a_step_has_no_report(tmp_path, capsys):
     (tmp_path / "broken.py").write_text("import nothing_of_that_name")
-    code, _, err = run(capsys, "--", sys.executable, str(tmp_path / "broken.py"))
-    assert code == 3 and "ModuleNotFoundError" in err
+    code, out, err = run(capsys, "--", sys.executable, str(tmp_path / "broken.py"))
+    assert code == 3 and "ModuleNotFoundError" in err and not out
+
+
+def test_a_fault_of_the_virtual_gpu_is_not_the_scripts(monkeypatch, tmp_path, capsys):
+    def failing(work):
+        with pytest.raises(Exception) as caught:
+            work()
+        return caught.value
+
+    with vramcast.VirtualGPU() as gpu:
+        x = torch.ones(3, device="cuda")
+        assert not is_fault_of_virtual_gpu(failing(lambda: torch.zeros("three", device="cuda")))
+        assert not is_fault_of_virtual_gpu(failing(lambda: x + torch.ones(3))), "tensors on two devices"
+        assert not is_fault_of_virtual_gpu(failing(x.numpy))
+        monkeypatch.setattr(gpu._cuda.tracer, "values", None)
+        ours = failing(lambda: x + 1)
+        monkeypatch.undo()
+    assert is_fault_of_virtual_gpu(ours)
+    report = replace(gpu.report, failure=str(ours), internal=True)
+    monkeypatch.setattr("vramcast.models.run_command.run_script", lambda *_: report)
+    code, _, err = run(capsys, "--", sys.executable, script(tmp_path))
+    assert code == 1 and "this is an error of vramcast, not of the script" in err and "script failed" not in err
 
 
 def test_a_script_without_a_gpu_is_told_so(tmp_path, capsys):
@@ -112,9 +152,16 @@ def test_a_script_without_a_gpu_is_told_so(tmp_path, capsys):
 
 
 def test_a_loop_that_waits_for_the_loss_is_stopped(tmp_path, capsys):
-    path = script(tmp_path, steps=1, extra="\n    while loss.item() > 0.5: loss = loss + 0")
-    code, out, _ = run(capsys, "--json", "--timeout", "5", "--", sys.executable, path)
-    assert code == 0 and json.loads(out)["run"]["ending"] == "stopped after 5 s, the limit (--timeout)"
+    shorter = "import signal; signal.setitimer(signal.ITIMER_REAL, 0.5)"  # so that a busy machine has trained by then
+    path = script(tmp_path, steps=1, extra=f"{shorter}\n    while loss.item() > 0.5: loss = loss + 0")
+    code, out, _ = run(capsys, "--json", "--timeout", "300", "--", sys.executable, path)
+    assert code == 0 and json.loads(out)["run"]["ending"] == "stopped after 300 s, the limit (--timeout)"
+
+
+def test_a_script_that_never_trains_in_time_is_told_so(tmp_path, capsys):
+    (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
+    code, _, err = run(capsys, "--timeout", "0.2", "--", sys.executable, str(tmp_path / "slow.py"))
+    assert code == 2 and "expected a network that trains within 0.2 s, found none yet: raise --timeout" in err
 
 
 def test_torchrun_with_one_rank_runs(tmp_path, capsys):
@@ -132,8 +179,13 @@ def test_torchrun_with_one_rank_runs(tmp_path, capsys):
 
 def test_options_are_checked(tmp_path, capsys):
     path = script(tmp_path)
-    for words in (("--steps", "0"), ("--timeout", "-1"), ("--assume-nonzero", "2"), ("--device", "none")):
-        assert run(capsys, *words, "--", sys.executable, path)[0] == 2
+    wrong = (("--steps", "0"), ("--timeout", "-1"), ("--assume-nonzero", "2"), ("--device", "none"), ("--risk", "0"),
+             ("--bucket-mib", "0"), ("--rank", "x"), ("--snapshot", f"{tmp_path}/none/s.pickle"),
+             ("--checkpoint", "BADNAME"))  # fmt: skip
+    for words in wrong:
+        code, out, err = run(capsys, *words, "--", sys.executable, path)
+        assert code == 2 and not out and words[1] in err, words
+        assert "ended" not in err, f"{words}: the script must not start"
 
 
 def test_the_context_manager_answers(monkeypatch):
@@ -150,6 +202,34 @@ def test_the_context_manager_answers(monkeypatch):
         and answer.allocated_mib == gpu.report.simulation.peaks["rtx_4090"].bounded.allocated_bytes / MIB
     )
     assert SCRIPTS.is_dir() and not torch.cuda.is_available()
+
+
+def test_other_devices_that_take_other_kernels_are_named():
+    from vramcast.dataset_builder.devices import load_profile
+    from vramcast.dataset_builder.run.observation import report_of
+    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+
+    def simulated(dtype):
+        gpu = VirtualCuda(load_profile("a100_40gb"))
+        with gpu:
+            layer = torch.nn.TransformerEncoderLayer(256, 4, batch_first=True, device="cuda", dtype=dtype)
+            optimizer = torch.optim.SGD(layer.parameters())
+            layer(torch.randn(2, 128, 256, device="cuda", dtype=dtype)).sum().backward()
+            optimizer.step()
+            others = [load_profile(name) for name in ("t4", "rtx_4090")]
+            return report_of(gpu, others, ending="the script ended").simulation
+
+    half = simulated(torch.bfloat16)
+    assert len(half.notes) == 1 and "the figures for t4 replay the kernels that a100_40gb runs" in half.notes[0]
+    noted = {name: half.notes[0] in item.bounded.notes for name, item in half.peaks.items()}
+    assert noted == {"a100_40gb": False, "t4": True, "rtx_4090": False}
+
+
+def test_a_capability_holds_for_devices_that_decide_alike():
+    capability = RecordedCapability(8.6)
+    assert capability.decides_alike(7.0) and not capability.compared
+    assert capability >= 8.0 and not 9.0 <= capability and capability.compared  # noqa: SIM300
+    assert capability.decides_alike(8.9) and not capability.decides_alike(7.5) and not capability.decides_alike(9.0)
 
 
 def test_a_hundred_steps_of_random_lengths_cover_a_thousand(capsys):

@@ -5,6 +5,7 @@ it for compute capability 9.0 and 10.0, and it saves the same tensors as flash a
 """
 
 from collections.abc import Sequence
+from math import gcd
 from typing import Any
 
 import torch
@@ -44,22 +45,25 @@ def _fit(q: Tensor, k: Tensor, v: Tensor) -> bool:
 def _flash_takes(
     capability: float, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, wants_gradient: bool
 ) -> bool:
-    """Check for half precision on Ampere or later, heads of up to 256, and no mask but a square causal one."""
+    """Check for half precision on Ampere or later, heads of up to 256, and no mask but a square causal one.
+
+    The capability is compared last: a trace holds for all devices on which the comparisons end alike.
+    """
     size = q.shape[-1]
     sizes = size == k.shape[-1] == v.shape[-1] and size <= 256
     # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120: their shared memory is too small
-    small = (8.6 <= capability < 9.0 or capability >= 12.0) and size > 192 and wants_gradient
+    small = size > 192 and wants_gradient and (8.6 <= capability < 9.0 or capability >= 12.0)
     causal = not is_causal or q.shape[-2] == k.shape[-2]
     fits = mask is None and sizes and causal and not small
-    return capability >= 8.0 and q.dtype in _HALF and fits and _fit(q, k, v)
+    return q.dtype in _HALF and fits and _fit(q, k, v) and capability >= 8.0
 
 
 def _efficient_takes(capability: float, q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Check alignment for tensor cores, and no bfloat16 before Ampere (can_use_mem_efficient_attention)."""
     half = q.dtype in _HALF
     supported = q.dtype in (torch.float32, torch.float16) or (q.dtype == torch.bfloat16 and capability >= 8.0)
-    alignment = _alignment(capability, half)
-    sizes = q.shape[-1] == k.shape[-1] and q.shape[-1] % alignment == 0 and v.shape[-1] % alignment == 0
+    common = gcd(q.shape[-1], v.shape[-1])
+    sizes = q.shape[-1] == k.shape[-1] and (common % 8 == 0 or common % _alignment(capability, half) == 0)
     return supported and sizes and q.shape[-1] > 0 and q.shape[1] == k.shape[1] == v.shape[1] and _fit(q, k, v)
 
 

@@ -1,5 +1,6 @@
 """Tell whose code the frames of a stack belong to: the user's, vramcast's, or a library's."""
 
+import re
 import sys
 import traceback
 from functools import lru_cache
@@ -8,6 +9,7 @@ from types import FrameType
 
 from vramcast import start
 
+_PASSED_ON = re.compile(r"\b(original|real_\w+|func)\(")
 _HOMES = (Path(start.__file__).resolve().parent, Path(start.__file__).parent)
 
 
@@ -41,6 +43,19 @@ def is_internal(error: BaseException) -> bool:
     """
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     return bool(files) and (is_ours(files[-1]) or not any(map(is_network_code, files)))
+
+
+def is_fault_of_virtual_gpu(error: BaseException) -> bool:
+    """Return True for an exception in a frame of vramcast that neither raised it on purpose nor passed a call on.
+
+    Wrappers name the function of torch that they stand for `original`, `real_...` or `func`: what it raises is the
+    answer to the script's own arguments.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or not is_ours(frames[-1].filename):
+        return False
+    line = frames[-1].line or ""
+    return not line.startswith("raise") and _PASSED_ON.search(line) is None
 
 
 def place_of(error: BaseException) -> str | None:

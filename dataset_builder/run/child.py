@@ -17,9 +17,9 @@ from vramcast.dataset_builder.child_process import write_line
 from vramcast.dataset_builder.isolation import block_network, supervise
 from vramcast.dataset_builder.run.command_line import Program
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.source_lines import is_users, place_of
+from vramcast.virtual_gpu.source_lines import is_fault_of_virtual_gpu, is_users, place_of
 
-DONE, REFUSED = "done", "refused"
+DONE, REFUSED, INTERNAL = "done", "refused", "internal"
 
 
 def main(report_fd: int) -> None:
@@ -34,6 +34,9 @@ def main(report_fd: int) -> None:
         _Runner(request, report_fd).run()
     except UserError as error:
         write_line(report_fd, {"event": REFUSED, "reason": str(error)})
+    except Exception as error:  # the script's own are reported: this one is a fault of vramcast
+        summary = f"{type(error).__name__}: {error}"
+        write_line(report_fd, {"event": INTERNAL, "reason": summary, "traceback": traceback.format_exc()})
     _leave()
 
 
@@ -85,8 +88,15 @@ class _Runner:
             with _as_main(program):
                 _execute(program)
         except SystemExit as error:
-            failed = error.code not in (None, 0)
-            self._report("the script ended", failure=f"exit code {error.code}" if failed else None)
+            if error.code in (None, 0):
+                self._report("the script ended")
+            else:
+                shown = f"code {error.code}" if isinstance(error.code, int) else f"the message {error.code!r}"
+                self._report("the script failed", failure=f"it exited with {shown}")
+        except UserError as error:
+            if not self._gpu.record.steps:  # one sentence says what a virtual GPU cannot run
+                raise UserError(_in_words(error, kind=False)) from error
+            self._report("the script failed", error)
         except torch.OutOfMemoryError as error:
             self._report("the script ran out of memory", error, ran_out_of_memory=True)
         except BaseException as error:  # whatever a foreign script raises, also KeyboardInterrupt
@@ -125,6 +135,7 @@ class _Runner:
                 ending=ending,
                 failure=_in_words(error) if error is not None else failure,
                 traceback=_traceback(error) if error is not None else "",
+                internal=error is not None and is_fault_of_virtual_gpu(error),
                 ran_out_of_memory=ran_out_of_memory,
                 seconds=time.perf_counter() - self._start,
             )
@@ -149,9 +160,9 @@ def _execute(program: Program) -> None:
         exec(compile(program.name, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102 - the user's own words
 
 
-def _in_words(error: BaseException) -> str:
+def _in_words(error: BaseException, *, kind: bool = True) -> str:
     place = place_of(error)
-    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}" if kind else str(error)
     return f"{text} (at {place})" if place else text
 
 

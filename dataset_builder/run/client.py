@@ -13,10 +13,10 @@ from vramcast import start
 from vramcast.dataset_builder.child_process import TICK_SECONDS, ChildProcess, describe_exit
 from vramcast.dataset_builder.isolation import SECRET_WORDS, clean_environment
 from vramcast.dataset_builder.process_tree import descendants, memory_bytes
-from vramcast.dataset_builder.run.child import DONE
+from vramcast.dataset_builder.run.child import DONE, INTERNAL
 from vramcast.dataset_builder.run.command_line import parse_command
 from vramcast.dataset_builder.run.report import RunReport
-from vramcast.dataset_builder.simulation.client import NetworkError
+from vramcast.dataset_builder.simulation.client import InternalError, NetworkError
 from vramcast.dataset_builder.simulation.simulation import Peaks
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.measurement import Status
@@ -120,6 +120,8 @@ def _received(child: ChildProcess, options: RunOptions) -> RunReport:
         for event in child.reports(0.0 if ended else TICK_SECONDS):
             if event["event"] == DONE:
                 return RunReport.from_json(event["report"])
+            if event["event"] == INTERNAL:
+                raise InternalError(str(event["reason"]), None, str(event["traceback"]))
             raise UserError(str(event["reason"]))
         if ended or child.fault is not None:
             child.process.wait()

@@ -31,6 +31,7 @@ def report_of(
     ending: str,
     failure: str | None = None,
     traceback: str = "",
+    internal: bool = False,
     ran_out_of_memory: bool = False,
     seconds: float = 0.0,
 ) -> RunReport:
@@ -46,6 +47,7 @@ def report_of(
         ending=ending,
         failure=failure,
         traceback=traceback,
+        internal=internal,
         ran_out_of_memory=ran_out_of_memory,
         phases=_phases(record),
         steps=tuple(

@@ -45,6 +45,8 @@ class RunReport:
     failure: str | None
     """The error that ended the script, with its place, None where none did."""
     traceback: str
+    internal: bool
+    """The error was raised in code of vramcast, so that the script is not to blame."""
     ran_out_of_memory: bool
     """The script died of torch.OutOfMemoryError."""
     phases: tuple[PhasePeak, ...]

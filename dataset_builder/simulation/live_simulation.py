@@ -39,9 +39,12 @@ def simulation_of_run(
     _mark_parameters(gpu)
     own = _live_measurement(gpu, lowered, replayed, ran_out_of_memory)
     peaks = {gpu.profile.name: Peaks(own, replace(own, status=Status.OK, evidence=None))}
+    foreign = tuple(item.name for item in others if not gpu.capability.decides_alike(item.compute_capability))
     for profile in others:
         if profile.name not in peaks:
             bounded = measurement_of(trace, profile, *replay_on(trace, profile, gpu.options))
+            if profile.name in foreign:
+                bounded = replace(bounded, notes=(*bounded.notes, _foreign_kernels((profile.name,), gpu.profile.name)))
             need = measurement_of(trace, profile, *replay_on(trace, unbounded(profile), gpu.options))
             peaks[profile.name] = Peaks(bounded, need)
     table = _table(gpu.record)
@@ -51,7 +54,15 @@ def simulation_of_run(
         peaks=peaks,
         costs=_costs(trace, lowered, replayed, table),
         family="module",
+        notes=(_foreign_kernels(foreign, gpu.profile.name),) if foreign else (),
         traced_with={"torch": torch.__version__},
+    )
+
+
+def _foreign_kernels(devices: Sequence[str], traced: str) -> str:
+    return (
+        f"the figures for {', '.join(devices)} replay the kernels that {traced} runs; another compute capability takes "
+        "other kernels: name the device with --device"
     )
 
 

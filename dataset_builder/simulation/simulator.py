@@ -21,6 +21,7 @@ from vramcast.dataset_builder.simulation.live_job import LiveJob, needs_device
 from vramcast.dataset_builder.simulation.simulation import Curve, LayerCost, Peaks, RankPeaks, Simulation
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.virtual_gpu.capability import RecordedCapability
 from vramcast.virtual_gpu.distributed.parallelism import RankGroup
 from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.profile import DeviceProfile
@@ -46,22 +47,6 @@ class JobSimulator(Protocol):
 
     def curve(self, options: Mapping[str, Any], profile: DeviceProfile) -> Curve:
         """Return the memory over time on a device."""
-
-
-def _recorded(name: str) -> Any:
-    def compare(self: "_Capability", other: float) -> Any:
-        self.compared = True
-        return getattr(float, name)(self, other)
-
-    return compare
-
-
-class _Capability(float):
-    """A compute capability that records whether it was compared: a trace that never did holds for all devices."""
-
-    compared = False
-    __lt__, __le__, __gt__, __ge__, __eq__ = map(_recorded, ("__lt__", "__le__", "__gt__", "__ge__", "__eq__"))
-    __hash__ = float.__hash__
 
 
 @dataclass(frozen=True)
@@ -97,6 +82,9 @@ class Simulator:
 
         A network that fails because meta tensors are not CUDA tensors runs on a virtual GPU that it sees as CUDA.
         """
+        if isinstance(self.job, ModuleJob) and self.job.rebuild is not None:
+            self._live = LiveJob(self.job, self.job.setup(options), profiles[0])
+            return self._live.simulation(profiles)
         try:
             return self._simulate(options, profiles)
         except Exception as error:
@@ -178,7 +166,7 @@ class Simulator:
         if traces is None:
             if self._setup is None:
                 raise RuntimeError("there is no setup to trace")
-            capability = _Capability(compute_capability)
+            capability = RecordedCapability(compute_capability)
             prepared = self.job.prepare(self._setup)
             self._inputs = input_shapes(prepared.make_inputs(self._setup.batch_size))
             self._traced_with = library_versions(prepared.subject)

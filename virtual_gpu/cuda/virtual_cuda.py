@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.allocator import AllocatorOptions
 from vramcast.virtual_gpu.autocast import autocast_rules_in_thread
+from vramcast.virtual_gpu.capability import RecordedCapability
 from vramcast.virtual_gpu.cuda import libraries
 from vramcast.virtual_gpu.cuda.assumptions import Assumptions
 from vramcast.virtual_gpu.cuda.devices import META, ordinal_of
@@ -92,7 +93,8 @@ class VirtualCuda:
         """Checkpoints that this process keeps in the place of files, by absolute path."""
         self.unwritten: dict[str, None] = {}
         """Checkpoints that were not written, since their tensors have no data."""
-        self.tracer = LiveTracer(cuda_kernels(profile.compute_capability), self.assumptions, nonzero_fraction)
+        self.capability = RecordedCapability(profile.compute_capability)
+        self.tracer = LiveTracer(cuda_kernels(self.capability), self.assumptions, nonzero_fraction)
         self.options = options or options_of_environment()
         self.memory = LiveMemory(self.tracer.trace, profile, self.options, unbounded=unbounded)
         self.tracer.connect(self.memory)
@@ -107,7 +109,7 @@ class VirtualCuda:
         if _active:
             raise UserError("expected one virtual GPU at a time, found another that is active: leave it first")
         with ExitStack() as stack:
-            stack.enter_context(cuda_paths(self.profile.compute_capability))
+            stack.enter_context(cuda_paths(self.capability))
             stack.enter_context(_lifting_host_tensors())
             patches = Patches()
             stack.callback(patches.undo)

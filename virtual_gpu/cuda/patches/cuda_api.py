@@ -65,7 +65,9 @@ def _device_functions(gpu: "VirtualCuda") -> dict[str, Any]:
     def set_device(device: Any) -> None:
         gpu.check_ordinal(device)
 
-    modern = capability >= (8, 0)
+    def is_modern() -> bool:
+        return bool(gpu.capability >= 8.0)
+
     return {
         "is_initialized": lambda: True, "_is_compiled": lambda: True, "device_count": lambda: gpu.device_count,
         "current_device": lambda: gpu.device.index, "set_device": set_device, "_lazy_init": lambda: None,
@@ -74,8 +76,8 @@ def _device_functions(gpu: "VirtualCuda") -> dict[str, Any]:
         "get_arch_list": lambda: [f"sm_{capability[0]}{capability[1]}"],
         "get_device_capability": lambda device=None: capability,
         "synchronize": lambda device=None: gpu.streams.synchronize(),
-        "is_bf16_supported": lambda including_emulation=True: modern or including_emulation,
-        "is_tf32_supported": lambda: modern, "ipc_collect": lambda: None, "device": _DeviceGuard,
+        "is_bf16_supported": lambda including_emulation=True: including_emulation or is_modern(),
+        "is_tf32_supported": is_modern, "ipc_collect": lambda: None, "device": _DeviceGuard,
         "device_of": _DeviceGuard, "_device": _DeviceGuard, "utilization": lambda device=None: 0,
         "can_device_access_peer": lambda device, peer: False, "_sleep": lambda cycles: None,
         "is_current_stream_capturing": lambda: False, "_exchange_device": lambda device: gpu.device.index,
