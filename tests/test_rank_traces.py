@@ -140,6 +140,18 @@ def test_fsdp1_frees_gathered_parameters_by_events() -> None:
     assert held[Use.PARAMETERS] == sum(parameters(mlp))
 
 
+def test_fsdp1_holds_whole_gradients_until_the_last_microbatch() -> None:
+    """As in accelerate: gradients are reduced once a step, and those of the first microbatch are whole until then."""
+    once, twice = (
+        peak_requested(rank_trace(mlp, rows(), "fsdp1", training={"optimizer": "SGD", "accumulate": count}))
+        for count in (1, 2)
+    )
+    assert twice - once > 0.6 * 4 * sum(parameters(mlp))  # of four shards, three more
+    assert held_by_use(rank_trace(mlp, rows(), "fsdp1", training={"accumulate": 2}))[Use.GRADIENTS] == sum(
+        parameters(mlp)
+    )
+
+
 def test_tensor_parallel_layers_hold_a_part() -> None:
     whole, part = (held_by_use(rank_trace(llama, tokens(), "tp", world_size=size, training={"loss": "own"}))
                    for size in (1, 2))  # fmt: skip

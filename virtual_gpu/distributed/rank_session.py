@@ -201,9 +201,17 @@ class _RankRun:
             return self.zero.steps(self._batch, optimizer, self._sizes, setup, network, nullcontext)
         if self.pipeline is not None:
             return self.pipeline.steps(self._batch, optimizer, self._sizes, context)
-        batches = ((self._batch(size) for _ in range(setup.accumulate)) for size in self._sizes)
+        batches = (self._microbatches(network, size) for size in self._sizes)
         scaler = MetaScaler() if setup.autocast == "fp16" and not sharded else None
         return training_steps(network, optimizer, batches, setup.loss, context, scaler, setup.zero_grad)
+
+    def _microbatches(self, network: nn.Module, size: int) -> Iterator[tuple[Any, ...]]:
+        """Yield the batches of one step. Under FSDP1 gradients are reduced after the last one, as in accelerate."""
+        wrapped: Any = _network_of(network)
+        for left in reversed(range(self.setup.accumulate)):
+            later = left and self.parallelism.strategy == "fsdp1"
+            with wrapped.no_sync() if later else nullcontext():
+                yield self._batch(size)
 
     def _batch(self, size: int) -> tuple[Any, ...]:
         self.tracer.phase = Use.INPUTS

@@ -1,4 +1,4 @@
-"""Networks of published runs on several GPUs: torchtitan's Llama and LoRA on a decoder, as the sources trained them."""
+"""torchtitan's Llama, with the checkpointing and the norms of its runs."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -130,63 +130,3 @@ def _selective() -> Any:
         return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
-
-
-class LanguageLoss(nn.Module):
-    """The cross entropy of logits in fp32; `keeps` the logits until the next step, as a local variable does.
-
-    With `own` it is the loss of transformers 4.39 to 4.48, which copies the logits twice.
-    """
-
-    def __init__(self, subject: nn.Module, keeps: bool = False, own: bool = False) -> None:
-        super().__init__()
-        self.subject = subject
-        self.keeps = keeps
-        self.own = own
-
-    def forward(self, tokens: Tensor, labels: Tensor) -> "Output":
-        if self.own:
-            logits = self.subject(input_ids=tokens).logits.float()
-            shifted = logits[..., :-1, :].contiguous()
-            return Output(F.cross_entropy(shifted.view(-1, shifted.shape[-1]), labels[..., 1:].reshape(-1)), None)
-        logits = self.subject(tokens)
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
-        return Output(loss, logits if self.keeps else None)
-
-
-class Output:
-    """A loss, and the logits that a loop keeps alive with it."""
-
-    def __init__(self, loss: Tensor, logits: Tensor | None) -> None:
-        self.loss = loss
-        self.logits = logits
-
-
-class Adapter(nn.Linear):
-    """One of the two matrices of LoRA, in fp32."""
-
-
-class LoraLinear(nn.Module):
-    """A frozen layer with a LoRA adapter as PEFT computes it."""
-
-    def __init__(self, base: nn.Linear, rank: int, dropout: float) -> None:
-        super().__init__()
-        self.base = base
-        self.lora_a = Adapter(base.in_features, rank, bias=False)
-        self.lora_b = Adapter(rank, base.out_features, bias=False)
-        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        result = self.base(x)
-        wide = x.to(self.lora_a.weight.dtype)
-        return (result + self.lora_b(self.lora_a(self.dropout(wide))) * 1.0).to(result.dtype)
-
-
-def add_lora(network: nn.Module, names: tuple[str, ...], rank: int, dropout: float) -> nn.Module:
-    """Freeze a network and put adapters beside the layers of these names."""
-    network.requires_grad_(False)
-    for module in list(network.modules()):
-        for name, child in list(module.named_children()):
-            if name in names and isinstance(child, nn.Linear):
-                setattr(module, name, LoraLinear(child, rank, dropout))
-    return network

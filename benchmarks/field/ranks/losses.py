@@ -1,0 +1,36 @@
+"""Losses around a network, as the training loops of the sources compute them."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - the name that every PyTorch reader knows
+
+
+class LanguageLoss(nn.Module):
+    """The cross entropy of logits in fp32; `keeps` the logits until the next step, as a local variable does.
+
+    With `own` it is the loss of transformers 4.39 to 4.48, which copies the logits twice.
+    """
+
+    def __init__(self, subject: nn.Module, keeps: bool = False, own: bool = False) -> None:
+        super().__init__()
+        self.subject = subject
+        self.keeps = keeps
+        self.own = own
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> "Output":
+        if self.own:
+            logits = self.subject(input_ids=tokens).logits.float()
+            shifted = logits[..., :-1, :].contiguous()
+            return Output(F.cross_entropy(shifted.view(-1, shifted.shape[-1]), labels[..., 1:].reshape(-1)), None)
+        logits = self.subject(tokens)
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        return Output(loss, logits if self.keeps else None)
+
+
+class Output:
+    """A loss, and the logits that a loop keeps alive with it."""
+
+    def __init__(self, loss: Tensor, logits: Any) -> None:
+        self.loss = loss
+        self.logits = logits
