@@ -74,11 +74,10 @@ class Answer:
     def to_dict(self) -> dict[str, Any]:
         """Return all fields with `fits` and `verdict` as plain values for JSON."""
         values = dict(vars(self))
+        values.update(ranks=[dict(item) for item in self.ranks], strategies=[dict(i) for i in self.strategies])
         if self.parallel is None:
-            for name in ("parallel", "ranks", "strategies"):
+            for name in ("parallel", "strategies") if self.ranks else ("parallel", "ranks", "strategies"):
                 del values[name]
-        else:
-            values.update(ranks=[dict(item) for item in self.ranks], strategies=[dict(i) for i in self.strategies])
         return {
             "status": "ok",
             **values,

@@ -48,7 +48,7 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--assume-nonzero", default="all", metavar="all|FRACTION", help="places that a mask with unknown values selects"
     )
-    parser.add_argument("--rank", type=int, default=0, metavar="N", help="of several GPUs: the rank that is simulated")
+    parser.add_argument("--rank", type=int, metavar="N", help="the only rank to simulate; default: all that differ")
     parser.add_argument("--allow-network", action="store_true", help="let the script reach other machines")
     parser.add_argument("--risk", type=float, default=RISK, help=f"that the safe figure is too low; default {RISK}")
     parser.add_argument("--bucket-mib", type=int, default=BUCKET_MIB, metavar="N", help="the width of a bucket")
@@ -77,7 +77,8 @@ def _options(arguments: argparse.Namespace) -> RunOptions:
     if arguments.steps is not None:
         check_count("--steps", arguments.steps)
     check_amount("--timeout", arguments.timeout, zero=False)
-    check_count("--rank", arguments.rank, least=0)
+    if arguments.rank is not None:
+        check_count("--rank", arguments.rank, least=0)
     check_count("--memory-limit-mib", arguments.memory_limit_mib)
     check_count("--bucket-mib", arguments.bucket_mib)
     if not 0 < arguments.risk < 1:

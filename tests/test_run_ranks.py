@@ -1,4 +1,4 @@
-"""`vramcast run` with torchrun: one rank of a script on several GPUs, against the trace of the same strategy."""
+"""`vramcast run` with torchrun: ranks of a script on several GPUs, against the traces of the same strategy."""
 
 import json
 import sys
@@ -10,6 +10,9 @@ from rank_traces import mlp, rank_trace, rows
 from vramcast.cli import main
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.virtual_gpu.allocator import CachingAllocator
+from vramcast.virtual_gpu.distributed.distinct_ranks import extremes
+from vramcast.virtual_gpu.distributed.live_groups import RankObserver
+from vramcast.virtual_gpu.distributed.parallelism import RankGroup
 from vramcast.virtual_gpu.replay import replay
 from vramcast.virtual_gpu.simulate import lower
 from vramcast.virtual_gpu.sizes import MIB
@@ -40,12 +43,12 @@ def allocated_mib(strategy, **training):
     ],
 )
 def test_a_rank_of_a_script_takes_what_its_strategy_takes(strategy, words, optimizer, capsys):
-    code, out, _ = run(capsys, "--nproc_per_node", "4", str(SCRIPTS / words[0]), *words[1:])
+    launched = ["--nproc_per_node", "4", str(SCRIPTS / words[0]), *words[1:]]
+    code, out, _ = run(capsys, *launched, options=["--rank", "0"])
     assert code == 0
     answer = json.loads(out)
     assert answer["allocated_mib"] == pytest.approx(allocated_mib(strategy, optimizer=optimizer), rel=0.01)
     assert any("NCCL" in note for note in answer["notes"])
-    assert "rank 0 of 4 is simulated" in json.dumps(answer)
 
 
 def test_a_rank_can_be_named(capsys):
@@ -53,7 +56,31 @@ def test_a_rank_can_be_named(capsys):
         capsys, "--nproc_per_node", "2", "--nnodes", "2", str(SCRIPTS / "ranks_ddp.py"), options=["--rank", "3"]
     )
     assert code == 0
-    assert "rank 3 of 4 is simulated" in out
+    assert "rank 3 alone is simulated" in out
     code, _, error = run(capsys, "--nproc_per_node", "2", str(SCRIPTS / "ranks_ddp.py"), options=["--rank", "2"])
     assert code == 2
     assert "expected a rank below 2, found 2" in error
+
+
+def test_stages_of_a_pipeline_are_simulated_one_by_one(capsys):
+    code, out, _ = run(capsys, "--nproc_per_node", "2", str(SCRIPTS / "ranks_pipeline.py"))
+    assert code == 0
+    answer = json.loads(out)
+    second, first = answer["ranks"]
+    assert (second["rank"], second["count"], first["rank"], first["count"]) == (1, 1, 0, 1)
+    assert answer["allocated_mib"] == second["allocated_mib"]
+    state_mib = 3 * 4 * 1024 * 1025 * 4 / MIB  # parameters, two moments, and gradients of three more layers
+    assert second["allocated_mib"] - first["allocated_mib"] == pytest.approx(state_mib, rel=0.35)
+
+
+def test_equal_ranks_are_one_group(capsys):
+    code, out, error = run(capsys, "--nproc_per_node", "4", str(SCRIPTS / "ranks_ddp.py"))
+    assert code == 0
+    (group,) = json.loads(out)["ranks"]
+    assert (group["rank"], group["count"]) == (0, 4)
+    assert "vramcast run: rank 3" in error
+
+
+def test_partitions_and_uneven_shards_name_the_ranks_that_differ():
+    assert extremes([5, 3, 3, 5]) == (RankGroup(0, 2), RankGroup(1, 2))
+    assert RankObserver(8).groups([]) == (RankGroup(0, 1), RankGroup(7, 7))

@@ -15,6 +15,7 @@ from vramcast.dataset_builder.isolation import SECRET_WORDS, clean_environment
 from vramcast.dataset_builder.process_tree import descendants, memory_bytes
 from vramcast.dataset_builder.run.child import DONE, INTERNAL
 from vramcast.dataset_builder.run.command_line import parse_command
+from vramcast.dataset_builder.run.ranks import with_distinct_ranks
 from vramcast.dataset_builder.run.report import RunReport
 from vramcast.dataset_builder.simulation.client import InternalError, NetworkError
 from vramcast.dataset_builder.simulation.simulation import Peaks
@@ -43,14 +44,30 @@ class RunOptions:
     nonzero_fraction: float = 1.0
     allow_network: bool = False
     snapshot: Path | None = None
-    rank: int = 0
-    """The rank of a run on several GPUs that is simulated."""
+    rank: int | None = None
+    """The rank of a run on several GPUs that is simulated; None for all that differ."""
 
 
 def run_script(
     command: Sequence[str], profile: "DeviceProfile", others: Sequence["DeviceProfile"], options: RunOptions
 ) -> RunReport:
-    """Run a command on a virtual GPU; where it runs out of memory, once more on an unbounded one, for its need."""
+    """Run a command on a virtual GPU; on several, each rank that may differ from the first."""
+
+    def run_rank(rank: int) -> RunReport:
+        if rank != options.rank and rank:
+            print(f"vramcast run: rank {rank}", file=sys.stderr)
+        return _run_with_need(command, profile, others, replace(options, rank=rank))
+
+    report = run_rank(options.rank or 0)
+    if options.rank is None:
+        return with_distinct_ranks(report, run_rank, profile.name)
+    return replace(report, assumptions=(*report.assumptions, f"rank {options.rank} alone is simulated"))
+
+
+def _run_with_need(
+    command: Sequence[str], profile: "DeviceProfile", others: Sequence["DeviceProfile"], options: RunOptions
+) -> RunReport:
+    """Run a rank; where it runs out of memory, once more on an unbounded device, for its need."""
     report = _run_once(command, profile, others, options, unbounded=False)
     if not report.ran_out_of_memory:
         return report
@@ -92,7 +109,7 @@ def _run_once(
         "unbounded": unbounded,
         "nonzero_fraction": options.nonzero_fraction,
         "allow_network": options.allow_network,
-        "rank": options.rank,
+        "rank": options.rank or 0,
         "snapshot": str(options.snapshot.absolute()) if options.snapshot else None,
     }
     words = [interpreter, *flags, start.__file__, "vramcast.dataset_builder.run.child"]

@@ -54,13 +54,12 @@ def parse_command(words: Sequence[str]) -> tuple[str, tuple[str, ...], Program]:
         return _resolved(first), *_python_program(rest)
     if first.endswith(".py"):
         return sys.executable, (), _file(first, rest)
-    path = shutil.which(first)
+    path, launcher = shutil.which(first), _LAUNCHERS.get(Path(first).name)
     interpreter = _shebang(path) if path else None
+    if launcher is not None and (interpreter or path is None):
+        return interpreter or sys.executable, (), Program(launcher, first, tuple(rest))
     if path is None or interpreter is None:
         raise UserError(f"expected a Python program ({_FORM}), found {shlex.join(words)!r}: name the script")
-    launcher = _LAUNCHERS.get(Path(first).name)
-    if launcher is not None:
-        return interpreter, (), Program(launcher, first, tuple(rest))
     return interpreter, (), Program("file", path, tuple(rest))
 
 

@@ -31,6 +31,8 @@ def _set_rank(rank: int, nodes: int, processes: int) -> None:
         "LOCAL_WORLD_SIZE": processes,
     }
     os.environ.update({name: str(value) for name, value in values.items()})
+    if nodes * processes > 1:
+        importlib.import_module("torch.distributed.optim")  # it compiles functions, which needs torch without patches
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29500")
 

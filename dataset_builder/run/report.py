@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from vramcast.dataset_builder.simulation.simulation import Curve, Simulation
+from vramcast.virtual_gpu.distributed.parallelism import RankGroup
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class RunReport:
     """Allocations that failed and that the script handled."""
     expandable_reserved_bytes: int | None
     """The reserved peak with expandable segments."""
+    rank_groups: tuple[RankGroup, ...]
+    """Ranks that may differ from this one, and this one; empty for a script on one GPU."""
     operators: int
     seconds: float
     curve: Curve | None
@@ -76,7 +79,7 @@ class RunReport:
     def to_json(self) -> dict[str, Any]:
         """Return a mapping that `from_json` reads back."""
         values = {name: value for name, value in vars(self).items() if name not in ("simulation", "curve")}
-        for name in ("phases", "steps", "lines"):
+        for name in ("phases", "steps", "lines", "rank_groups"):
             values[name] = [asdict(item) for item in values[name]]
         values["simulation"] = self.simulation.to_json() if self.simulation else None
         values["curve"] = vars(self.curve) if self.curve else None
@@ -90,6 +93,7 @@ class RunReport:
         read["curve"] = Curve(**read["curve"]) if read["curve"] else None
         read["phases"] = tuple(PhasePeak(**item) for item in read["phases"])
         read["lines"] = tuple(LineCost(**item) for item in read["lines"])
+        read["rank_groups"] = tuple(RankGroup(**item) for item in read["rank_groups"])
         read["steps"] = tuple(
             StepPeak(**{**item, "shapes": tuple(tuple(shape) for shape in item["shapes"])}) for item in read["steps"]
         )

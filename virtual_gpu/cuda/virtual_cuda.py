@@ -89,6 +89,8 @@ class VirtualCuda:
         self.device_count = device_count
         self.nonzero_fraction = nonzero_fraction
         self.assumptions = Assumptions()
+        self.ranks: Any = None
+        """Observes what makes ranks differ, once the script joins a process group of several."""
         self.saved: dict[str, Any] = {}
         """Checkpoints that this process keeps in the place of files, by absolute path."""
         self.unwritten: dict[str, None] = {}

@@ -25,14 +25,19 @@ def distinct_ranks(network: nn.Module, parallelism: Parallelism) -> tuple[RankGr
         if uneven > _ALIKE * sum(item.numel() for item in network.parameters()):
             return (RankGroup(0, size - 1), RankGroup(size - 1, 1))
     if parallelism.strategy == "zero1" and size > 1:
-        return _partitions([item.numel() for item in network.parameters() if item.requires_grad], size)
+        return extremes(_partitions([item.numel() for item in network.parameters() if item.requires_grad], size))
     return (RankGroup(0, size),)
 
 
-def _partitions(elements: Sequence[int], size: int) -> tuple[RankGroup, ...]:
+def _partitions(elements: Sequence[int], size: int) -> list[int]:
     """Distribute parameters as ZeroRedundancyOptimizer does: the largest first, each to the smallest partition."""
     totals = [0] * size
     for count in sorted(elements, reverse=True):
         totals[totals.index(min(totals))] += count
-    extremes = dict.fromkeys((max(totals), min(totals)))
-    return tuple(RankGroup(totals.index(total), totals.count(total)) for total in extremes)
+    return totals
+
+
+def extremes(totals: Sequence[int]) -> tuple[RankGroup, ...]:
+    """Return the ranks with the largest and the smallest partition."""
+    chosen = dict.fromkeys((max(totals), min(totals)))
+    return tuple(RankGroup(totals.index(total), totals.count(total)) for total in chosen)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.distributed.pipelining import schedules
 
+from vramcast.errors import UserError
 from vramcast.virtual_gpu.autocast import replaced
 
 _NAME = "_warmup_p2p"
@@ -26,6 +27,12 @@ def static_pipeline() -> Iterator[None]:
         from torch.distributed.pipelining._utils import InferenceMode  # noqa: PLC0415 - absent before the patch's time
 
         for stage in stages:
+            given = getattr(stage, "_user_meta", None)
+            if given is not None and (given.inputs is None or given.outputs is None):
+                raise UserError(
+                    "expected a PipelineStage with input_args and output_args, found one without: pass example "
+                    "tensors, since a simulated stage cannot ask its neighbours for shapes"
+                )
             stage._inference_mode = InferenceMode.STATIC
 
     with replaced(schedule, _NAME, use_given_shapes):
