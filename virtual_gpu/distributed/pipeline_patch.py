@@ -27,8 +27,8 @@ def static_pipeline() -> Iterator[None]:
         from torch.distributed.pipelining._utils import InferenceMode  # noqa: PLC0415 - absent before the patch's time
 
         for stage in stages:
-            given = getattr(stage, "_user_meta", None)
-            if given is not None and (given.inputs is None or given.outputs is None):
+            examples = getattr(stage, "_user_meta", None)
+            if examples is not None and (examples.inputs is None or examples.outputs is None):
                 raise UserError(
                     "expected a PipelineStage with input_args and output_args, found one without: pass example "
                     "tensors, since a simulated stage cannot ask its neighbours for shapes"
