@@ -172,6 +172,7 @@ TRAINING_RULES: tuple[TrainingRule, ...] = (
         "implementation in implementations",
         "{optimizer} has no {implementation} implementation, only {implementations}",
     ),
+    TrainingRule("adapter is None", "adapters are for networks of libraries and users, these are trained whole"),
     TrainingRule("loss != 'own'", "the loss own is for networks that compute their loss: choose one of torch's"),
     TrainingRule(
         "loss != 'bce' or last_layer in ('Sigmoid', 'Softmax')",

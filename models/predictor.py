@@ -34,7 +34,7 @@ from vramcast.models.released import checkpoint_directory
 from vramcast.virtual_gpu.measurement import Measurement
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.training_setup import OPTIONS, TrainingSetup, with_parallel_options
+from vramcast.virtual_gpu.training_setup import OPTIONS, TrainingSetup, with_shorthands
 
 TABLES_ALONE = "universal_layers"
 """The released estimator for layer tables alone, which needs no simulation."""
@@ -135,7 +135,7 @@ class Predictor:
         if size is None:
             raise UserError("expected a batch size beside a function that makes inputs, found none: give batch_size=N")
         text, factory = describe_optimizer(optimizer, module)
-        setup = {"batch_size": size, "optimizer": text, **_training_options(with_parallel_options(options))}
+        setup = {"batch_size": size, "optimizer": text, **_training_options(with_shorthands(options))}
         with _default_modes():
             job = ModuleJob(copy_to_meta(module), make, step, factory)
             return self._simulated(type(module).__name__, job, setup, device, risk, start)

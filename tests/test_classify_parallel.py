@@ -16,7 +16,7 @@ from vramcast.models.classify_command.request import ClassifyRequest
 from vramcast.models.predictor import Predictor
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.training_setup import TrainingSetup, with_parallel_options
+from vramcast.virtual_gpu.training_setup import TrainingSetup, with_shorthands
 
 PLAIN = DeviceProfile(name="plain", title="Plain", total_mib=8192, compute_capability=8.0, context_mib=100)
 NETWORK = {"arch": "uniform", "input_features": 1024, "output_features": 1000, "depth": 6}
@@ -47,7 +47,7 @@ def test_parallelism_changes_the_id_of_a_spec_and_its_absence_does_not() -> None
 
 def test_options_of_the_command_line_become_one_text() -> None:
     values = {"parallel": "fsdp2", "world_size": 8, "offload": True, "batch_size": 4}
-    assert with_parallel_options(values) == {"parallel": "fsdp2(offload=True, world_size=8)", "batch_size": 4}
+    assert with_shorthands(values) == {"parallel": "fsdp2(offload=True, world_size=8)", "batch_size": 4}
     with pytest.raises(UserError, match="expected parallel with world_size, found none"):
         ClassifyRequest.of({"target": "timm:resnet18", "batch_size": 4, "world_size": 8})
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from vramcast.errors import UserError, check_choice, check_count, check_flag
 from vramcast.virtual_gpu.distributed.parallelism import STRATEGIES, Parallelism, parallelism_of, split_options
+from vramcast.virtual_gpu.finetuning_options import QUANTIZED, adapter_call, parse_pairs, quantization_call
 
 LOSSES = ("cross_entropy", "bce_with_logits", "bce", "mse", "own")
 """'own' is for networks that return their loss, as those of transformers do."""
@@ -56,14 +57,35 @@ def parallel_text(text: str, options: Mapping[str, Any] = MappingProxyType({})) 
     return call_text(parallelism.strategy, parallelism.without_defaults())
 
 
-def with_parallel_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Move options such as `world_size` into the text of `parallel`."""
+def with_shorthands(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Move options such as `world_size` into the text of `parallel`, and `lora` into that of `adapter`."""
     options, others = split_options(values)
+    lora = others.pop("lora", None)
+    if lora is not None and lora is not False:
+        if others.get("adapter") is not None:
+            raise UserError(f"expected lora or adapter, found both: leave out adapter={others['adapter']!r}")
+        others["adapter"] = adapter_text("lora" if lora is True else call_text("lora", _lora_arguments(lora)))
     if others.get("parallel") is not None:
         if not isinstance(others["parallel"], str):
             raise UserError(f"expected parallel to be a text, found {others['parallel']!r}: change it")
         others["parallel"] = parallel_text(others["parallel"], options)
     return others
+
+
+def _lora_arguments(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, str | Mapping):
+        raise UserError(f"expected lora such as 'r=16,targets=q_proj,v_proj', found {value!r}: write it like that")
+    return parse_pairs(value) if isinstance(value, str) else value
+
+
+def adapter_text(text: str) -> str:
+    """Return one text for equal adapters: 'lora:r=16,targets=q_proj' is "lora(r=16, target_modules='q_proj')"."""
+    return call_text(*adapter_call(text, parse_call))
+
+
+def quantization_text(text: str) -> str:
+    """Return one text for equal forms of quantised weights: 'NF4-dq' is 'nf4_dq'."""
+    return call_text(*quantization_call(text, parse_call))
 
 
 @dataclass(frozen=True)
@@ -121,6 +143,12 @@ class TrainingSetup:
     parallel: str | None = _option(
         None, "text", f"a strategy for several GPUs, as in 'fsdp2(world_size=8)': {', '.join(STRATEGIES)}"
     )
+    adapter: str | None = _option(
+        None, "text", "train an adapter of peft on the frozen network, as in 'lora:r=16,targets=q_proj,v_proj' or ia3"
+    )
+    quantize: str | None = _option(
+        None, "text", f"keep the frozen weights of linear layers quantised: {', '.join(QUANTIZED)}"
+    )
 
     def __post_init__(self) -> None:
         for name, option in OPTIONS.items():
@@ -138,6 +166,15 @@ class TrainingSetup:
         self._normalise_optimizer()
         if self.parallel is not None:
             object.__setattr__(self, "parallel", parallel_text(str(self.parallel)))
+        if self.adapter is not None:
+            object.__setattr__(self, "adapter", adapter_text(str(self.adapter)))
+        if self.quantize is not None:
+            object.__setattr__(self, "quantize", quantization_text(str(self.quantize)))
+            if self.adapter is None:
+                raise UserError(
+                    f"expected an adapter beside quantize={self.quantize}, found none: quantised weights cannot be "
+                    "trained; add --lora"
+                )
         if self.dry_run_batch_size is None:
             object.__setattr__(self, "dry_run_passes", 1)
 

@@ -19,6 +19,7 @@ from vramcast.dataset_builder.families.meta_device import copy_to_meta
 from vramcast.dataset_builder.filters import Rejected, check
 from vramcast.dataset_builder.jobs.batches import Batches, MakeBatch
 from vramcast.dataset_builder.jobs.checkpointing import enable_checkpointing
+from vramcast.dataset_builder.jobs.finetuning import with_finetuning
 from vramcast.dataset_builder.jobs.optimizers import DEFAULT, OWN, OptimizerOf, factory_of, parse_optimizer
 from vramcast.dataset_builder.jobs.steps import BatchCall, LossCall, TrainingStep, builtin_loss
 from vramcast.dataset_builder.schema import LayerTable, Spec
@@ -59,8 +60,8 @@ class Job(ABC):
     """Source lines of the network by the approximation that was made for them."""
 
     @abstractmethod
-    def table(self) -> LayerTable:
-        """Return the layers of the network."""
+    def table(self, training: TrainingSetup | None = None) -> LayerTable:
+        """Return the layers of the network, with the adapter of a setup if it has one."""
 
     @abstractmethod
     def setup(self, options: Mapping[str, Any]) -> TrainingSetup:
@@ -79,8 +80,13 @@ class SpecJob(Job):
         self.family = spec.family
         self._table = table
 
-    def table(self) -> LayerTable:
+    def table(self, training: TrainingSetup | None = None) -> LayerTable:
         """Return the filter's table for generated families, else look at the module."""
+        training = training or self.spec.training
+        if training.adapter is not None and self.family not in FAMILIES:
+            subject, inputs = subject_of(replace(self.spec, training=training))
+            subject, _ = with_finetuning(subject, training)
+            return dataless_table(subject, _random([(x.shape, x.vocabulary) for x in inputs], "fp32", TABLE_BATCH))
         if self._table is None:
             self._table = table_of(self.spec)
         return self._table
@@ -99,8 +105,9 @@ class SpecJob(Job):
         subject, inputs = subject_of(replace(self.spec, training=training))
         if training.checkpointing and self.family not in FAMILIES:
             enable_checkpointing(subject)
+        subject, notes = with_finetuning(subject, training)
         make = partial(_random, [(item.shape, item.vocabulary) for item in inputs], training.dtype)
-        return PreparedJob(subject, make, training, factory_of(training.optimizer))
+        return PreparedJob(subject, make, training, factory_of(training.optimizer), notes)
 
 
 def _random(shapes: Sequence[tuple[tuple[int, ...], int | None]], dtype: str, size: int) -> tuple[Tensor, ...]:
@@ -142,9 +149,14 @@ class ModuleJob(Job):
             raise UserError("expected a network with configure_optimizers, found none: name one with --optimizer")
         return TrainingSetup(**{"dtype": self.dtype, **chosen, "optimizer": optimizer})
 
-    def table(self) -> LayerTable:
+    def table(self, training: TrainingSetup | None = None) -> LayerTable:
         """Run the module once and return its layers."""
-        return self._table_and_loss[0]
+        if training is None or training.adapter is None:
+            return self._table_and_loss[0]
+        module, _ = with_finetuning(copy_to_meta(self.module).to(DTYPES[training.dtype]), training)
+        watched = BatchCall(module) if self.step is None else LossCall(module, self.step)
+        table = dataless_table(watched, (self.batch(TABLE_BATCH, training.dtype),))
+        return replace(table, layers=tuple(replace(item, name=own_name(item.name)) for item in table.layers))
 
     @cached_property
     def _table_and_loss(self) -> tuple[LayerTable, str | None]:
@@ -171,11 +183,12 @@ class ModuleJob(Job):
             module = module.to(DTYPES[training.dtype])
         if training.checkpointing:
             enable_checkpointing(module)
+        module, finetuning_notes = with_finetuning(module, training)
         for size in training.batch_sizes:  # drawn before the trace starts: drawing is not part of the job
             self.batch(size, training.dtype)
         whole = partial(self._whole_batch, training.dtype)
         make = self._own_optimizer(module) if training.optimizer == OWN else factory_of(training.optimizer)
-        notes = self.batch.notes(training.batch_size)
+        notes = (*self.batch.notes(training.batch_size), *finetuning_notes)
         if loss is None:
             return PreparedJob(LossCall(module, self.step), whole, replace(training, loss="own"), make, notes)
         arguments = partial(self._arguments, training.dtype)
@@ -219,10 +232,17 @@ class Dataless(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def own_name(name: str) -> str:
-    """Return a layer's name in the user's network, without the wrappers of `steps`."""
+    """Return a layer's name in the user's network, without the wrappers of `steps` and of peft."""
     while name.startswith("subject."):
         name = name.removeprefix("subject.")
-    return "" if name == "subject" else name
+    name = name.removeprefix("base_model.model.")
+    return "" if name in ("subject", "base_model", "base_model.model") else name
+
+
+def dataless_table(module: nn.Module, inputs: tuple[Any, ...]) -> LayerTable:
+    """Run a module once on the meta device and return its layers."""
+    with Dataless():
+        return layer_table(module, inputs, TABLE_BATCH)
 
 
 def table_of(spec: Spec) -> LayerTable:

@@ -35,7 +35,7 @@ from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
 _UNBOUNDED_MIB = 2**30
 _CURVE_POINTS = 600
 _MOST_COSTS = 50
-LIBRARIES = ("timm", "transformers", "torchvision", "lightning", "pytorch_lightning", "peft", "torch_geometric")
+LIBRARIES = ("timm", "transformers", "torchvision", "lightning", "pytorch_lightning", "peft", "bitsandbytes", "torchao", "torch_geometric")
 """Libraries whose version is part of an answer if the network has modules of theirs."""
 
 
@@ -69,6 +69,7 @@ class Simulator:
         self.job = job
         self.allocator = allocator or AllocatorOptions()
         self._table: LayerTable | None = None
+        self._tabled: str | None = None
         self._setup: TrainingSetup | None = None
         self._resolved: TrainingSetup | None = None
         self._inputs: tuple[Mapping[str, Any], ...] = ()
@@ -101,8 +102,8 @@ class Simulator:
         self._live = None
         with self._spec_errors():
             training = self._use(options)
-            if self._table is None:
-                self._table = self.job.table()
+            if self._table is None or training.adapter != self._tabled:
+                self._table, self._tabled = self.job.table(training), training.adapter
             ranks = {profile.name: self._unbounded(profile) for profile in profiles}
             replays = {name: items[0] for name, items in ranks.items()}
         return Simulation(

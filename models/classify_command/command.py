@@ -89,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
             add(flag, type=int, metavar="N", help=text)
         else:
             add(flag, metavar="NAME", type=_shard_after_forward if name == "shard_after_forward" else str, help=text)
+    add("--lora", nargs="?", const=True, metavar="KEY=VALUE,...", help="train LoRA, as in r=16,targets=q_proj,v_proj")
     add("--strategies", action="store_true", default=None, help="compare strategies with --json too")
     add("--device", metavar="NAME", help=f"a device profile, see vramcast device list; default {DEFAULT_DEVICE}")
     add("--risk", type=float, help=f"probability that the safe figure is too low; default {RISK}")

@@ -10,13 +10,13 @@ from vramcast.dataset_builder.devices import DEFAULT_DEVICE, device_file
 from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_shape, parse_target
 from vramcast.errors import UserError, check_choice, check_count, check_flag
 from vramcast.virtual_gpu.distributed.parallelism import PARALLEL_OPTIONS
-from vramcast.virtual_gpu.training_setup import OPTIONS, with_parallel_options
+from vramcast.virtual_gpu.training_setup import OPTIONS, with_shorthands
 
 TRAINING_OPTIONS = {name: option for name, option in OPTIONS.items() if not option.from_network}
 _LARGEST = 2**31
 """Of a count: torch cannot index larger tensors."""
 KEYS = (
-    *TRAINING_OPTIONS, *PARALLEL_OPTIONS, "strategies",
+    *TRAINING_OPTIONS, *PARALLEL_OPTIONS, "lora", "strategies",
     "target", "device", "risk", "bucket_mib", "max_batch", "input", "inputs", "step", "args", "python",
 )  # fmt: skip
 
@@ -50,7 +50,7 @@ class ClassifyRequest:
             raise UserError(f"expected a job with some of {sorted(KEYS)}, found {unknown}: remove or rename them")
         if "target" not in chosen:
             raise UserError(f"expected a job with a target, found {sorted(chosen)}: add it")
-        chosen = with_parallel_options(chosen)
+        chosen = with_shorthands(chosen)
         _check(chosen)
         options = {name: chosen.pop(name, None) for name in TRAINING_OPTIONS}
         inputs = chosen.pop("input", ())
@@ -84,7 +84,7 @@ def _check(chosen: Mapping[str, Any]) -> None:
                 check_flag(name, chosen[name])
             elif option.kind == "choice":
                 check_choice(name, chosen[name], option.accepted)
-    for name in ("target", "optimizer", "device", "inputs", "step", "python"):
+    for name in ("target", "optimizer", "adapter", "quantize", "device", "inputs", "step", "python"):
         if name in chosen and not isinstance(chosen[name], str):
             raise UserError(f"expected {name} to be a text, found {chosen[name]!r}: change it")
     if "bucket_mib" in chosen:

@@ -1,0 +1,84 @@
+"""Texts of adapters and of quantised weights, such as 'lora(r=16)' and 'nf4_dq', in one canonical form."""
+
+import ast
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vramcast.errors import UserError, suggestion
+
+_SYNONYMS: Mapping[str, str] = {
+    "targets": "target_modules",
+    "alpha": "lora_alpha",
+    "dropout": "lora_dropout",
+    "rank": "r",
+    "tokens": "num_virtual_tokens",
+}
+"""Short names for arguments of peft's configurations."""
+QUANTIZED: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(("nf4", "nf4_dq", "fp4", "fp4_dq"), frozenset({"blocksize", "upcast"})),
+    "int8": frozenset({"upcast"}),
+    "gptq": frozenset({"bits", "group_size"}),
+    "awq": frozenset({"group_size"}),
+    "torchao_int8": frozenset(),
+}
+"""The forms of quantised weights, with their arguments."""
+Call = tuple[str, Mapping[str, Any]]
+
+
+def parse_pairs(text: str) -> dict[str, Any]:
+    """Parse 'r=16,targets=q_proj,v_proj': a part without '=' belongs to the value before it."""
+    parts: list[list[str]] = []
+    for part in filter(None, (item.strip() for item in text.split(","))):
+        if "=" in part:
+            parts.append(part.split("=", 1))
+        elif parts:
+            parts[-1].append(part)
+        else:
+            raise UserError(f"expected arguments such as r=16,targets=q_proj,v_proj, found {text!r}: write it like that")
+    return {name.strip(): _value(values) for name, *values in parts}
+
+
+def _value(texts: list[str]) -> Any:
+    values = [_literal(item.strip()) for item in texts]
+    return values[0] if len(values) == 1 else values
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
+    except (ValueError, SyntaxError):
+        return text
+
+
+def adapter_call(text: str, parse: Callable[[str], Call]) -> Call:
+    """Return name and arguments of an adapter: 'lora', 'lora(r=16)' or 'lora:r=16,targets=q_proj,v_proj'."""
+    name, colon, pairs = text.partition(":")
+    named, arguments = (name.strip(), parse_pairs(pairs)) if colon and "(" not in name else parse(text)
+    plain = {_SYNONYMS.get(key, key): value for key, value in arguments.items()}
+    if isinstance(targets := plain.get("target_modules"), list | tuple):
+        plain["target_modules"] = sorted(targets)
+    if len(plain) < len(arguments):
+        raise UserError(f"expected each argument of {named} once, found {sorted(arguments)}: drop one of them")
+    name = named.lower().replace("-", "_")
+    if not name.isidentifier():
+        raise UserError(f"expected an adapter such as lora or 'lora:r=16', found {text!r}: write it like that")
+    return name, plain
+
+
+def quantization_call(text: str, parse: Callable[[str], Call]) -> Call:
+    """Return name and arguments of quantised weights: 'nf4', 'nf4-dq' or 'gptq(group_size=64)'."""
+    name, bracket, rest = text.strip().lower().partition("(")
+    name = name.replace("-", "_")
+    if name not in QUANTIZED:
+        if name in ("torchao_int4", "int4"):
+            raise UserError(
+                f"expected quantised weights that a gradient can pass, found {text!r}: the int4 kernel of torchao has "
+                "no backward pass, and peft refuses it; name nf4 or torchao_int8"
+            )
+        hint = suggestion(name, QUANTIZED, "name one of them")
+        raise UserError(f"expected quantised weights in one of {sorted(QUANTIZED)}, found {text!r}: {hint}")
+    arguments = parse(name + bracket + rest)[1]
+    unknown = sorted(arguments.keys() - QUANTIZED[name])
+    if unknown:
+        raise UserError(f"expected arguments of {name} among {sorted(QUANTIZED[name])}, found {unknown}: remove them")
+    return name, arguments
