@@ -14,6 +14,7 @@ _SYNONYMS: Mapping[str, str] = {
     "tokens": "num_virtual_tokens",
 }
 """Short names for arguments of peft's configurations."""
+_LISTS = frozenset({"target_modules", "modules_to_save", "feedforward_modules"})
 QUANTIZED: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("nf4", "nf4_dq", "fp4", "fp4_dq"), frozenset({"blocksize", "upcast"})),
     "int8": frozenset({"upcast"}),
@@ -34,7 +35,9 @@ def parse_pairs(text: str) -> dict[str, Any]:
         elif parts:
             parts[-1].append(part)
         else:
-            raise UserError(f"expected arguments such as r=16,targets=q_proj,v_proj, found {text!r}: write it like that")
+            raise UserError(
+                f"expected arguments such as r=16,targets=q_proj,v_proj, found {text!r}: write it like that"
+            )
     return {name.strip(): _value(values) for name, *values in parts}
 
 
@@ -52,23 +55,29 @@ def _literal(text: str) -> Any:
 
 def adapter_call(text: str, parse: Callable[[str], Call]) -> Call:
     """Return name and arguments of an adapter: 'lora', 'lora(r=16)' or 'lora:r=16,targets=q_proj,v_proj'."""
-    name, colon, pairs = text.partition(":")
-    named, arguments = (name.strip(), parse_pairs(pairs)) if colon and "(" not in name else parse(text)
-    plain = {_SYNONYMS.get(key, key): value for key, value in arguments.items()}
-    if isinstance(targets := plain.get("target_modules"), list | tuple):
-        plain["target_modules"] = sorted(targets)
-    if len(plain) < len(arguments):
-        raise UserError(f"expected each argument of {named} once, found {sorted(arguments)}: drop one of them")
-    name = named.lower().replace("-", "_")
+    colon, bracket = text.find(":"), text.find("(")
+    if bracket >= 0 and not 0 <= colon < bracket:
+        name, given = parse(text[:bracket].strip().replace("-", "_") + text[bracket:])
+    else:
+        name, _, pairs = text.partition(":")
+        name, given = name.strip().lower().replace("-", "_"), parse_pairs(pairs)
     if not name.isidentifier():
         raise UserError(f"expected an adapter such as lora or 'lora:r=16', found {text!r}: write it like that")
-    return name, plain
+    arguments = {_SYNONYMS.get(key, key): value for key, value in given.items()}
+    if len(arguments) < len(given):
+        raise UserError(f"expected each argument of {name} once, found {sorted(given)}: drop one of them")
+    for key in _LISTS & arguments.keys():
+        value = arguments[key]
+        # peft reads a text as a pattern of whole names, which a bare name of a layer is not meant to be
+        names = [value] if isinstance(value, str) and value.isidentifier() else value
+        arguments[key] = sorted(names) if isinstance(names, list | tuple) else names
+    return name.lower(), arguments
 
 
 def quantization_call(text: str, parse: Callable[[str], Call]) -> Call:
     """Return name and arguments of quantised weights: 'nf4', 'nf4-dq' or 'gptq(group_size=64)'."""
-    name, bracket, rest = text.strip().lower().partition("(")
-    name = name.replace("-", "_")
+    name, bracket, rest = text.strip().partition("(")
+    name = name.lower().replace("-", "_")
     if name not in QUANTIZED:
         if name in ("torchao_int4", "int4"):
             raise UserError(

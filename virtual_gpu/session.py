@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from vramcast.virtual_gpu.autocast import MetaScaler, autocast
 from vramcast.virtual_gpu.cuda_paths import cuda_paths
 from vramcast.virtual_gpu.kernels import cuda_kernels
+from vramcast.virtual_gpu.optimizer_in_backward import OptimizerInBackward
 from vramcast.virtual_gpu.owners import is_layer, named_parts
 from vramcast.virtual_gpu.replay import EMPTY_CACHE, FREE
 from vramcast.virtual_gpu.storage_resizes import traced_resizes
@@ -96,7 +97,8 @@ class _Run:
         for module in _in_order_of_moving(self.subject):
             self.tracer.owner = self.names[id(module)]
             for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-                self.tracer.see(tensor.detach())
+                for part in _stored(tensor.detach()):
+                    self.tracer.see(part)
         self.tracer.phase, self.tracer.owner = Use.ACTIVATIONS, ""
 
     def _dry_run(self) -> None:
@@ -123,10 +125,11 @@ class _Run:
         # On CUDA torch picks the foreach implementation if there is one, except for Adafactor; on meta it would not
         # (torch/optim/optimizer.py, _default_to_fused_or_foreach; torch/optim/_adafactor.py)
         default = "single" if name == "Adafactor" else "foreach"
-        implementation = default if self.setup.implementation == "default" else self.setup.implementation
+        chosen = self.setup.implementation
+        implementation = default if chosen in ("default", "in_backward") else chosen
         parameters = [item for item in self.subject.parameters() if item.requires_grad]
         make = self.make_optimizer or partial(make_optimizer, name, dict(arguments), implementation)
-        optimizer = make(parameters)
+        optimizer = OptimizerInBackward(parameters, make) if chosen == "in_backward" else make(parameters)
         optimizer.register_step_pre_hook(lambda *_: self._enter(Use.OPTIMIZER_STATE))
         optimizer.register_step_post_hook(lambda *_: self._enter(Use.ACTIVATIONS))
         return optimizer
@@ -242,6 +245,17 @@ def _watched(subject: nn.Module, tracer: Tracer) -> Iterator[None]:
         for name, module in named_parts(subject):
             stack.enter_context(layers.on(name, module))
         yield
+
+
+def _stored(tensor: Any) -> Iterator[Tensor]:
+    """Yield the tensors that hold the data of a tensor: a quantised weight of torchao wraps several."""
+    names = (
+        tensor.__tensor_flatten__()[0] if type(tensor) is not Tensor and hasattr(tensor, "__tensor_flatten__") else ()
+    )
+    if not names:
+        yield tensor
+    for name in names:
+        yield from _stored(getattr(tensor, name))
 
 
 def _in_order_of_moving(module: nn.Module) -> Iterator[nn.Module]:

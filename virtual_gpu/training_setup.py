@@ -13,7 +13,8 @@ from vramcast.virtual_gpu.finetuning_options import QUANTIZED, adapter_call, par
 
 LOSSES = ("cross_entropy", "bce_with_logits", "bce", "mse", "own")
 """'own' is for networks that return their loss, as those of transformers do."""
-IMPLEMENTATIONS = ("default", "foreach", "fused", "single")
+IMPLEMENTATIONS = ("default", "foreach", "fused", "single", "in_backward")
+"""'in_backward' updates each parameter as soon as its gradient is there."""
 ZERO_GRAD = ("before_forward", "before_backward", "after_step")
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 DTYPE_SYNONYMS: Mapping[str, str] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -121,7 +122,7 @@ class TrainingSetup:
     batch_size: int = field(metadata={"option": Option("count", "samples in a batch")})
     last_batch_size: int | None = _option(None, "count", "samples in the odd last batch of an epoch, if there is one")
     loss: str = _option("cross_entropy", "choice", "the loss", choices=LOSSES, from_network=True)
-    optimizer: str = _option("Adam", "text", "a class of torch.optim, as in 'sgd(momentum=0.9)', or adamw8bit")
+    optimizer: str = _option("Adam", "text", "a class of torch.optim, as in 'sgd(momentum=0.9)', or adamw_8bit")
     implementation: str = _option(
         "default", "choice", "implementation of the optimizer; default: the one that torch picks on CUDA",
         choices=IMPLEMENTATIONS,
@@ -164,6 +165,11 @@ class TrainingSetup:
                 check_choice(f"training.{name}", canonical, option.choices)
                 object.__setattr__(self, name, canonical)
         self._normalise_optimizer()
+        if self.implementation == "in_backward" and (self.accumulate > 1 or self.parallel or self.autocast == "fp16"):
+            raise UserError(
+                "expected one batch to a step, one GPU and no gradient scaler beside implementation=in_backward, found "
+                "others: gradients are freed in the backward pass; leave it out"
+            )
         if self.parallel is not None:
             object.__setattr__(self, "parallel", parallel_text(str(self.parallel)))
         if self.adapter is not None:
@@ -197,6 +203,11 @@ class TrainingSetup:
     def parallelism(self) -> Parallelism | None:
         """The strategy for several GPUs with its options, None for one GPU."""
         return None if self.parallel is None else _parallelism(self.parallel)
+
+    @property
+    def needs_trace(self) -> bool:
+        """Whether only a trace on the meta device can follow the setup: several ranks, an adapter, other steps."""
+        return bool(self.parallel or self.adapter) or self.implementation == "in_backward"
 
     @property
     def without_rate(self) -> "TrainingSetup":

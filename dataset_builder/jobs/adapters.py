@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from vramcast.dataset_builder.families.libraries import tolerate_broken_torchvision
+from vramcast.dataset_builder.families.meta_device import to_meta
 from vramcast.errors import UserError, suggestion
 from vramcast.virtual_gpu.training_setup import parse_call
 
@@ -60,13 +61,15 @@ def add_adapter(peft: Any, module: nn.Module, text: str) -> nn.Module:
     cast = bool(values.pop("autocast_adapter_dtype", True))
     try:
         config = configs[kind](**values)
-        return peft.get_peft_model(module, config, autocast_adapter_dtype=cast)  # type: ignore[no-any-return]
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        # made on the CPU: peft gives adapters that are on meta already neither the dtype of their base nor their own
+        adapted: nn.Module = peft.get_peft_model(module, config, autocast_adapter_dtype=cast)
+    except Exception as error:  # types of peft check their arguments in many ways, and some read weights
         reason = " ".join(str(error).split())
         raise UserError(
             f"expected an adapter that peft {peft.__version__} can add to {type(module).__name__}, found {text}: "
             f"{reason[:300]}; change it"
         ) from error
+    return to_meta(adapted)
 
 
 def _configurations(peft: Any) -> dict[str, Any]:

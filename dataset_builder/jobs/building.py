@@ -22,6 +22,7 @@ from vramcast.dataset_builder.jobs.batches import MakeBatch, resized
 from vramcast.dataset_builder.jobs.job import ModuleJob
 from vramcast.dataset_builder.jobs.keras_networks import keras_input, keras_step
 from vramcast.dataset_builder.jobs.optimizers import single_optimizer
+from vramcast.dataset_builder.jobs.steps import trainer_step
 from vramcast.dataset_builder.jobs.targets import BuildRequest, Target, parse_shape
 from vramcast.dataset_builder.plan import InputTensor
 from vramcast.errors import UserError, suggestion
@@ -183,7 +184,7 @@ def _library_job(request: BuildRequest) -> ModuleJob:
         )
     network = _LIBRARIES[kind](request)
     module, inputs = build_external(kind, network)
-    return ModuleJob(module, partial(_random_batch, list(inputs)), family=kind)
+    return ModuleJob(module, partial(_random_batch, list(inputs)), trainer_step if kind == "hf" else None, family=kind)
 
 
 def _input_shape(request: BuildRequest) -> tuple[int, ...] | None:

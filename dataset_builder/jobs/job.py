@@ -20,8 +20,15 @@ from vramcast.dataset_builder.filters import Rejected, check
 from vramcast.dataset_builder.jobs.batches import Batches, MakeBatch
 from vramcast.dataset_builder.jobs.checkpointing import enable_checkpointing
 from vramcast.dataset_builder.jobs.finetuning import with_finetuning
-from vramcast.dataset_builder.jobs.optimizers import DEFAULT, OWN, OptimizerOf, factory_of, parse_optimizer
-from vramcast.dataset_builder.jobs.steps import BatchCall, LossCall, TrainingStep, builtin_loss
+from vramcast.dataset_builder.jobs.optimizers import (
+    DEFAULT,
+    OWN,
+    OptimizerOf,
+    factory_of,
+    optimizer_notes,
+    parse_optimizer,
+)
+from vramcast.dataset_builder.jobs.steps import BatchCall, LossCall, TrainingStep, builtin_loss, trainer_step
 from vramcast.dataset_builder.schema import LayerTable, Spec
 from vramcast.dataset_builder.subject import subject_of
 from vramcast.errors import UserError
@@ -107,6 +114,7 @@ class SpecJob(Job):
             enable_checkpointing(subject)
         subject, notes = with_finetuning(subject, training)
         make = partial(_random, [(item.shape, item.vocabulary) for item in inputs], training.dtype)
+        notes = (*notes, *optimizer_notes(training.optimizer))
         return PreparedJob(subject, make, training, factory_of(training.optimizer), notes)
 
 
@@ -187,8 +195,9 @@ class ModuleJob(Job):
         for size in training.batch_sizes:  # drawn before the trace starts: drawing is not part of the job
             self.batch(size, training.dtype)
         whole = partial(self._whole_batch, training.dtype)
-        make = self._own_optimizer(module) if training.optimizer == OWN else factory_of(training.optimizer)
-        notes = (*self.batch.notes(training.batch_size), *finetuning_notes)
+        trainers = module if self.step is trainer_step else None
+        make = self._own_optimizer(module) if training.optimizer == OWN else factory_of(training.optimizer, trainers)
+        notes = (*self.batch.notes(training.batch_size), *finetuning_notes, *optimizer_notes(training.optimizer))
         if loss is None:
             return PreparedJob(LossCall(module, self.step), whole, replace(training, loss="own"), make, notes)
         arguments = partial(self._arguments, training.dtype)

@@ -1,8 +1,8 @@
-"""Optimizers by name or as objects of torch.optim, and the 8-bit ones that torch.optim does not have."""
+"""Optimizers by name or as objects: those of torch.optim, and those of bitsandbytes and torchao."""
 
 import ast
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS, REFUSED
+from vramcast.dataset_builder.jobs.low_bit_optimizers import FORMS, SYNONYMS, low_bit_factory
 from vramcast.errors import UserError, suggestion
 from vramcast.virtual_gpu.session import MakeOptimizer
 from vramcast.virtual_gpu.training_setup import call_text, parse_call
@@ -17,45 +18,22 @@ from vramcast.virtual_gpu.training_setup import call_text, parse_call
 OWN = "Own"
 """Stands for an optimizer that comes with the network, such as Lightning's configure_optimizers."""
 DEFAULT = "AdamW"
+_LOW_BIT_ARGUMENTS = {"lr", "betas", "eps", "weight_decay", "momentum", "alpha"}
 OptimizerOf = Callable[[nn.Module], torch.optim.Optimizer]
-_BLOCK = 256  # elements that share a scale (bitsandbytes/optim/optimizer.py, block-wise quantisation)
-_SMALLEST_8BIT = 4096  # smaller tensors keep 32 bits (bitsandbytes/optim/optimizer.py, min_8bit_size)
-
-
-class Adam8bit(torch.optim.Optimizer):
-    """Adam with two one-byte moments, as in bitsandbytes. It reproduces the memory; it does not train."""
-
-    def __init__(self, params: Iterable[nn.Parameter], lr: float = 1e-3, betas: Any = None, eps: float = 1e-8,
-                 weight_decay: float = 0.0) -> None:  # fmt: skip
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Create the state at the first step; the real kernel then updates in place, without temporaries."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None and not self.state[parameter]:
-                    self.state[parameter] = dict(_moments(parameter))
-
-
-def _moments(parameter: Tensor) -> Iterable[tuple[str, Tensor]]:
-    small = parameter.numel() < _SMALLEST_8BIT
-    for index in (1, 2):
-        yield f"state{index}", torch.zeros_like(parameter, dtype=torch.float32 if small else torch.uint8)
-        if not small:
-            yield f"absmax{index}", torch.zeros(-(-parameter.numel() // _BLOCK), device=parameter.device)
-
-
-_OTHERS: Mapping[str, type[torch.optim.Optimizer]] = {"Adam8bit": Adam8bit, "AdamW8bit": Adam8bit}
 
 
 def parse_optimizer(text: str) -> str:
-    """Return an optimizer call in canonical case: 'sgd(momentum=0.9)' becomes 'SGD(momentum=0.9)'."""
+    """Return an optimizer call in canonical case: 'sgd(momentum=0.9)' becomes 'SGD(momentum=0.9)'.
+
+    Names of the Trainer of transformers, such as 'paged_adamw_8bit', are accepted, too.
+    """
     name, bracket, rest = text.strip().partition("(")
-    names = {item.lower(): item for item in (*OPTIMIZERS, *_OTHERS, *REFUSED, OWN)}
-    canonical = names.get(name.lower())
+    if not bracket and name.lower() in SYNONYMS:
+        name, bracket, rest = SYNONYMS[name.lower()].partition("(")
+    names = {item.lower(): item for item in (*OPTIMIZERS, *FORMS, *REFUSED, OWN)}
+    canonical = names.get(SYNONYMS.get(name.lower(), name).lower())
     if canonical is None:
-        choices = sorted([*OPTIMIZERS, *_OTHERS])
+        choices = sorted([*OPTIMIZERS, *FORMS, *SYNONYMS])
         hint = suggestion(name, choices, "name one of them")
         raise UserError(f"expected an optimizer of {choices}, found {text!r}: {hint}")
     if canonical in REFUSED:
@@ -70,7 +48,14 @@ def parse_optimizer(text: str) -> str:
 
 def _check_arguments(name: str, arguments: Mapping[str, Any]) -> None:
     """Raise unless the class takes these arguments and accepts their values."""
-    cls: Any = _OTHERS.get(name) or getattr(torch.optim, name)
+    if name in FORMS:
+        unknown = sorted(arguments.keys() - _LOW_BIT_ARGUMENTS)
+        if unknown:
+            raise UserError(
+                f"expected arguments of {name} among {sorted(_LOW_BIT_ARGUMENTS)}, found {unknown}: remove them"
+            )
+        return
+    cls: Any = getattr(torch.optim, name)
     parameters = inspect.signature(cls).parameters
     choices = sorted(parameters.keys() - {"params"})
     unknown = sorted(arguments.keys() - choices)
@@ -88,10 +73,20 @@ def _check_arguments(name: str, arguments: Mapping[str, Any]) -> None:
         raise UserError(f"expected arguments that {name} accepts, found: {error}; change them") from error
 
 
-def factory_of(text: str) -> MakeOptimizer | None:
-    """Return what makes an optimizer that torch.optim does not have, or None for a class of torch.optim."""
+def factory_of(text: str, trainers: nn.Module | None = None) -> MakeOptimizer | None:
+    """Return what makes an optimizer that torch.optim does not have, or None for a class of torch.optim.
+
+    `trainers` is a network whose loop is the Trainer of transformers.
+    """
     name, arguments = parse_call(text)
-    return partial(_OTHERS[name], **arguments) if name in _OTHERS else None
+    return low_bit_factory(name, arguments, trainers) if name in FORMS else None
+
+
+def optimizer_notes(text: str) -> tuple[str, ...]:
+    """Return what is assumed about an optimizer."""
+    form = FORMS.get(parse_call(text)[0])
+    paged = "states of a paged optimizer are in managed memory, not on the device: they need room on the host"
+    return (paged,) if form and form.paged else ()
 
 
 def describe_optimizer(optimizer: Any, module: nn.Module) -> tuple[str, OptimizerOf | None]:

@@ -25,15 +25,16 @@ class PackedLinear(nn.Linear):
         for name, tensor in buffers.items():
             self.register_buffer(name, tensor)
 
+    qweight: Tensor
+
     @property
-    def weight(self) -> Tensor:
+    def weight(self) -> Tensor:  # type: ignore[override]
         """The packed weight: peft reads the device of an adapter from it."""
-        packed: Tensor = self.qweight
-        return packed
+        return self.qweight
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Multiply in fp16, the dtype of both libraries' kernels."""
-        output = _PackedProduct.apply(inputs.half(), self)  # type: ignore[no-untyped-call]
+        output: Tensor = _PackedProduct.apply(inputs.half(), self)  # type: ignore[no-untyped-call]
         output = output.to(inputs.dtype)
         return output if self.bias is None else output + self.bias
 
@@ -51,7 +52,7 @@ class _PackedProduct(torch.autograd.Function):
         return inputs.new_empty(*inputs.shape[:-1], layer.out_features)
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """Return the gradient of the inputs; the weight has none."""
         layer = context.layer
         if layer.dequantizes:

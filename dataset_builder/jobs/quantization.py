@@ -18,9 +18,7 @@ from vramcast.virtual_gpu.training_step import DTYPES
 Make = Callable[[nn.Linear, Mapping[str, Any], torch.dtype], nn.Module]
 
 
-def quantize_linears(
-    module: nn.Module, name: str, arguments: Mapping[str, Any], compute_dtype: str
-) -> tuple[str, ...]:
+def quantize_linears(module: nn.Module, name: str, arguments: Mapping[str, Any], compute_dtype: str) -> tuple[str, ...]:
     """Replace the linear layers of a network, except its output layer, and return notes about the others."""
     make, dtype = _MAKERS[name], DTYPES[compute_dtype]
     kept = _output_layer(module)
@@ -107,11 +105,14 @@ def _keep(layer: nn.Module, linear: nn.Linear, states: Mapping[str, Any]) -> Non
 
 
 def _eight_bits(linear: nn.Linear, arguments: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
-    """Make a `Linear8bitLt` of bitsandbytes: a byte for a weight, an fp32 scale for a row."""
+    """Make a `Linear8bitLt` of bitsandbytes: a byte for a weight, an fp32 scale for a row.
+
+    Columns of outliers, which are multiplied in 16 bits, depend on values: there are none here.
+    """
     bnb, functional = _library("bitsandbytes", "int8"), import_module("bitsandbytes.functional")
     codes, scales, _ = functional.int8_vectorwise_quant(linear.weight.detach().to(torch.float16))
     layer = bnb.nn.Linear8bitLt(
-        linear.in_features, linear.out_features, bias=False, has_fp16_weights=False, threshold=6.0, device="meta"
+        linear.in_features, linear.out_features, bias=False, has_fp16_weights=False, threshold=0.0, device="meta"
     )
     layer.weight = bnb.nn.Int8Params(codes, requires_grad=False, has_fp16_weights=False, CB=codes, SCB=scales)
     layer.bias = linear.bias
@@ -123,11 +124,7 @@ def _torchao(linear: nn.Linear, arguments: Mapping[str, Any], dtype: torch.dtype
     """Quantise the weight of a layer to int8 by torchao: a byte for a weight, scale and zero point for a row."""
     quantization = _library("torchao.quantization", "torchao's int8")
     quantization.quantize_(linear, quantization.Int8WeightOnlyConfig())
-    linear.requires_grad_(False)
-    weight: Any = linear.weight
-    for name in weight.__tensor_flatten__()[0]:
-        linear.register_buffer(f"weight_{name}", getattr(weight, name), persistent=False)
-    return linear
+    return linear.requires_grad_(False)
 
 
 _MAKERS: Mapping[str, Make] = {

@@ -58,6 +58,11 @@ class LossCall(nn.Module):
         return Loss(loss)
 
 
+def trainer_step(network: nn.Module, batch: Any) -> Tensor:
+    """Return the network's own loss as the Trainer of transformers does, which frees the output before the backward."""
+    return suggested_loss(call(network, batch), batch)
+
+
 def builtin_loss(output: Any, batch: Any) -> str | None:
     """Return the name of the loss in the built-in step that suits an output, or None."""
     if not isinstance(output, Tensor) or isinstance(batch, Mapping) or not output.is_floating_point():

@@ -35,7 +35,10 @@ from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
 _UNBOUNDED_MIB = 2**30
 _CURVE_POINTS = 600
 _MOST_COSTS = 50
-LIBRARIES = ("timm", "transformers", "torchvision", "lightning", "pytorch_lightning", "peft", "bitsandbytes", "torchao", "torch_geometric")
+LIBRARIES = (
+    "timm", "transformers", "torchvision", "lightning", "pytorch_lightning", "peft", "bitsandbytes", "torchao",
+    "torch_geometric",
+)  # fmt: skip
 """Libraries whose version is part of an answer if the network has modules of theirs."""
 
 
@@ -89,8 +92,12 @@ class Simulator:
         try:
             return self._simulate(options, profiles)
         except Exception as error:
-            several = options.get("parallel") is not None  # a rank is traced without a virtual CUDA
-            if several or not isinstance(self.job, ModuleJob) or not needs_device(error):
+            if (
+                isinstance(error, UserError)
+                or self.job.setup(options).needs_trace
+                or not isinstance(self.job, ModuleJob)
+                or not needs_device(error)
+            ):
                 raise
             try:
                 self._live = LiveJob(self.job, self.job.setup(options), profiles[0])

@@ -103,6 +103,8 @@ def _setup(page: Page) -> str:
         training.implementation if training.implementation != "default" else "",
         f"autocast {training.autocast}" if training.autocast else "",
         "checkpointing" if training.checkpointing else "",
+        training.adapter or "",
+        f"base in {training.quantize}" if training.quantize else "",
         f"{training.accumulate} batches a step" if training.accumulate > 1 else "",
         f"each of {training.parallel}" if training.parallel else "",
     ]

@@ -7,6 +7,7 @@ import torch
 
 from vramcast.dataset_builder.schema import Spec
 from vramcast.dataset_builder.subject import subject_of
+from vramcast.errors import UserError
 from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
 from vramcast.virtual_gpu.training_step import DTYPES, make_optimizer, random_inputs, training_steps
 
@@ -23,6 +24,8 @@ def step_sizes(setup: TrainingSetup, epochs: int) -> list[int]:
 def training_run(spec: Spec, epochs: int, device: str) -> Iterator[int]:
     """Train a spec's network on random data; yield the batch size of each step after the step."""
     setup = spec.training
+    if setup.needs_trace:
+        raise UserError("expected a spec that one GPU trains whole, found an adapter or a distributed one: simulate it")
     torch.backends.cudnn.benchmark = setup.cudnn_benchmark
     subject, inputs = subject_of(spec, "cpu")
     subject.to(
