@@ -125,12 +125,17 @@ def test_an_optimizer_call_is_accepted_if_and_only_if_torch_takes_it(name: str) 
 
 
 @pytest.mark.parametrize("name", sorted(optimizers.OPTIMIZERS))
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", [item for item in IMPLEMENTATIONS if item != "in_backward"])
 def test_an_implementation_is_accepted_if_and_only_if_the_class_has_it(name: str, implementation: str) -> None:
     verdict = filters.check(make_spec("mlp", MLP, replace(SETUP, optimizer=name, implementation=implementation)))
     argument = {"foreach": "foreach", "single": "foreach", "fused": "fused"}.get(implementation)
     takes_it = argument is None or argument in inspect.signature(getattr(torch.optim, name)).parameters
     assert isinstance(verdict, LayerTable) == takes_it
+
+
+def test_generated_networks_are_trained_whole_and_after_the_backward_pass() -> None:
+    assert "in_backward" in reason_of(MLP, implementation="in_backward")
+    assert "adapters" in reason_of(MLP, adapter="lora")
 
 
 def test_the_calls_above_use_every_argument_of_the_optimizers() -> None:

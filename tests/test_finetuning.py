@@ -15,6 +15,7 @@ from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
 from vramcast.dataset_builder.simulation.client import ChildSimulator
 from vramcast.dataset_builder.simulation.simulator import Simulator
 from vramcast.errors import UserError
+from vramcast.models.classify_command.command import main
 from vramcast.models.classify_command.request import ClassifyRequest
 from vramcast.virtual_gpu.training_setup import TrainingSetup, adapter_text, quantization_text, with_shorthands
 
@@ -206,3 +207,11 @@ def test_unknown_arguments_of_an_optimizer_of_bitsandbytes():
     assert parse_optimizer("adamw_torch_fused") == "AdamW(fused=True)"
     with pytest.raises(UserError, match="found \\['depth'\\]"):
         parse_optimizer("adamw8bit(depth=3)")
+
+
+def test_a_layer_table_takes_no_adapter(tmp_path):
+    table = tmp_path / "table.json"
+    table.write_text(
+        json.dumps({"input_elements": 8, "layers": [{"kind": "Linear", "output_shape": [4], "parameters": 32}]})
+    )
+    assert main([str(table), "--batch-size", "4", "--lora", "--json"]) == 2

@@ -216,7 +216,7 @@ def test_optimizers_are_named_in_any_case(text, name):
     assert parse_optimizer(text) == name
 
 
-@pytest.mark.parametrize("text", ["lion", "lbfgs", "adam(momentum=1)"])
+@pytest.mark.parametrize("text", ["sophia", "lbfgs", "adam(momentum=1)"])
 def test_optimizers_that_are_none_are_refused(text):
     with pytest.raises(UserError, match="expected"):
         parse_optimizer(text)

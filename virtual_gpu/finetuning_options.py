@@ -57,21 +57,21 @@ def adapter_call(text: str, parse: Callable[[str], Call]) -> Call:
     """Return name and arguments of an adapter: 'lora', 'lora(r=16)' or 'lora:r=16,targets=q_proj,v_proj'."""
     colon, bracket = text.find(":"), text.find("(")
     if bracket >= 0 and not 0 <= colon < bracket:
-        name, given = parse(text[:bracket].strip().replace("-", "_") + text[bracket:])
+        name, arguments = parse(text[:bracket].strip().replace("-", "_") + text[bracket:])
     else:
         name, _, pairs = text.partition(":")
-        name, given = name.strip().lower().replace("-", "_"), parse_pairs(pairs)
+        name, arguments = name.strip().lower().replace("-", "_"), parse_pairs(pairs)
     if not name.isidentifier():
         raise UserError(f"expected an adapter such as lora or 'lora:r=16', found {text!r}: write it like that")
-    arguments = {_SYNONYMS.get(key, key): value for key, value in given.items()}
-    if len(arguments) < len(given):
-        raise UserError(f"expected each argument of {name} once, found {sorted(given)}: drop one of them")
-    for key in _LISTS & arguments.keys():
-        value = arguments[key]
+    full_names = {_SYNONYMS.get(key, key): value for key, value in arguments.items()}
+    if len(full_names) < len(arguments):
+        raise UserError(f"expected each argument of {name} once, found {sorted(arguments)}: drop one of them")
+    for key in _LISTS & full_names.keys():
+        value = full_names[key]
         # peft reads a text as a pattern of whole names, which a bare name of a layer is not meant to be
         names = [value] if isinstance(value, str) and value.isidentifier() else value
-        arguments[key] = sorted(names) if isinstance(names, list | tuple) else names
-    return name.lower(), arguments
+        full_names[key] = sorted(names) if isinstance(names, list | tuple) else names
+    return name.lower(), full_names
 
 
 def quantization_call(text: str, parse: Callable[[str], Call]) -> Call:

@@ -226,3 +226,12 @@ class TrainingSetup:
 OPTIONS: Mapping[str, Option] = {item.name: item.metadata["option"] for item in fields(TrainingSetup)}
 """The options by name, in the order of their definition."""
 _OPTIONAL = {item.name for item in fields(TrainingSetup) if item.default is None}
+
+
+def check_trained_whole(training: TrainingSetup) -> None:
+    """Raise if a setup has an adapter, which a layer table cannot take."""
+    if training.adapter is not None:
+        raise UserError(
+            f"expected no adapter beside a layer table, found {training.adapter}: name the network itself, or describe "
+            "the layers of the adapter and the trainable shapes in the table"
+        )

@@ -10,7 +10,7 @@ from vramcast.models.predictor import Question
 from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.records import content_hash, without_defaults
-from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
+from vramcast.virtual_gpu.training_setup import TrainingSetup, check_trained_whole, parse_call
 
 
 def training_of(body: TrainingBody) -> TrainingSetup:
@@ -30,7 +30,9 @@ def id_of_table(job: TableJobBody | FeaturesJobBody) -> str:
 
 def question_of_table_body(job: TableJobBody, profile: DeviceProfile) -> Question:
     """Return the question for a layer table."""
-    return Question.of_table("layer table", _table(job.table), _checked_training(job.training), profile)
+    training = _checked_training(job.training)
+    check_trained_whole(training)
+    return Question.of_table("layer table", _table(job.table), training, profile)
 
 
 def question_of_features(job: FeaturesJobBody, profile: DeviceProfile) -> Question:

@@ -64,6 +64,7 @@ def _hugging_face(network: Network, device: str) -> Built:
 
     `cards` is the number of GPUs of torch.nn.DataParallel, of which the first is simulated. `token_types` adds the
     token types that some tokenizers return: XLNet keeps a matrix of them for every layer, most others do a lookup.
+    `mask` is False for sequences without padding, for which transformers makes no mask.
     """
     transformers = import_library("transformers")
     architecture = getattr(transformers, network["architecture"], None)
@@ -104,7 +105,8 @@ def _hugging_face_inputs(subject: Any, network: Network) -> dict[str, InputTenso
         tokens = (int(network.get("sequence") or _TRANSCRIPT_TOKENS),)
     else:
         tokens = (int(network["sequence"]),)
-        inputs = {"input_ids": InputTensor(tokens, vocabulary), "attention_mask": InputTensor(tokens, 2)}
+        inputs = {"input_ids": InputTensor(tokens, vocabulary)}
+        inputs |= {"attention_mask": InputTensor(tokens, 2)} if network.get("mask", True) else {}
         inputs |= {"token_type_ids": InputTensor(tokens, 2)} if network.get("token_types") else {}
     if "Classification" in kind and "Token" not in kind:
         return {**inputs, "labels": InputTensor((), int(config.num_labels))}

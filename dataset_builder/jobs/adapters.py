@@ -51,13 +51,13 @@ def peft_library() -> ModuleType:
 def add_adapter(peft: Any, module: nn.Module, text: str) -> nn.Module:
     """Return the network inside a `PeftModel`: its parameters are frozen, those of the adapter are trained."""
     name, arguments = parse_call(text)
-    kind, given = _TYPES.get(name, (name.upper(), {}))
+    kind, implied = _TYPES.get(name, (name.upper(), {}))
     configs = _configurations(peft)
     if kind not in configs:
         choices = sorted([*_TYPES, *(item.lower() for item in configs)])
         hint = suggestion(name, choices, "name one of them")
         raise UserError(f"expected an adapter of {choices}, found {name!r}: {hint}")
-    values = {"task_type": _task(module), **_DEFAULTS.get(kind, {}), **given, **arguments}
+    values = {"task_type": _task(module), **_DEFAULTS.get(kind, {}), **implied, **arguments}
     cast = bool(values.pop("autocast_adapter_dtype", True))
     try:
         config = configs[kind](**values)
@@ -75,8 +75,8 @@ def add_adapter(peft: Any, module: nn.Module, text: str) -> nn.Module:
 def _configurations(peft: Any) -> dict[str, Any]:
     """Return the configuration class of each adapter type that this release of peft has."""
     mapping = import_module("peft.mapping")
-    found = getattr(mapping, "PEFT_TYPE_TO_CONFIG_MAPPING", None)
-    return {str(getattr(kind, "value", kind)).upper(): value for kind, value in (found or {}).items()}
+    classes = getattr(mapping, "PEFT_TYPE_TO_CONFIG_MAPPING", {})
+    return {str(getattr(kind, "value", kind)).upper(): value for kind, value in classes.items()}
 
 
 def is_of_transformers(module: nn.Module) -> bool:

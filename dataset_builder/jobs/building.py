@@ -35,6 +35,8 @@ _SEQUENCE = 512
 
 def build_job(request: BuildRequest) -> ModuleJob:
     """Return the job that a request describes."""
+    if request.packed and request.target.kind != "hf":
+        raise UserError(f"expected packed beside an hf: target, found {request.target.text}: leave it out")
     if request.target.kind in _LIBRARIES:
         return _library_job(request)
     tolerate_broken_torchvision()  # user code may import it at any time, if only through another library
@@ -222,6 +224,8 @@ def _hugging_face(request: BuildRequest) -> dict[str, Any]:
     name, shape = request.target.name, _input_shape(request)
     architecture, sizes = _read_config(Path(name)) if name.endswith(".json") else find_architecture(name)
     network: dict[str, Any] = {"architecture": architecture, "config": {**sizes, **request.arguments}}
+    if request.packed:
+        network["mask"] = False
     if shape is not None and len(shape) == 3:
         network["image_size"] = list(shape[1:])
     sequence = (shape or (None,))[-1] if shape is None or len(shape) == 1 else None

@@ -21,17 +21,17 @@ Make = Callable[[nn.Linear, Mapping[str, Any], torch.dtype], nn.Module]
 def quantize_linears(module: nn.Module, name: str, arguments: Mapping[str, Any], compute_dtype: str) -> tuple[str, ...]:
     """Replace the linear layers of a network, except its output layer, and return notes about the others."""
     make, dtype = _MAKERS[name], DTYPES[compute_dtype]
-    kept = _output_layer(module)
+    output = _output_layer(module)
     count = 0
     for parent, child, linear in list(_linears(module)):
-        if linear is not kept:
+        if linear is not output:
             setattr(parent, child, make(linear, arguments, dtype))
             count += 1
     if not count:
         raise UserError(
             f"expected linear layers to quantise in {type(module).__name__}, found none: leave out --quantize"
         )
-    return tuple(_rest(module, kept))
+    return tuple(_rest(module))
 
 
 def _linears(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
@@ -48,7 +48,7 @@ def _output_layer(module: nn.Module) -> nn.Module | None:
     return output or next((linear for _, _, linear in reversed(list(_linears(module)))), None)
 
 
-def _rest(module: nn.Module, kept: nn.Module | None) -> Iterator[str]:
+def _rest(module: nn.Module) -> Iterator[str]:
     """Yield a note if large weights are not in linear layers, as the experts of some mixtures are not."""
     whole = [item for item in module.parameters() if item.is_floating_point() and item.dim() > 2]
     size = sum(item.numel() for item in whole)

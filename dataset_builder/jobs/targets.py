@@ -45,6 +45,8 @@ class BuildRequest:
     """A function of the target's file or module that returns a batch for a batch size."""
     step_factory: str | None = None
     """A function of (network, batch) that returns the loss."""
+    packed: bool = False
+    """Whether all sequences of a language model have the full length, so that there is no mask for padding."""
     directory: str = "."
     """The user's working directory."""
     python: str | None = None

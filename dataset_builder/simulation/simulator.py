@@ -92,12 +92,7 @@ class Simulator:
         try:
             return self._simulate(options, profiles)
         except Exception as error:
-            if (
-                isinstance(error, UserError)
-                or self.job.setup(options).needs_trace
-                or not isinstance(self.job, ModuleJob)
-                or not needs_device(error)
-            ):
+            if not isinstance(self.job, ModuleJob) or not needs_device(error) or self.job.setup(options).needs_trace:
                 raise
             try:
                 self._live = LiveJob(self.job, self.job.setup(options), profiles[0])

@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--input", action="append", metavar="SHAPE", help="of a sample: 3,224,224, or 512:30522 (tokens)")
     add("--inputs", metavar="FUNCTION", help="a function of the target's file that returns a batch for a batch size")
     add("--step", metavar="FUNCTION", help="a function of the target's file: (network, batch) to the loss")
+    add("--packed", action="store_true", default=None, help="sequences of full length: no mask for padding (hf:)")
     add("--arg", action="append", default=[], metavar="NAME=VALUE", help="an argument of the target's function")
     for name, option in TRAINING_OPTIONS.items():
         flag = f"--{name.replace('_', '-')}"

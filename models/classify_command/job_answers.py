@@ -17,7 +17,7 @@ from vramcast.models.classify_command.request import ClassifyRequest
 from vramcast.models.classify_command.strategies import strategy_answers
 from vramcast.models.classify_command.suggestions import suggestions
 from vramcast.models.predictor import Predictor, Question
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training_setup import TrainingSetup, check_trained_whole
 
 
 class JobAnswers:
@@ -104,4 +104,6 @@ def _table_answer(
 
 def _table_training(options: Mapping[str, Any]) -> TrainingSetup:
     chosen = {name: value for name, value in options.items() if value is not None}
-    return TrainingSetup(**{**chosen, "optimizer": parse_optimizer(chosen.get("optimizer", DEFAULT))})
+    training = TrainingSetup(**{**chosen, "optimizer": parse_optimizer(chosen.get("optimizer", DEFAULT))})
+    check_trained_whole(training)
+    return training

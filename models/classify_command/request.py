@@ -17,7 +17,7 @@ _LARGEST = 2**31
 """Of a count: torch cannot index larger tensors."""
 KEYS = (
     *TRAINING_OPTIONS, *PARALLEL_OPTIONS, "lora", "strategies",
-    "target", "device", "risk", "bucket_mib", "max_batch", "input", "inputs", "step", "args", "python",
+    "target", "device", "risk", "bucket_mib", "max_batch", "input", "inputs", "step", "packed", "args", "python",
 )  # fmt: skip
 
 
@@ -37,6 +37,7 @@ class ClassifyRequest:
     input: tuple[str, ...] = ()
     inputs: str | None = None
     step: str | None = None
+    packed: bool = False
     args: Mapping[str, Any] = field(default_factory=dict)
     python: str | None = None
     """The interpreter that builds and traces the network."""
@@ -70,6 +71,7 @@ class ClassifyRequest:
             inputs=self.input,
             inputs_factory=self.inputs,
             step_factory=self.step,
+            packed=self.packed,
             directory=os.getcwd(),  # noqa: PTH109 - with symlinks unresolved, as the user sees it
             python=self.python,
         )
@@ -91,6 +93,7 @@ def _check(chosen: Mapping[str, Any]) -> None:
         _check_bounded("bucket_mib", chosen["bucket_mib"])
     check_flag("max_batch", chosen.get("max_batch", False))
     check_flag("strategies", chosen.get("strategies", False))
+    check_flag("packed", chosen.get("packed", False))
     device_file(chosen.get("device", DEFAULT_DEVICE))  # an unknown device fails before the network is built
     risk = chosen.get("risk", RISK)
     if not isinstance(risk, int | float) or not 0 < risk < 1:
