@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test compat bench soak breadth study lint clean
+.PHONY: demo test compat stacks bench soak breadth study lint clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +39,10 @@ test: $(STAMP)
 compat: export OMP_NUM_THREADS := 1
 compat: $(STAMP)
 	$(BIN)/python tests/compat/run.py
+
+# Environments with the libraries of published fine-tuning runs, in .venvs: some minutes and 600 MB. Those that exist are kept.
+stacks: $(STAMP)
+	$(BIN)/python -m vramcast.dataset_builder.published.stacks
 
 # Accuracy and cost of estimators; writes tables and pictures of the documentation. Tens of minutes on two cores.
 # VRAMCAST_DATA is the directory of the public measurements; without it the comparison with the field is skipped.

@@ -49,6 +49,9 @@ def _parser() -> CommandParser:
         "--assume-nonzero", default="all", metavar="all|FRACTION", help="places that a mask with unknown values selects"
     )
     parser.add_argument("--rank", type=int, metavar="N", help="the only rank to simulate; default: all that differ")
+    parser.add_argument(
+        "--stand-in", action="append", default=[], choices=["flash_attn"], help="for a library that is not installed"
+    )
     parser.add_argument("--allow-network", action="store_true", help="let the script reach other machines")
     parser.add_argument("--risk", type=float, default=RISK, help=f"that the safe figure is too low; default {RISK}")
     parser.add_argument("--bucket-mib", type=int, default=BUCKET_MIB, metavar="N", help="the width of a bucket")
@@ -94,6 +97,7 @@ def _options(arguments: argparse.Namespace) -> RunOptions:
         allow_network=arguments.allow_network,
         snapshot=arguments.snapshot,
         rank=arguments.rank,
+        stand_ins=tuple(arguments.stand_in),
     )
 
 

@@ -66,6 +66,7 @@ class _Runner:
             nonzero_fraction=request["nonzero_fraction"],
             index=int(os.environ.get("LOCAL_RANK", "0")),
             device_count=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            stand_ins=request["stand_ins"],
         )
         self._rule = StopRule(self._gpu.record, request["steps"])
         self._start = time.perf_counter()

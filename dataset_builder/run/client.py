@@ -46,6 +46,8 @@ class RunOptions:
     snapshot: Path | None = None
     rank: int | None = None
     """The rank of a run on several GPUs that is simulated; None for all that differ."""
+    stand_ins: tuple[str, ...] = ()
+    """Libraries that a stand-in replaces where they are absent."""
 
 
 def run_script(
@@ -110,6 +112,7 @@ def _run_once(
         "nonzero_fraction": options.nonzero_fraction,
         "allow_network": options.allow_network,
         "rank": options.rank or 0,
+        "stand_ins": list(options.stand_ins),
         "snapshot": str(options.snapshot.absolute()) if options.snapshot else None,
     }
     words = [interpreter, *flags, start.__file__, "vramcast.dataset_builder.run.child"]

@@ -3,7 +3,7 @@
 import os
 import pickle
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -72,6 +72,7 @@ class VirtualCuda:
         nonzero_fraction: The part of its places that a mask with unknown values selects.
         index: The ordinal of the device, for a process of several ranks.
         device_count: How many devices the script sees.
+        stand_ins: Libraries that the script imports and that a stand-in replaces where they are absent.
     """
 
     def __init__(
@@ -83,11 +84,13 @@ class VirtualCuda:
         nonzero_fraction: float = 1.0,
         index: int = 0,
         device_count: int = 1,
+        stand_ins: Sequence[str] = (),
     ) -> None:
         self.profile = profile
         self.device = torch.device("cuda", index)
         self.device_count = device_count
         self.nonzero_fraction = nonzero_fraction
+        self.stand_ins = stand_ins
         self.assumptions = Assumptions()
         self.ranks: Any = None
         """Observes what makes ranks differ, once the script joins a process group of several."""

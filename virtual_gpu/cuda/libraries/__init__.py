@@ -16,6 +16,7 @@ from vramcast.virtual_gpu.cuda.libraries import (
     keras_library,
     lightning_io,
     safetensors_files,
+    stand_ins,
     torchvision_operators,
     transformers_models,
 )
@@ -37,6 +38,7 @@ _LIBRARIES = (
 
 def apply(patches: Patches, gpu: "VirtualCuda") -> None:
     """Patch the libraries that are imported already, and the others when they are."""
+    stand_ins.install(gpu.stand_ins, gpu)
     wanted: dict[str, Apply] = {name: function for part in _LIBRARIES for name, function in part.PATCHES.items()}
     for name, function in wanted.items():
         module = sys.modules.get(name)

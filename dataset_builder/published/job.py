@@ -1,0 +1,49 @@
+"""A published run as a job: a script with its parameters, the stack that it needs, and the figure that was measured."""
+
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vramcast.virtual_gpu.records import content_hash
+
+Record = Mapping[str, str]
+METRICS = ("allocated", "reserved", "smi")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedJob:
+    """One run, or several equal runs whose figures were combined."""
+
+    group: str
+    """The kind of runs that are evaluated together."""
+    title: str
+    script: str
+    parameters: Mapping[str, Any]
+    """What the script gets, as JSON."""
+    stack: str | None
+    """The environment that the script needs; None: the running interpreter."""
+    device: str
+    metric: str
+    published_bytes: float
+    nonzero_fraction: float = 1.0
+    """The part of its places that a mask with unknown values selects, such as the tokens of an expert."""
+    runs: int = 1
+    assumptions: tuple[str, ...] = field(default=())
+
+    @property
+    def key(self) -> str:
+        """Return a hash of everything that decides the simulation."""
+        names = ("script", "parameters", "stack", "device", "nonzero_fraction")
+        return content_hash({name: getattr(self, name) for name in names})
+
+
+def combined(jobs: Iterable[PublishedJob]) -> list[PublishedJob]:
+    """Return each job once, with the median of the figures of its repeated runs."""
+    equal: dict[tuple[str, str, str], list[PublishedJob]] = {}
+    for job in jobs:
+        equal.setdefault((job.key, job.metric, job.group), []).append(job)
+    return [
+        replace(same[0], published_bytes=statistics.median(job.published_bytes for job in same), runs=len(same))
+        for same in equal.values()
+    ]

@@ -1,0 +1,46 @@
+"""PEFT's method comparison: Llama-3.2-3B with each kind of adapter on an L40S, reserved memory of a whole run."""
+
+import json
+import re
+
+from vramcast.dataset_builder.published.job import PublishedJob, Record
+from vramcast.dataset_builder.published.networks import network
+
+_LENGTHS = "the longest batch of PEFT's runs has its cap of tokens in every row; the lengths are not published"
+
+
+def job_of(record: Record) -> PublishedJob | str:
+    """Return the job of a record, or the reason why it is left out."""
+    if "image-gen" in record["source"]:
+        return "image generation"
+    if record["metric"] != "reserved":
+        return "a percentile over steps of unpublished lengths"
+    kind, _, rest = record["peft"].partition(": ")
+    if kind == "BONE":
+        return "adapter that PEFT has removed: BONE"
+    optimizer, _, options = record["optimizer"].partition(" ")
+    adapter = None
+    if rest:
+        config = json.loads(rest.rpartition("; trainable=")[0])
+        adapter = {"kind": kind, "config": config, "autocast": "autocast_adapter_dtype=True" in record["dtype"]}
+    cap = re.search(r"<= (\d+)", record["seq_len"])
+    if cap is None:
+        raise ValueError(f"no cap of tokens in {record['seq_len']!r}")
+    return PublishedJob(
+        group="PEFT adapters",
+        title=f"Llama-3.2-3B {record['task']}",
+        script="peft_comparison",
+        parameters={
+            "network": network("llama-3.2-3b"),
+            "adapter": adapter,
+            "optimizer": {"kind": optimizer, "options": json.loads(options)},
+            "checkpointing": record["checkpointing"] == "yes",
+            "batch_size": int(record["micro_batch"]),
+            "length": int(cap[1]),
+        },
+        stack="peft-0.20",
+        device="l40s",
+        metric="reserved",
+        published_bytes=float(record["value_published"]),
+        assumptions=(_LENGTHS,),
+    )

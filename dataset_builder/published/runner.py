@@ -1,0 +1,69 @@
+"""Run published jobs on the virtual GPU, each in the interpreter of its stack."""
+
+import json
+import runpy
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.families.libraries import tolerate_broken_torchvision
+from vramcast.dataset_builder.published.job import PublishedJob
+from vramcast.dataset_builder.published.stacks import ROOT, interpreter
+from vramcast.dataset_builder.run.client import RunOptions, run_script
+from vramcast.dataset_builder.run.report import RunReport
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+from vramcast.virtual_gpu.profile import DeviceProfile
+
+_SCRIPTS = Path(__file__).resolve().parent / "scripts"
+_ALL_STEPS = 10**6
+"""A script decides itself when it ends."""
+_TIMEOUT_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a script would report on a GPU."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+def script_files(job: PublishedJob) -> list[Path]:
+    """Return the files that decide what a job does."""
+    names = [job.script, "common", *(["gptq_base"] if "GPTQ" in job.group else [])]
+    return [_SCRIPTS / f"{name}.py" for name in names]
+
+
+def run_job(job: PublishedJob, stacks: Path = ROOT) -> tuple[Figures, RunReport | None]:
+    """Run a job and return what its script reports; a job without a stack runs here and has no report of its own."""
+    with tempfile.TemporaryDirectory(prefix="vramcast-") as directory:
+        path = Path(directory) / "figures.json"
+        words = [str(_SCRIPTS / f"{job.script}.py"), json.dumps({**job.parameters, "figures": str(path)})]
+        profile = load_profile(job.device)
+        report = None
+        if job.stack is None:
+            _run_here(words, profile)
+        else:
+            options = RunOptions(
+                steps=_ALL_STEPS, timeout_seconds=_TIMEOUT_SECONDS, stand_ins=("flash_attn",),
+                nonzero_fraction=job.nonzero_fraction,
+            )  # fmt: skip
+            report = run_script([str(interpreter(job.stack, stacks)), *words], profile, [], options)
+            if not path.exists():
+                raise UserError(f"expected figures of {job.title}, found none: {report.failure or report.ending}")
+        return Figures(**json.loads(path.read_text(encoding="utf-8"))), report
+
+
+def _run_here(words: list[str], profile: DeviceProfile) -> None:
+    tolerate_broken_torchvision()
+    before = sys.argv, list(sys.path)
+    sys.argv = words
+    sys.path.insert(0, str(_SCRIPTS))
+    try:
+        with VirtualCuda(profile, unbounded=True):
+            runpy.run_path(words[0], run_name="__main__")
+    finally:
+        sys.argv, sys.path[:] = before

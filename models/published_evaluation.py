@@ -1,0 +1,184 @@
+"""Compare published fine-tuning runs with their simulation, by the memory that each source published."""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vramcast.dataset_builder.defaults import CHECKPOINT, RISK, cache_directory
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.progress import bar
+from vramcast.dataset_builder.published.job import PublishedJob
+from vramcast.dataset_builder.published.runner import run_job, script_files
+from vramcast.dataset_builder.published.stacks import releases
+from vramcast.dataset_builder.published.tables import PublishedTable
+from vramcast.dataset_builder.run.report import RunReport
+from vramcast.dataset_builder.store.durable import replacing
+from vramcast.errors import UserError
+from vramcast.models.predictor import Predictor, Question
+from vramcast.virtual_gpu.records import content_hash
+from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.version import VERSION
+
+_WORST = 5
+
+
+@dataclass(frozen=True)
+class Result:
+    """The simulated figures of a job, by metric, and the safe figures at the risk of the answer."""
+
+    bytes_by_metric: Mapping[str, int]
+    safe_bytes_by_metric: Mapping[str, int]
+    """Empty for a script that trains no network."""
+
+
+@dataclass(frozen=True)
+class PublishedComparison:
+    """A job with its result."""
+
+    job: PublishedJob
+    result: Result
+
+    @property
+    def error(self) -> float:
+        """The relative error of the simulation."""
+        return self.result.bytes_by_metric[self.job.metric] / self.job.published_bytes - 1
+
+    @property
+    def safe_is_too_low(self) -> bool | None:
+        """Whether the safe figure is below the published one; None for allocated memory, which has no safe figure."""
+        safe = self.result.safe_bytes_by_metric.get(self.job.metric)
+        return None if safe is None else safe < self.job.published_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a reader needs to find the row."""
+        return {
+            "job": self.job.title,
+            "stack": self.job.stack,
+            "runs": self.job.runs,
+            "metric": self.job.metric,
+            "published_gib": self.job.published_bytes / MIB / 1024,
+            "simulated_gib": self.result.bytes_by_metric[self.job.metric] / MIB / 1024,
+            "relative_error": self.error,
+        }
+
+
+class PublishedStore:
+    """A directory with one file for each simulated job, so that an interrupted evaluation resumes."""
+
+    def __init__(self, directory: Path | str | None, stacks: Path) -> None:
+        self.directory = (Path(directory) if directory else cache_directory()) / "published"
+        self._stacks = stacks
+        self._predictor: Predictor | None = None
+
+    def result(self, job: PublishedJob) -> Result:
+        """Return the result of a job, simulated now or before."""
+        path = self.directory / f"{self._key(job)}.json"
+        if path.exists():
+            return Result(**json.loads(path.read_text(encoding="utf-8")))
+        figures, report = run_job(job, self._stacks)
+        result = self._of_report(job, figures.allocated_bytes, figures.reserved_bytes, report)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(asdict(result)), encoding="utf-8")
+        return result
+
+    def _key(self, job: PublishedJob) -> str:
+        scripts = sha256(b"".join(path.read_bytes() for path in script_files(job))).hexdigest()
+        stack = releases(job.stack) if job.stack else None
+        return content_hash({"job": job.key, "scripts": scripts, "stack": stack, "virtual_gpu": VERSION})
+
+    def _of_report(self, job: PublishedJob, allocated: int, reserved: int, report: RunReport | None) -> Result:
+        simulation = None if report is None else report.simulation
+        if simulation is None:
+            return Result({"allocated": allocated, "reserved": reserved}, {})
+        profile = load_profile(job.device)
+        if self._predictor is None:
+            self._predictor = Predictor.load(CHECKPOINT)
+        question = Question.of_simulation(job.title, simulation, profile)
+        answer = self._predictor.answers([question], RISK)[0]
+        peaks = simulation.peaks[profile.name]
+        peak = peaks.unbounded or peaks.bounded
+        beside = int(peak.device_used_bytes or 0) - int(peak.reserved_bytes or 0)
+        safe = int(answer.safe_mib * MIB)
+        return Result(
+            {"allocated": allocated, "reserved": reserved, "smi": reserved + beside},
+            {"reserved": safe - beside, "smi": safe},
+        )
+
+
+def evaluate_published(
+    table: PublishedTable, store: PublishedStore, rows: int | None = None, worst: int = _WORST
+) -> dict[str, Any]:
+    """Simulate the jobs of a table and return the figures of each group and metric."""
+    jobs = table.jobs[:rows]
+    compared: list[PublishedComparison] = []
+    failed: dict[str, str] = {}
+    for job in bar(jobs, total=len(jobs), unit="job", desc="published runs"):
+        try:
+            compared.append(PublishedComparison(job, store.result(job)))
+        except UserError as error:
+            failed[job.title] = str(error)
+            print(f"note: {job.title} was not simulated: {error}", file=sys.stderr)
+    groups: dict[tuple[str, str], list[PublishedComparison]] = {}
+    for item in compared:
+        groups.setdefault((item.job.group, item.job.metric), []).append(item)
+    return {
+        "groups": [
+            {"group": group, "metric": metric, **_figures(items), "worst": _worst(items, worst)}
+            for (group, metric), items in sorted(groups.items())
+        ],
+        "jobs": len(compared),
+        "rows": sum(item.job.runs for item in compared),
+        "skipped": dict(table.left_out.most_common()),
+        "failed": failed,
+        "assumptions": sorted({text for item in compared for text in item.job.assumptions}),
+        "safe_too_low": _too_low(compared),
+        "risk": RISK,
+    }
+
+
+def _figures(items: Sequence[PublishedComparison]) -> dict[str, Any]:
+    errors = np.abs([item.error for item in items])
+    return {
+        "jobs": len(items),
+        "rows": sum(item.job.runs for item in items),
+        "median": float(np.median(errors)),
+        "p90": float(np.quantile(errors, 0.9)),
+        "safe_too_low": _too_low(items),
+    }
+
+
+def _too_low(items: Iterable[PublishedComparison]) -> float | None:
+    """Return the share of jobs whose safe figure is too low, None where no job has one."""
+    judged = [item.safe_is_too_low for item in items if item.safe_is_too_low is not None]
+    return sum(judged) / len(judged) if judged else None
+
+
+def _worst(items: Sequence[PublishedComparison], count: int) -> list[dict[str, Any]]:
+    return [item.to_json() for item in sorted(items, key=lambda item: -abs(item.error))[:count]]
+
+
+def published_text(figures: Mapping[str, Any]) -> str:
+    """Return the figures as a table, with the reasons for which rows were left out."""
+    lines = [f"{'group':28} {'metric':10} {'jobs':>5} {'rows':>5} {'median':>9} {'p90':>9} {'safe too low':>13}"]
+    for item in figures["groups"]:
+        low = "" if item["safe_too_low"] is None else f"{item['safe_too_low']:.1%}"
+        lines.append(
+            f"{item['group']:28} {item['metric']:10} {item['jobs']:5} {item['rows']:5} {item['median']:9.3%} "
+            f"{item['p90']:9.3%} {low:>13}"
+        )
+        lines += [
+            f"  {row['relative_error']:+9.3%} published {row['published_gib']:9.4f} simulated "
+            f"{row['simulated_gib']:9.4f} GiB  {row['job']}"
+            for row in item["worst"]
+        ]
+    lines += [f"assumed: {text}" for text in figures["assumptions"]]
+    lines += [f"skipped: {count} rows, {reason}" for reason, count in figures["skipped"].items()]
+    lines += [f"failed: {title}: {reason}" for title, reason in figures["failed"].items()]
+    return "\n".join(lines)
