@@ -18,6 +18,7 @@ from vramcast.dataset_builder.published.runner import run_job, script_files
 from vramcast.dataset_builder.published.stacks import releases
 from vramcast.dataset_builder.published.tables import PublishedTable
 from vramcast.dataset_builder.run.report import RunReport
+from vramcast.dataset_builder.simulation.client import NetworkError
 from vramcast.dataset_builder.store.durable import replacing
 from vramcast.errors import UserError
 from vramcast.models.predictor import Predictor, Question
@@ -122,7 +123,7 @@ def evaluate_published(
     for job in bar(jobs, total=len(jobs), unit="job", desc="published runs"):
         try:
             compared.append(PublishedComparison(job, store.result(job)))
-        except UserError as error:
+        except (UserError, NetworkError) as error:
             failed[job.title] = str(error)
             print(f"note: {job.title} was not simulated: {error}", file=sys.stderr)
     groups: dict[tuple[str, str], list[PublishedComparison]] = {}

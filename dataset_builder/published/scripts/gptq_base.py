@@ -21,7 +21,7 @@ class _Product(torch.autograd.Function):
         return gradient @ ctx.layer.unpacked().to(gradient.dtype).t(), None
 
 
-class PackedLinear(nn.Module):
+class GptqLinear(nn.Module):
     """A linear layer whose weight is packed into integers, with scales and zeros for each group of inputs."""
 
     def __init__(self, infeatures, outfeatures, bits, group_size, dtype):
@@ -51,7 +51,7 @@ def packed(values, dtype, attention, bits, group_size):
         for module in list(network.modules()):
             for name, child in list(module.named_children()):
                 if isinstance(child, nn.Linear) and name not in ("lm_head", "gate"):
-                    layer = PackedLinear(child.in_features, child.out_features, bits, group_size, dtype)
+                    layer = GptqLinear(child.in_features, child.out_features, bits, group_size, dtype)
                     setattr(module, name, layer)
         for module in network.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
@@ -65,4 +65,4 @@ def packed(values, dtype, attention, bits, group_size):
 
 def _adapted(target, adapter_name, **options):
     """Return the adapter of PEFT for a packed layer."""
-    return QuantLinear(target, adapter_name, **options) if isinstance(target, PackedLinear) else None
+    return QuantLinear(target, adapter_name, **options) if isinstance(target, GptqLinear) else None
