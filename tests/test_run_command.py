@@ -55,11 +55,25 @@ def test_commands_name_an_interpreter_and_a_program(tmp_path):
     assert parse_command([sys.executable, "-m", "my.package", "x"])[2] == Program("module", "my.package", ("x",))
     launched = parse_command([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "1", path])[2]
     assert launched == Program("torchrun", "torch.distributed.run", ("--nproc_per_node", "1", path))
+    for words in (
+        ["accelerate", "launch"],
+        [sys.executable, "-m", "accelerate.commands.launch"],
+        ["accelerate-launch"],
+    ):
+        program = parse_command([*words, "--num_processes", "2", path, "--lr", "1"])[2]
+        assert program.kind == "accelerate" and program.arguments == ("--num_processes", "2", path, "--lr", "1")
+        assert program.title == "train.py"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [([], "found none"), ([sys.executable], "name the script"), (["missing.py"], "check the path"), (["ls"], "Python")],
+    [
+        ([], "found none"),
+        ([sys.executable], "name the script"),
+        (["missing.py"], "check the path"),
+        (["ls"], "Python"),
+        (["accelerate", "config"], "launch a script"),
+    ],
 )
 def test_a_command_that_is_no_python_program_is_refused(words, message):
     with pytest.raises(UserError, match=message):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from script_runs import MIB, SCRIPTS, peaks, run
+from script_runs import MIB, SCRIPTS, interpreter_for, peaks, run
 from torch import nn
 
 from vramcast.dataset_builder.devices import load_profile
@@ -254,6 +254,24 @@ def test_accelerate_finds_the_batch_that_fits(tmp_path):
     assert report.survived_ooms == 1 and not report.ran_out_of_memory
     batch = int(0.9 * 4096)  # accelerate tries a tenth less
     assert report.steps[0].shapes == ((batch, 3, 64, 64),) and report.simulation.training.batch_size == batch
+
+
+def test_accelerate_launch_sets_the_precision_and_the_processes(tmp_path):
+    launch = [interpreter_for("accelerate"), "-m", "accelerate.commands.launch"]
+    weights = 4 * (2 * 1024 * 4096 + 4096 + 1024)
+
+    def launched(*flags, **options):
+        command = [*launch, *flags]
+        return run("accelerate_launched.py", "--lr", "3e-4", command=command, tmp_path=tmp_path, steps=3, **options)
+
+    one = launched("--mixed_precision", "bf16")
+    assert one.simulation.training.autocast == "bf16"
+    assert held(one, "optimizer_state") == 3 * weights, "two averages, and the denominators of the step"
+    two = launched("--num_processes", "2", rank=1)
+    assert two.simulation.training.autocast is None
+    by_phase = {item.phase: item.allocated_bytes for item in two.phases}
+    workspaces = 2 * 8_519_680  # of cuBLAS, forward and backward
+    assert by_phase["optimizer"] == pytest.approx(6 * weights + workspaces, rel=0.01), "with the buckets of DDP"
 
 
 LLAMA = 2 * 1003 * 512 + 6 * (512 * 512 * 2 + 2 * 512 * 256 + 3 * 512 * 1376 + 2 * 512) + 512

@@ -15,7 +15,9 @@ _LAUNCHERS = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
     "accelerate": "accelerate",
-    "accelerate.commands.launch": "accelerate launch",
+    "accelerate-launch": "accelerate",
+    "accelerate.commands.launch": "accelerate",
+    "accelerate.commands.accelerate_cli": "accelerate",
 }
 _WITH_VALUE = ("-W", "-X")
 _FORM = "python train.py, python -m my.module, torchrun train.py or accelerate launch train.py"
@@ -33,6 +35,8 @@ class Program:
     @property
     def title(self) -> str:
         """Return a short name for a report."""
+        if self.kind in _LAUNCHERS.values():
+            return next((Path(word).name for word in self.arguments if word.endswith(".py")), Path(self.name).name)
         return Path(self.name).name if self.kind == "file" else self.name
 
     def to_json(self) -> dict[str, Any]:
@@ -57,10 +61,20 @@ def parse_command(words: Sequence[str]) -> tuple[str, tuple[str, ...], Program]:
     path, launcher = shutil.which(first), _LAUNCHERS.get(Path(first).name)
     interpreter = _shebang(path) if path else None
     if launcher is not None and (interpreter or path is None):
-        return interpreter or sys.executable, (), Program(launcher, first, tuple(rest))
+        return interpreter or sys.executable, (), _launched(first, rest)
     if path is None or interpreter is None:
         raise UserError(f"expected a Python program ({_FORM}), found {shlex.join(words)!r}: name the script")
     return interpreter, (), Program("file", path, tuple(rest))
+
+
+def _launched(name: str, words: list[str]) -> Program:
+    """Return the program of a launcher without the sub-command of `accelerate launch`."""
+    launcher = Path(name).name
+    if launcher in ("accelerate", "accelerate.commands.accelerate_cli"):
+        if words[:1] != ["launch"]:
+            raise UserError(f"expected accelerate launch, found {shlex.join([launcher, *words])!r}: launch a script")
+        words = words[1:]
+    return Program(_LAUNCHERS[launcher], name, tuple(words))
 
 
 def _is_python(word: str) -> bool:
@@ -87,7 +101,9 @@ def _python_program(words: list[str]) -> tuple[tuple[str, ...], Program]:
             name = words.pop(0)
             if word == "-c":
                 return tuple(options), Program("code", name, tuple(words))
-            return tuple(options), Program(_LAUNCHERS.get(name, "module").partition(" ")[0], name, tuple(words))
+            if name in _LAUNCHERS:
+                return tuple(options), _launched(name, words)
+            return tuple(options), Program("module", name, tuple(words))
         options.append(word)
         if word in _WITH_VALUE and words:
             options.append(words.pop(0))

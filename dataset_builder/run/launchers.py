@@ -3,6 +3,8 @@
 import importlib
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from vramcast.dataset_builder.run.command_line import Program
@@ -16,7 +18,9 @@ def unwrapped(program: Program, rank: int = 0) -> Program:
     if program.kind == "accelerate":
         return _accelerate(list(program.arguments), rank)
     if rank:
-        raise UserError(f"expected a launcher of several ranks with --rank {rank}, found none: use torchrun")
+        raise UserError(
+            f"expected a launcher of several ranks with --rank {rank}, found none: use torchrun or accelerate launch"
+        )
     return program
 
 
@@ -48,16 +52,35 @@ def _torchrun(arguments: list[str], rank: int) -> Program:
     return Program(kind, parsed.training_script, tuple(parsed.training_script_args))
 
 
+@contextmanager
+def _one_gpu() -> Iterator[None]:
+    """Let accelerate count one GPU where its command line and its configuration file name no number of processes."""
+    cuda: Any = importlib.import_module("torch").cuda
+    names = ("device_count", "is_available")
+    before = {name: getattr(cuda, name) for name in names}
+    cuda.device_count, cuda.is_available = (lambda: 1), (lambda: True)
+    try:
+        yield
+    finally:
+        for name in names:
+            setattr(cuda, name, before[name])
+
+
 def _accelerate(arguments: list[str], rank: int) -> Program:
     try:
         launch: Any = importlib.import_module("accelerate.commands.launch")
     except ImportError as error:
         raise UserError(f"expected accelerate in {sys.executable}, found none: install it there") from error
-    words = arguments[1:] if arguments[:1] == ["launch"] else arguments
-    parsed: Any = launch.launch_command_parser().parse_args(words)
-    parsed, *_ = launch._validate_launch_command(parsed)
+    parsed: Any = launch.launch_command_parser().parse_args(arguments)
+    with _one_gpu():
+        parsed, *_ = launch._validate_launch_command(parsed)
+    if parsed.use_deepspeed or parsed.use_megatron_lm or parsed.tpu:
+        raise UserError(
+            "expected accelerate launch on one GPU, with DDP or with FSDP, found DeepSpeed, Megatron-LM or a TPU: "
+            "use --multi_gpu or --use_fsdp, or vramcast classify --parallel"
+        )
     count, nodes = int(parsed.num_processes or 1), int(parsed.num_machines or 1)
-    if count > 1:
+    if (count > 1 or parsed.use_fsdp) and not parsed.cpu:
         environment = launch.prepare_multi_gpu_env(parsed)
         _set_rank(rank, nodes, count // nodes)
     else:
