@@ -8,6 +8,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.jobs.job import ModuleJob
 from vramcast.dataset_builder.simulation.simulator import Simulator
+from vramcast.errors import UserError
 
 PROFILES = [load_profile("a100_40gb"), load_profile("rtx_3060")]
 
@@ -103,6 +104,18 @@ def test_sparse_embeddings_train_with_an_optimizer_of_their_own():
     breakdown = simulation.peaks["a100_40gb"].bounded.breakdown
     rows = 4 * 64 * 32 * 8  # the gradient of each token, of which the step has five copies at its peak
     assert breakdown["parameters"] == 4 * 64_000 and breakdown["optimizer_state"] == 2 * 4 * 64_000 + 5 * rows
+
+
+def test_sparse_adam_is_an_optimizer_by_name():
+    network = meta(lambda: nn.Embedding(1000, 64, sparse=True))
+    job = ModuleJob(network, lambda size: torch.randint(1000, (size, 8)))
+    options = {"batch_size": 32, "optimizer": "sparseadam(lr=0.1)"}
+    simulation = Simulator(job).simulate(options, PROFILES)
+    rows = 4 * 64 * 32 * 8
+    assert simulation.peaks["a100_40gb"].bounded.breakdown["optimizer_state"] == 2 * 4 * 64_000 + 5 * rows
+    dense = ModuleJob(meta(lambda: nn.Linear(8, 8)), lambda size: torch.randn(size, 8))
+    with pytest.raises(UserError, match="found dense ones: make its embeddings sparse=True"):
+        Simulator(dense).simulate(options, PROFILES)
 
 
 def test_a_lightning_step_may_ask_its_trainer():

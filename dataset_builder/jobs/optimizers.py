@@ -19,6 +19,8 @@ OWN = "Own"
 """Stands for an optimizer that comes with the network, such as Lightning's configure_optimizers."""
 DEFAULT = "AdamW"
 _LOW_BIT_ARGUMENTS = {"lr", "betas", "eps", "weight_decay", "momentum", "alpha"}
+SPARSE = "SparseAdam"
+"""A user's network may have embeddings with sparse gradients alone, unlike those of specs."""
 OptimizerOf = Callable[[nn.Module], torch.optim.Optimizer]
 
 
@@ -36,7 +38,7 @@ def parse_optimizer(text: str) -> str:
         choices = sorted([*OPTIMIZERS, *FORMS, *SYNONYMS])
         hint = suggestion(name, choices, "name one of them")
         raise UserError(f"expected an optimizer of {choices}, found {text!r}: {hint}")
-    if canonical in REFUSED:
+    if canonical in REFUSED and canonical != SPARSE:
         raise UserError(
             f"expected an optimizer whose step can be simulated, found {canonical}: {REFUSED[canonical]}; name another"
         )

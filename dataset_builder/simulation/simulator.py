@@ -15,7 +15,7 @@ from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS
 from vramcast.dataset_builder.families import FAMILIES
 from vramcast.dataset_builder.jobs.batches import input_shapes
 from vramcast.dataset_builder.jobs.job import Job, ModuleJob, PreparedJob, SpecJob, own_name
-from vramcast.dataset_builder.jobs.optimizers import stand_in
+from vramcast.dataset_builder.jobs.optimizers import SPARSE, stand_in
 from vramcast.dataset_builder.schema import LayerTable
 from vramcast.dataset_builder.simulation.live_job import LiveJob, needs_device
 from vramcast.dataset_builder.simulation.simulation import Curve, LayerCost, Peaks, RankPeaks, Simulation
@@ -94,9 +94,15 @@ class Simulator:
         except Exception as error:
             if not isinstance(self.job, ModuleJob) or not needs_device(error) or self.job.setup(options).needs_trace:
                 raise
+            training = self.job.setup(options)
             try:
-                self._live = LiveJob(self.job, self.job.setup(options), profiles[0])
-            except Exception:  # the first error is about the network as it was given
+                self._live = LiveJob(self.job, training, profiles[0])
+            except Exception as second:  # the first error is about the network as it was given
+                if parse_call(training.optimizer)[0] == SPARSE and "dense gradients" in str(second):
+                    raise UserError(
+                        f"expected a network whose gradients are all sparse beside {SPARSE}, found dense ones: make "
+                        "its embeddings sparse=True, or name another optimizer"
+                    ) from second
                 raise error from None
             return self._live.simulation(profiles)
 

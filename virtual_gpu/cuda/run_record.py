@@ -114,6 +114,11 @@ class RunRecord:
             tracer.owner = names.get(id(module), tracer.owner)
         self._layers += is_layer(module)
 
+    @property
+    def running(self) -> list[nn.Module]:
+        """The modules that are running, outermost first."""
+        return [module for module, _ in self._stack]
+
     def leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
         """Note that a module has run; the output is None where it failed."""
         _, self._tracer.owner = self._stack.pop()

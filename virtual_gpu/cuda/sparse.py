@@ -24,10 +24,12 @@ def is_sparse(tensor: Tensor) -> bool:
 
 
 def storage_key(tensor: Tensor) -> int:
-    """Return the address of a tensor's storage; of a sparse tensor, that of its values."""
+    """Return the address of a tensor's storage; of a sparse tensor, that of its values; in vmap, that of the batch."""
     try:
         key: int = tensor.untyped_storage()._cdata
     except NotImplementedError:
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return storage_key(torch._C._functorch.get_unwrapped(tensor))
         with _disable_current_modes():
             key = tensor._values().untyped_storage()._cdata
     return key

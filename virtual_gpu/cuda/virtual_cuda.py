@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
+from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vramcast.errors import UserError
@@ -107,6 +108,10 @@ class VirtualCuda:
         self.memory.watchers.append(self.record.note)
         self.memory.after_oom.append(self.record.forget_batch)
         self.streams = Streams(self.device, self.tracer)
+        self.compiled: WeakSet[nn.Module] = WeakSet()
+        """Networks that the script compiles; they run as eager code."""
+        self.compiled_calls = 0
+        """How many compiled functions are running."""
         self.callbacks = ExitStack()
         self._stack = ExitStack()
 
@@ -151,6 +156,10 @@ class VirtualCuda:
             yield
         finally:
             self.tracer.local.users_meta -= 1
+
+    def in_compiled_code(self) -> bool:
+        """Return True where code runs that the script has compiled."""
+        return self.compiled_calls > 0 or any(module in self.compiled for module in self.record.running)
 
     def check_ordinal(self, device: Any) -> None:
         """Raise the error of CUDA for a device that is not there."""

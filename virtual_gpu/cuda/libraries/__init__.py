@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vramcast.virtual_gpu.cuda.libraries import (
     bitsandbytes_library,
+    flex_attention_operator,
     keras_library,
     lightning_io,
     safetensors_files,
@@ -33,6 +34,7 @@ _LIBRARIES = (
     torchvision_operators,
     bitsandbytes_library,
     keras_library,
+    flex_attention_operator,
 )
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
 
 _COMPILED = "compiled code is simulated as eager code: the memory that Inductor saves or adds is not modelled"
+_COMPILED_BY_TORCH = ("_flex_attention_hop_wrapper",)
+"""Functions that torch itself compiles to check them, with a backend that runs eagerly."""
 _PARALLEL = "DataParallel runs on one device: its replicas on other devices are not simulated"
 _DISTRIBUTED = "DistributedDataParallel of one rank: buckets are simulated, communication is not"
 
@@ -32,17 +34,25 @@ def _compile(patches: Patches, gpu: "VirtualCuda") -> None:
             return compile_
         if isinstance(model, nn.Module):
             gpu.assumptions.note(_COMPILED)
+            gpu.compiled.add(model)
+            return model
+        if getattr(model, "__name__", "") in _COMPILED_BY_TORCH:
             return model
 
         @functools.wraps(model)
         def called(*args: Any, **kwargs: Any) -> Any:  # a library may compile functions that a script never calls
             gpu.assumptions.note(_COMPILED)
-            return model(*args, **kwargs)
+            gpu.compiled_calls += 1
+            try:
+                return model(*args, **kwargs)
+            finally:
+                gpu.compiled_calls -= 1
 
         return called
 
     def compile_module(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         gpu.assumptions.note(_COMPILED)
+        gpu.compiled.add(self)
 
     patches.set(torch, "compile", compile_)
     patches.set(nn.Module, "compile", compile_module)
