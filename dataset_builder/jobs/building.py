@@ -222,7 +222,9 @@ def _torchvision(request: BuildRequest) -> dict[str, Any]:
 def _hugging_face(request: BuildRequest) -> dict[str, Any]:
     """Return the architecture with sizes from a config.json or the built-in table; arguments override settings."""
     name, shape = request.target.name, _input_shape(request)
-    architecture, sizes = _read_config(Path(name)) if name.endswith(".json") else find_architecture(name)
+    folder = Path(name) / "config.json"
+    path = folder if folder.is_file() else Path(name) if name.endswith(".json") else None
+    architecture, sizes = find_architecture(name) if path is None else _read_config(path)
     network: dict[str, Any] = {"architecture": architecture, "config": {**sizes, **request.arguments}}
     if request.packed:
         network["mask"] = False
