@@ -79,9 +79,11 @@ SYNONYMS: Mapping[str, str] = {
     "paged_lion_8bit": "PagedLion8bit",
     "adamw_torch_8bit": "TorchaoAdamW8bit",
     "adamw_torch_4bit": "TorchaoAdamW4bit",
+    "ao_adamw_8bit": "TorchaoAdamW8bit",
+    "ao_adamw_4bit": "TorchaoAdamW4bit",
     "adamw4bit": "TorchaoAdamW4bit",
 }
-"""The names of the Trainer of transformers (`OptimizerNames`)."""
+"""The names of the Trainer of transformers (`OptimizerNames`) and of axolotl."""
 
 
 class LowBitOptimizer(torch.optim.Optimizer):

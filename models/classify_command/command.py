@@ -90,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
             add(flag, type=int, metavar="N", help=text)
         else:
             add(flag, metavar="NAME", type=_shard_after_forward if name == "shard_after_forward" else str, help=text)
+    add("--config", metavar="FILE", help="a training configuration: TrainingArguments, LLaMA-Factory or axolotl")
     add("--lora", nargs="?", const=True, metavar="KEY=VALUE,...", help="train LoRA, as in r=16,targets=q_proj,v_proj")
     add("--strategies", action="store_true", default=None, help="compare strategies with --json too")
     add("--device", metavar="NAME", help=f"a device profile, see vramcast device list; default {DEFAULT_DEVICE}")
@@ -135,7 +136,7 @@ def _variable(text: str) -> tuple[str, str]:
 def _one(arguments: argparse.Namespace, simulators: Simulators) -> int:
     """Classify one job; return the exit code."""
     start = time.perf_counter()
-    if arguments.target is None:
+    if arguments.target is None and arguments.config is None:
         raise UserError(f"expected {FORMS}, found no target: name the network")
     request = ClassifyRequest.of(_values(arguments))
     if arguments.plot:

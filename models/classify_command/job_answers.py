@@ -38,7 +38,8 @@ class JobAnswers:
         questions = [
             Question.of_simulation(self.request.target, simulation, load_profile(device)) for device in devices
         ]
-        return self.predictor.answers(questions, self.request.risk, self.request.bucket_mib)
+        answers = self.predictor.answers(questions, self.request.risk, self.request.bucket_mib)
+        return [replace(item, notes=(*self.request.notes, *item.notes)) for item in answers]
 
     def answer(self, device: str, **changes: Any) -> Answer:
         """Return the answer for one device, with some training options changed."""

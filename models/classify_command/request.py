@@ -9,6 +9,7 @@ from vramcast.dataset_builder.defaults import RISK
 from vramcast.dataset_builder.devices import DEFAULT_DEVICE, device_file
 from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_shape, parse_target
 from vramcast.errors import UserError, check_choice, check_count, check_flag
+from vramcast.models.classify_command.training_configs import read_training_config
 from vramcast.virtual_gpu.distributed.parallelism import PARALLEL_OPTIONS
 from vramcast.virtual_gpu.training_setup import OPTIONS, with_shorthands
 
@@ -16,7 +17,7 @@ TRAINING_OPTIONS = {name: option for name, option in OPTIONS.items() if not opti
 _LARGEST = 2**31
 """Of a count: torch cannot index larger tensors."""
 KEYS = (
-    *TRAINING_OPTIONS, *PARALLEL_OPTIONS, "lora", "strategies",
+    *TRAINING_OPTIONS, *PARALLEL_OPTIONS, "lora", "strategies", "config",
     "target", "device", "risk", "bucket_mib", "max_batch", "input", "inputs", "step", "packed", "args", "python",
 )  # fmt: skip
 
@@ -41,11 +42,20 @@ class ClassifyRequest:
     args: Mapping[str, Any] = field(default_factory=dict)
     python: str | None = None
     """The interpreter that builds and traces the network."""
+    notes: tuple[str, ...] = ()
+    """What a configuration file says that is not simulated."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "ClassifyRequest":
         """Check the values of a jobs file or of the command line, where None stands for no value."""
         chosen = {name: value for name, value in values.items() if value is not None}
+        notes: list[str] = []
+        if "config" in chosen:
+            configured = read_training_config(str(chosen.pop("config")), chosen.get("parallel") is not None)
+            notes = configured.notes
+            if "adapter" in chosen:
+                configured.values.pop("lora", None)
+            chosen = {**{name: value for name, value in configured.values.items() if value is not None}, **chosen}
         unknown = sorted(chosen.keys() - set(KEYS))
         if unknown:
             raise UserError(f"expected a job with some of {sorted(KEYS)}, found {unknown}: remove or rename them")
@@ -55,7 +65,8 @@ class ClassifyRequest:
         _check(chosen)
         options = {name: chosen.pop(name, None) for name in TRAINING_OPTIONS}
         inputs = chosen.pop("input", ())
-        return cls(options=options, input=(inputs,) if isinstance(inputs, str) else tuple(inputs), **chosen)
+        shapes = (inputs,) if isinstance(inputs, str) else tuple(inputs)
+        return cls(options=options, input=shapes, notes=tuple(notes), **chosen)
 
     def check_batch(self) -> None:
         """Raise if there is no batch size; only a spec has its own."""

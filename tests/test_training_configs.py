@@ -1,0 +1,118 @@
+"""Configurations as people write them become jobs; what they say and is not simulated is noted."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vramcast.errors import UserError
+from vramcast.models.classify_command.command import main
+from vramcast.models.classify_command.request import ClassifyRequest
+from vramcast.models.classify_command.training_configs import read_training_config
+
+FILES = Path(__file__).parent / "fixtures" / "training_configs"
+TINY = {"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 500}  # fmt: skip
+
+
+def request_of(name, **values):
+    return ClassifyRequest.of({"config": str(FILES / name), **values})
+
+
+def chosen(request):
+    return {name: value for name, value in request.options.items() if value is not None}
+
+
+def test_axolotl_with_a_quantised_base():
+    request = request_of("axolotl_qlora.yml")
+    assert request.target == "hf:meta-llama/Meta-Llama-3-8B" and request.input == ("4096",) and request.packed
+    assert chosen(request) == {
+        "batch_size": 2, "accumulate": 4, "optimizer": "paged_adamw_32bit", "dtype": "bf16", "autocast": "bf16",
+        "checkpointing": True, "quantize": "nf4_dq(upcast=False)",
+        "adapter": "lora(lora_dropout=0.05, r=32, target_modules='all-linear')",
+    }  # fmt: skip
+    assert any("flash-attention" in note for note in request.notes)
+
+
+def test_axolotl_on_the_whole_network_notes_what_is_not_simulated():
+    request = request_of("axolotl_full.yml")
+    assert chosen(request) == {
+        "batch_size": 1, "accumulate": 8, "optimizer": "adamw_8bit", "dtype": "bf16", "autocast": "bf16",
+        "checkpointing": True,
+    }  # fmt: skip
+    assert not request.packed
+    words = " ".join(request.notes)
+    assert all(word in words for word in ("offloaded checkpoints", "deepspeed is ignored", "plug-ins"))
+
+
+def test_a_number_of_gpus_answers_the_note_about_deepspeed():
+    request = request_of("axolotl_full.yml", parallel="zero1", world_size=4)
+    assert request.options["parallel"] == "zero1(world_size=4)"
+    assert "deepspeed" not in " ".join(request.notes)
+
+
+def test_llama_factory_with_a_quantised_base():
+    request = request_of("llamafactory_lora.yaml")
+    assert request.target == "hf:Qwen/Qwen2.5-7B-Instruct" and request.input == ("2048",) and not request.packed
+    assert chosen(request) == {
+        "batch_size": 1, "accumulate": 8, "optimizer": "adamw_torch", "dtype": "bf16", "autocast": "bf16",
+        "checkpointing": True, "quantize": "nf4_dq(upcast=False)",
+        "adapter": "lora(r=16, target_modules='all-linear')",
+    }  # fmt: skip
+    assert any("Liger" in note for note in request.notes)
+
+
+def test_llama_factory_on_the_whole_network_in_bf16():
+    assert chosen(request_of("llamafactory_full.yaml")) == {
+        "batch_size": 2, "accumulate": 1, "optimizer": "adamw_torch", "dtype": "bf16", "checkpointing": False
+    }  # fmt: skip
+
+
+def test_training_arguments_beside_a_config_of_the_network(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    path = tmp_path / "training_args.json"
+    path.write_text((FILES / "training_args.json").read_text())
+    assert main(["--config", str(path), "--device", "rtx_4090", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["batch_size"] == 4 and answer["inputs"][0]["shape"] == [64] and answer["verdict"] == "fits"
+
+
+def test_options_of_the_command_line_win():
+    request = request_of("training_args.json", target="hf:gpt2", batch_size=16, lora="r=4,targets=c_attn")
+    assert request.target == "hf:gpt2" and request.options["batch_size"] == 16
+    assert request.options["adapter"] == "lora(r=4, target_modules=['c_attn'])"
+    assert request_of("llamafactory_lora.yaml", adapter="ia3").options["adapter"] == "ia3"
+
+
+def test_a_local_folder_is_found_beside_the_file(tmp_path):
+    (tmp_path / "network").mkdir()
+    (tmp_path / "network" / "config.json").write_text(json.dumps(TINY))
+    path = tmp_path / "run.yml"
+    path.write_text("base_model: network\nmicro_batch_size: 2\n")
+    assert read_training_config(str(path)).values["target"] == f"hf:{tmp_path / 'network' / 'config.json'}"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("base_model: someone/unknown-9b\n", "download its config.json"),
+        ("base_model: gpt2\nrl: dpo\n", "supervised fine-tuning"),
+        ("base_model: gpt2\nadapter: llama-adapter\n", "lora or qlora"),
+        ("base_model: gpt2\nmicro_batch_size: many\n", "whole number"),
+        ("model_name_or_path: gpt2\nstage: dpo\n", "sft or pt"),
+        ("model_name_or_path: gpt2\nfinetuning_type: freeze\n", "full or lora"),
+        ("model_name_or_path: gpt2\nstage: sft\nquantization_bit: 4\nquantization_method: hqq\n", "by bitsandbytes"),
+        ("learning_rate: 1.0e-4\n", "TrainingArguments"),
+        ("- a\n- b\n", "mapping of options"),
+    ],
+)
+def test_what_cannot_be_read_is_one_sentence(tmp_path, text, words):
+    path = tmp_path / "run.yml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=words):
+        read_training_config(str(path))
+
+
+def test_training_arguments_alone_need_a_target():
+    with pytest.raises(UserError, match="target"):
+        request_of("training_args.json")
