@@ -1,9 +1,11 @@
 """Attacks on the service: the memory and the work that a client can cause are bounded. See also `make soak`."""
 
 import asyncio
+import gc
 import json
 import re
 import shutil
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +96,23 @@ def test_bodies_in_flight_are_bounded_by_bytes() -> None:
         assert service.guard.in_flight_bytes == 0
 
     run(scenario, Settings(limits=Limits(in_flight_bytes=1000)))
+
+
+def test_refused_bodies_are_not_kept_until_the_collector_runs() -> None:
+    async def scenario(service: Service) -> None:
+        gc.collect()
+        gc.disable()  # as rare as the service makes it
+        tracemalloc.start()
+        try:
+            for _ in range(64):
+                assert (await service.post("/v1/classify", b"{" + b" " * (2**20 - 100))).status == 400
+            kept_bytes, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+        assert kept_bytes < 2**25
+
+    run(scenario)
 
 
 # --- time ------------------------------------------------------------------------------------------------------------

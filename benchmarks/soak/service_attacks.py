@@ -10,8 +10,8 @@ from typing import Any
 from benchmarks.soak.mutated_requests import MLP
 from benchmarks.soak.running_service import HOST, HealthProbe, RunningService
 
-MOST_GROWTH_MIB = 200
-"""All caches of the service together have a limit of 192 MiB, and this is one attack."""
+MOST_GROWTH_MIB = 100
+"""Of one attack. All caches of the service together have a limit of 192 MiB."""
 MOST_HEALTH_MS = 100.0
 
 Figures = dict[str, float]
@@ -65,7 +65,7 @@ def invalid_bodies(service: RunningService, scale: float) -> Figures:
     """Send ten bodies of 1 MiB with tens of thousands of validation errors at once."""
     training = {"batch_size": 1, **{f"key{index}": 1 for index in range(70_000)}}
     body = json.dumps({"spec": {**MLP, "training": training}}).encode()
-    _at_once(service, "/v1/classify", [body] * 10, max(1, int(10 * scale)))
+    _at_once(service, "/v1/classify", [body] * 10, max(1, int(50 * scale)))
     return {}
 
 

@@ -1,6 +1,7 @@
 """Checks before every request: size, time, number and token; and its log line and metrics."""
 
 import asyncio
+import gc
 import hmac
 import logging
 import math
@@ -21,6 +22,9 @@ ALWAYS = ("/healthz", "/readyz", "/metrics")
 RETRY_SECONDS = 1
 _SHARE_OF_ONE_CLIENT = 7 / 8
 """Of the requests in flight."""
+_COLLECTED_BYTES = 2**24
+"""Bodies between two collections of garbage. A refused body stays in a cycle of its exception and its request, and
+the collector counts objects, not bytes."""
 
 
 class Guard:
@@ -38,6 +42,7 @@ class Guard:
         self.log_requests = settings.log_requests
         self.in_flight = 0
         self.in_flight_bytes = 0
+        self._uncollected_bytes = 0
         self.bodies = BodyReader(self.limits)
         self.large = FairLimiter(self.limits.large_requests)
         self._by_client: Counter[str] = Counter()
@@ -118,6 +123,10 @@ class Guard:
             self._by_client[client] -= 1
             if not self._by_client[client]:
                 del self._by_client[client]
+            self._uncollected_bytes += size_bytes
+            if self._uncollected_bytes > _COLLECTED_BYTES:
+                self._uncollected_bytes = 0
+                gc.collect()
 
     async def _run(self, scope: Scope, body: bytes, key: bytes | None, receive: Receive, send: Send) -> None:
         """Run the application until it has answered, or the client leaves."""
