@@ -73,14 +73,18 @@ def test_stages_of_a_pipeline_are_simulated_one_by_one(capsys):
     assert second["allocated_mib"] - first["allocated_mib"] == pytest.approx(state_mib, rel=0.35)
 
 
-def test_equal_ranks_are_one_group(capsys):
-    code, out, error = run(capsys, "--nproc_per_node", "4", str(SCRIPTS / "ranks_ddp.py"))
-    assert code == 0
-    (group,) = json.loads(out)["ranks"]
-    assert (group["rank"], group["count"]) == (0, 4)
-    assert "vramcast run: rank 3" in error
-
-
 def test_partitions_and_uneven_shards_name_the_ranks_that_differ():
     assert extremes([5, 3, 3, 5]) == (RankGroup(0, 2), RankGroup(1, 2))
     assert RankObserver(8).groups([]) == (RankGroup(0, 1), RankGroup(7, 7))
+
+
+def test_lightning_starts_no_process_and_its_equal_ranks_are_one_group(capsys):
+    pytest.importorskip("lightning")
+    script = str(SCRIPTS / "ranks_lightning.py")
+    code = main(["run", "--json", "--device", "a100_40gb", "--", sys.executable, script, "fsdp"])
+    captured = capsys.readouterr()
+    assert code == 0
+    assert "vramcast run: rank 3 of 4" in captured.err
+    answer = json.loads(captured.out)
+    assert [(item["rank"], item["count"]) for item in answer["ranks"]] == [(0, 4)]
+    assert answer["allocated_mib"] == pytest.approx(allocated_mib("fsdp1", optimizer="Adam"), rel=0.08)

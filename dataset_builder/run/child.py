@@ -59,7 +59,7 @@ class _Runner:
         self._fd = report_fd
         self._request = request
         self._others = [parse_profile(item) for item in request["devices"]]
-        self._program = unwrapped(Program.from_json(request["program"]), request["rank"])
+        self._program = unwrapped(Program.from_json(request["program"]), request["rank"], request["world_size"])
         self._gpu = VirtualCuda(
             parse_profile(request["device"]),
             unbounded=request["unbounded"],

@@ -48,19 +48,20 @@ class RunOptions:
     """The rank of a run on several GPUs that is simulated; None for all that differ."""
     stand_ins: tuple[str, ...] = ()
     """Libraries that a stand-in replaces where they are absent."""
+    world_size: int = 1
+    """The number of ranks, once a rank has told it."""
 
 
 def run_script(
     command: Sequence[str], profile: "DeviceProfile", others: Sequence["DeviceProfile"], options: RunOptions
 ) -> RunReport:
     """Run a command on a virtual GPU; on several, each rank that may differ from the first."""
+    report = _run_with_need(command, profile, others, options)
 
     def run_rank(rank: int) -> RunReport:
-        if rank != options.rank and rank:
-            print(f"vramcast run: rank {rank}", file=sys.stderr)
-        return _run_with_need(command, profile, others, replace(options, rank=rank))
+        print(f"vramcast run: rank {rank} of {report.world_size}", file=sys.stderr)
+        return _run_with_need(command, profile, others, replace(options, rank=rank, world_size=report.world_size))
 
-    report = run_rank(options.rank or 0)
     if options.rank is None:
         return with_distinct_ranks(report, run_rank, profile.name)
     return replace(report, assumptions=(*report.assumptions, f"rank {options.rank} alone is simulated"))
@@ -113,6 +114,7 @@ def _run_once(
         "allow_network": options.allow_network,
         "rank": options.rank or 0,
         "stand_ins": list(options.stand_ins),
+        "world_size": options.world_size,
         "snapshot": str(options.snapshot.absolute()) if options.snapshot else None,
     }
     words = [interpreter, *flags, start.__file__, "vramcast.dataset_builder.run.child"]

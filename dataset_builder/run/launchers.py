@@ -11,13 +11,21 @@ from vramcast.dataset_builder.run.command_line import Program
 from vramcast.errors import UserError
 
 
-def unwrapped(program: Program, rank: int = 0) -> Program:
-    """Return the program that a launcher would start, after setting the environment of one rank."""
+def unwrapped(program: Program, rank: int = 0, world_size: int = 1) -> Program:
+    """Return the program that a launcher would start, after setting the environment of one rank.
+
+    Args:
+        program: The program of the command.
+        rank: The rank to run.
+        world_size: The number of ranks of a script that starts them itself, as Lightning does; 1 if it is not known.
+    """
     if program.kind == "torchrun":
         return _torchrun(list(program.arguments), rank)
     if program.kind == "accelerate":
         return _accelerate(list(program.arguments), rank)
-    if rank:
+    if rank and world_size > 1:
+        os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world_size))
+    elif rank:
         raise UserError(
             f"expected a launcher of several ranks with --rank {rank}, found none: use torchrun or accelerate launch"
         )

@@ -59,6 +59,7 @@ def report_of(
         unwritten=tuple(gpu.unwritten),
         survived_ooms=len(gpu.memory.ooms) - ran_out_of_memory,
         expandable_reserved_bytes=None if gpu.options.expandable_segments else expandable.peak_reserved_bytes,
+        world_size=trace.world_size,
         rank_groups=gpu.ranks.groups(record.roots.values()) if gpu.ranks else (),
         operators=gpu.tracer.operators,
         seconds=seconds,

@@ -60,6 +60,7 @@ class RunReport:
     """Allocations that failed and that the script handled."""
     expandable_reserved_bytes: int | None
     """The reserved peak with expandable segments."""
+    world_size: int
     rank_groups: tuple[RankGroup, ...]
     """Ranks that may differ from this one, and this one; empty for a script on one GPU."""
     operators: int

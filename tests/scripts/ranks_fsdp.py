@@ -6,7 +6,6 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
@@ -27,10 +26,9 @@ if "--flat" in sys.argv:
     policy = ModuleWrapPolicy({Block})
     model = FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=torch.cuda.current_device())
 else:
-    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
     for module in [*model][:-1]:
-        fully_shard(module.cuda(), mesh=mesh)
-    fully_shard(model.cuda(), mesh=mesh)
+        fully_shard(module)  # as accelerate: on the host, without a mesh
+    fully_shard(model)
 optimizer = torch.optim.Adam(model.parameters())
 for _ in range(4):
     x, y = torch.randn(4, 1024).cuda(), torch.randint(16, (4,)).cuda()

@@ -10,6 +10,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from vramcast.virtual_gpu.distributed.dtensor_patch import untraced_shape_propagation
 from vramcast.virtual_gpu.distributed.fsdp2_patch import fsdp2_on_meta
 from vramcast.virtual_gpu.distributed.live_groups import RankObserver
+from vramcast.virtual_gpu.distributed.object_collectives import own_objects
 from vramcast.virtual_gpu.distributed.pipeline_patch import static_pipeline
 from vramcast.virtual_gpu.distributed.rank_tracer import distributed_result
 
@@ -25,5 +26,5 @@ def join_fake_group(init: Any, rank: int, world_size: int, gpu: "VirtualCuda") -
     gpu.tracer.distributed = distributed_result
     gpu.tracer.trace.world_size = world_size
     gpu.ranks = RankObserver(world_size)
-    for patch in (untraced_shape_propagation, fsdp2_on_meta, static_pipeline, gpu.ranks.observed):
+    for patch in (untraced_shape_propagation, fsdp2_on_meta, static_pipeline, own_objects, gpu.ranks.observed):
         gpu.callbacks.enter_context(patch())

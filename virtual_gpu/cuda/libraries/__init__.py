@@ -15,6 +15,7 @@ from vramcast.virtual_gpu.cuda.libraries import (
     bitsandbytes_library,
     flex_attention_operator,
     keras_library,
+    lightning_devices,
     lightning_io,
     safetensors_files,
     stand_ins,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 Apply = Callable[[ModuleType, Patches, Any], None]
 _LIBRARIES = (
     safetensors_files,
+    lightning_devices,
     lightning_io,
     transformers_models,
     torchvision_operators,

@@ -32,7 +32,8 @@ def apply(patches: Patches, gpu: "VirtualCuda") -> None:
     patches.set_where_present(torch.accelerator, functions)
     if hasattr(torch.accelerator, "memory"):
         patches.set_where_present(torch.accelerator.memory, functions)
-    patches.set(torch._C, "_accelerator_getAccelerator", lambda: Device("cuda"))
+    names = ("_accelerator_getAccelerator", "_get_accelerator")  # the second one chooses the mesh of FSDP2
+    patches.set_where_present(torch._C, dict.fromkeys(names, lambda check=None: Device("cuda")))
     patches.set(torch, "Generator", _Generator)
     _autocast(patches)
     _groups(patches, gpu)

@@ -19,6 +19,9 @@ _COMPILED_BY_TORCH = ("_flex_attention_hop_wrapper",)
 _PARALLEL = "DataParallel runs on one device: its replicas on other devices are not simulated"
 _DISTRIBUTED = "DistributedDataParallel of one rank: buckets are simulated, communication is not"
 
+_NCCL = (2, 27, 5)
+"""A release of NCCL, for code that asks: none runs."""
+
 
 def apply(patches: Patches, gpu: "VirtualCuda") -> None:
     """Replace the wrappers around a network."""
@@ -93,6 +96,7 @@ def _process_group(patches: Patches, gpu: "VirtualCuda") -> None:
         patches.set(owner, "init_process_group", init)
         patches.set(owner, "is_nccl_available", lambda: True)
         patches.set(owner, "get_backend", lambda group=None: "nccl")
+    patches.set(importlib.import_module("torch.cuda.nccl"), "version", lambda: _NCCL)
     patches.set(parallel.DistributedDataParallel, "__init__", wrap)
     patches.set_where_present(parallel, {"_verify_param_shape_across_processes": lambda *args, **kwargs: None})
     gpu.callbacks.callback(_leave_group, distributed)
