@@ -49,7 +49,7 @@ class RunOptions:
     stand_ins: tuple[str, ...] = ()
     """Libraries that a stand-in replaces where they are absent."""
     world_size: int = 1
-    """The number of ranks, once a rank has told it."""
+    """The number of ranks, known after the first has run."""
 
 
 def run_script(
