@@ -1,10 +1,14 @@
-"""Golden results: every figure that was recorded for the golden specs and for a file of jobs is reproduced exactly."""
+"""Golden results: every figure that was recorded for the golden specs and for a file of jobs is reproduced exactly.
+
+Run this file to record them anew.
+"""
 
 import json
 from contextlib import redirect_stdout
 from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -58,13 +62,6 @@ def check(recorded, current, place):
         assert recorded == current, place
 
 
-def as_recorded(simulation):
-    """The JSON form under the keys of the recording."""
-    peaks = simulation["peaks"]
-    bounded, unbounded = ({device: item[kind] for device, item in peaks.items()} for kind in ("bounded", "unbounded"))
-    return {**simulation, "measurements": bounded, "endless": unbounded}
-
-
 def as_json(value):
     return json.loads(json.dumps(value))
 
@@ -78,29 +75,39 @@ def test_every_golden_spec_was_recorded():
     assert SPECS.keys() == golden_specs().keys()
 
 
+def current(label, predictor):
+    """The figures of a golden spec."""
+    spec, profiles = golden_specs()[label], [load_profile(device) for device in DEVICES]
+    simulation = Simulator(SpecJob(spec)).simulate({}, profiles)
+    answers = predictor.answers([Question.of_simulation(label, simulation, profile) for profile in profiles])
+    return as_json({
+        "static": vars(static_of(spec)),
+        "measurement": vars(VirtualBackend(profiles[0]).measure(spec).measurement),
+        "simulation": simulation.to_json(),
+        "answers": [answer.to_dict() for answer in answers],
+    })  # fmt: skip
+
+
 @pytest.mark.parametrize("label", SPECS)
 def test_a_golden_spec_has_its_recorded_measurement_simulation_and_answers(label, predictor):
-    spec, recorded = golden_specs()[label], SPECS[label]
-    profiles = [load_profile(device) for device in DEVICES]
-    measurement = VirtualBackend(profiles[0]).measure(spec).measurement
-    check(recorded["static"], vars(static_of(spec)), "static")
-    check(recorded["measurement"], as_json(vars(measurement)), "measurement")
-    simulation = Simulator(SpecJob(spec)).simulate({}, profiles)
-    check(recorded["findings"], as_recorded(as_json(simulation.to_json())), "simulation")
-    answers = predictor.answers([Question.of_simulation(label, simulation, profile) for profile in profiles])
-    check(recorded["answers"], [as_json(answer.to_dict()) for answer in answers], "answers")
+    check(SPECS[label], current(label, predictor), label)
 
 
 @pytest.fixture(scope="module")
 def answered(tmp_path_factory):
     """The answer to every job of the file, by its place there."""
     places = [place for place, job in enumerate(JOBS) if needed(job) not in OTHER_VERSIONS]
-    path = tmp_path_factory.mktemp("jobs") / "jobs.jsonl"
-    path.write_text("".join(json.dumps(JOBS[place]) + "\n" for place in places))
+    return dict(
+        zip(places, answers_to([JOBS[place] for place in places], tmp_path_factory.mktemp("jobs")), strict=True)
+    )
+
+
+def answers_to(jobs, directory):
+    path = directory / "jobs.jsonl"
+    path.write_text("".join(json.dumps(job) + "\n" for job in jobs))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(GOLDEN)
-        lines = printed_by(["--jobs", str(path), "--json"])
-    return dict(zip(places, map(json.loads, lines), strict=True))
+        return [json.loads(line) for line in printed_by(["--jobs", str(path), "--json"])]
 
 
 def printed_by(words):
@@ -121,3 +128,25 @@ def test_a_job_has_its_recorded_answer(place, answered):
     if place not in answered:
         pytest.skip(f"recorded with another {needed(JOBS[place])}")
     check(ANSWERS[place], answered[place], "answer")
+
+
+def record():
+    """Write all figures anew: `python tests/test_golden.py`. Look at the difference before you commit it."""
+    predictor = load("universal")
+    lines = [f"{json.dumps(label)}:{compact(current(label, predictor))}" for label in sorted(golden_specs())]
+    (GOLDEN / "specs.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    with TemporaryDirectory() as directory:
+        answers = answers_to(JOBS, Path(directory))
+    unstable = ("seconds", "traced_with")
+    kept = [{key: value for key, value in answer.items() if key not in unstable} for answer in answers]
+    (GOLDEN / "answers.jsonl").write_text("".join(compact(answer) + "\n" for answer in kept))
+    versions = {library: installed(library) for library in ("torch", "timm", "transformers")}
+    (GOLDEN / "versions.json").write_text(json.dumps(versions) + "\n")
+
+
+def compact(value):
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+if __name__ == "__main__":
+    record()

@@ -1,5 +1,6 @@
 """Networks that users write: built without weights, fed what they take, and traced with a step of theirs or ours."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -190,6 +191,15 @@ def test_a_module_in_memory_is_copied_without_its_numbers():
     assert not module.training
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
     assert all(item.grad is None for item in module.parameters())
+
+
+def test_what_a_loss_takes_is_no_blocks_own_under_checkpointing():
+    """Recomputation leaves the forward of a block early, by an exception."""
+    block = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+    network = nn.Sequential(nn.Embedding(50_000, 8), nn.Sequential(block, copy.deepcopy(block)), nn.Linear(8, 50_000))
+    made = ModuleJob(copy_to_meta(network), lambda size: torch.zeros(size, 64, dtype=torch.long, device="meta"))
+    costs = {item.name: item.total_bytes for item in simulated(made, checkpointing=True).costs}
+    assert all(size < 2**20 for name, size in costs.items() if name.startswith("1.")), costs
 
 
 def test_dtypes_accumulation_autocast_and_checkpointing_change_what_they_should():

@@ -230,7 +230,11 @@ class _Layers:
             self.tracer.owner = self.outer.pop()
             self.inside -= layer
 
-        handles = (module.register_forward_pre_hook(enter), module.register_forward_hook(leave))
+        # always: recomputation under checkpointing ends a forward with an exception as soon as it has what it needs
+        handles = (
+            module.register_forward_pre_hook(enter),
+            module.register_forward_hook(leave, always_call=True),
+        )
         try:
             yield
         finally:

@@ -84,14 +84,21 @@ def page_of_request(
     simulation = job.simulate(devices)
     by_device = dict(zip(devices, job.answers(simulation, devices), strict=True))
     answer, others = by_device[request.device], [by_device[name] for name in names]
+    shown = _named_training(request, simulation.training)
     if simulation.training.parallel:  # a trace of a rank takes seconds: no search for the batch
         compared = strategy_answers(job, answer, simulation.training)
         answer = replace(answer, seconds=time.perf_counter() - start)
-        return Page(answer, title, simulation.training, simulation.costs, others, strategies=compared)
+        return Page(answer, title, shown, simulation.costs, others, strategies=compared)
     batch, largest = job.largest_batch(answer)
     helpful = [] if answer.verdict == FITS else suggestions(job, answer, simulation.training, largest, others)
     answer = replace(answer, max_batch_size=batch, seconds=time.perf_counter() - start)
-    return Page(answer, title, simulation.training, simulation.costs, others, helpful)
+    return Page(answer, title, shown, simulation.costs, others, helpful)
+
+
+def _named_training(request: ClassifyRequest, training: TrainingSetup) -> TrainingSetup:
+    """Return the training with the optimizer that the user named: estimators may know it under another name."""
+    named = request.options.get("optimizer")
+    return replace(training, optimizer=parse_optimizer(named)) if named else training
 
 
 def _table_answer(
