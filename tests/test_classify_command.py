@@ -158,7 +158,8 @@ def test_the_screen_says_what_to_do(capfd, tmp_path):
     out, _ = capfd.readouterr()
     assert "DOES NOT FIT" in out
     for words in ("At the peak", "costliest layers", "rtx_4090", "The largest batch",
-                  "--autocast bf16", "SGD without", "a bigger device", "(gradient"):  # fmt: skip
+                  "--autocast bf16", "SGD without", "a bigger device", "accumulation (--batch-size",
+                  "Changes that make it fit"):  # fmt: skip
         assert words in out
     assert (tmp_path / "a.svg").stat().st_size > 1000
 

@@ -29,7 +29,9 @@ class StateForm:
     torchao: bool = False
 
     def tensors(self, parameter: Tensor, whole: bool) -> Iterator[tuple[str, Tensor]]:
-        """Yield the state of a parameter; `whole` keeps it in 32 bits."""
+        """Yield the state of a parameter, or of its local shard; `whole` keeps it in 32 bits."""
+        local = getattr(parameter, "to_local", None)  # of a DTensor, whose module is slow to import
+        parameter = local() if local is not None else parameter
         count = parameter.numel()
         for index in range(1, self.moments + 1):
             if self.paged and count >= _SMALLEST_PAGED:

@@ -84,6 +84,11 @@ def factory_of(text: str, trainers: nn.Module | None = None) -> MakeOptimizer | 
     return low_bit_factory(name, arguments, trainers) if name in FORMS else None
 
 
+def is_low_bit(name: str) -> bool:
+    """Return whether an optimizer is one of bitsandbytes or torchao, whose state is small or paged."""
+    return name in FORMS
+
+
 def optimizer_notes(text: str) -> tuple[str, ...]:
     """Return what is assumed about an optimizer."""
     form = FORMS.get(parse_call(text)[0])

@@ -15,7 +15,7 @@ from vramcast.models.batch_search import largest_batch
 from vramcast.models.classify_command.page import Page
 from vramcast.models.classify_command.request import ClassifyRequest
 from vramcast.models.classify_command.strategies import strategy_answers
-from vramcast.models.classify_command.suggestions import suggestions
+from vramcast.models.classify_command.suggestions import Suggestion, suggestions
 from vramcast.models.predictor import Predictor, Question
 from vramcast.virtual_gpu.training_setup import TrainingSetup, check_trained_whole
 
@@ -90,8 +90,12 @@ def page_of_request(
         answer = replace(answer, seconds=time.perf_counter() - start)
         return Page(answer, title, shown, simulation.costs, others, strategies=compared)
     batch, largest = job.largest_batch(answer)
-    helpful = [] if answer.verdict == FITS else suggestions(job, answer, simulation.training, largest, others)
-    answer = replace(answer, max_batch_size=batch, seconds=time.perf_counter() - start)
+    helpful: list[Suggestion] = []
+    notes: tuple[str, ...] = ()
+    if answer.verdict != FITS:
+        helpful, notes = suggestions(job, answer, shown, largest, others)
+    seconds = time.perf_counter() - start
+    answer = replace(answer, max_batch_size=batch, notes=(*answer.notes, *notes), seconds=seconds)
     return Page(answer, title, shown, simulation.costs, others, helpful)
 
 

@@ -196,12 +196,22 @@ def _batch(answer: Answer) -> Iterator[str]:
 def _advice(page: Page, width: int, paint: _Paint) -> Iterator[str]:
     if not page.suggestions:
         return
-    yield "Changes that reduce the memory, each simulated and estimated"
     room = min(max(len(item.change) for item in page.suggestions), max(width - 46, 30))
-    for item in page.suggestions:
+    enough = [item for item in page.suggestions if item.answer.verdict == FITS]
+    if enough:
+        yield "Changes that make it fit, the least costly first, each simulated and estimated"
+        yield from _changes(enough, room, paint)
+    if len(enough) < len(page.suggestions):
+        title = "Not enough" if enough else "Changes that reduce the memory"
+        yield f"{title}, each simulated and estimated"
+        yield from _changes([item for item in page.suggestions if item not in enough], room, paint)
+
+
+def _changes(items: Sequence[Suggestion], room: int, paint: _Paint) -> Iterator[str]:
+    for item in items:
         answer = item.answer
         figures = f"{shown_size(answer.estimate_mib):>11}, safe {shown_size(answer.safe_mib):>11}"
-        *above, last = textwrap.wrap(item.change, room)
+        *above, last = textwrap.wrap(item.change, room, break_on_hyphens=False)
         yield from (f"  {line}" for line in above)
         yield f"  {last:{room}} {figures}  {paint(answer.verdict, _VERDICTS[answer.verdict])}"
 

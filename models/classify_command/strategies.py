@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vramcast.models.classify_command.job_answers import JobAnswers
 
 _MOST_GPUS = 1024
+LORA = "lora(r=16, target_modules='all-linear')"
 _TRIES = 3
 """Numbers of GPUs that are simulated for each strategy, after the first guess."""
 _SHARDED_USES = ("parameters", "gradients", "optimizer_state")
@@ -50,14 +51,23 @@ def strategy_answers(job: "JobAnswers", answer: Answer, training: TrainingSetup)
     size, nodes = parallelism.world_size, parallelism.nodes
     results = [
         StrategyAnswer(change, size, result)
-        for change, options in _variants(size, nodes, training.checkpointing)
+        for change, options in _variants(size, nodes, training.checkpointing, _has_adapters(job, training))
         for result in _answered(job, answer.device, options)
     ]
     smallest = min(_smallest(job, answer.device, results), key=lambda item: item.world_size, default=None)
     return [*results, smallest] if smallest else results
 
 
-def _variants(size: int, nodes: int, checkpointing: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def is_of_transformers(target: str) -> bool:
+    """Return whether a target names a network that adapters are made for."""
+    return target.startswith("hf:")
+
+
+def _has_adapters(job: "JobAnswers", training: TrainingSetup) -> bool:
+    return is_of_transformers(job.request.target) and training.adapter is None
+
+
+def _variants(size: int, nodes: int, checkpointing: bool, adapters: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
     common = {"world_size": size, "nodes": nodes}
     sharded, offloaded = parallel_text("fsdp2", common), parallel_text("fsdp2", {**common, "offload": True})
     yield "DDP", {"parallel": parallel_text("ddp", common)}
@@ -68,6 +78,10 @@ def _variants(size: int, nodes: int, checkpointing: bool) -> Iterator[tuple[str,
     yield "FSDP2 + offload", {"parallel": offloaded}
     if not checkpointing:
         yield "FSDP2 + checkpointing + offload", {"parallel": offloaded, "checkpointing": True}
+    if adapters:
+        lora = {"adapter": LORA, "checkpointing": True}
+        yield "DDP + LoRA + checkpointing", {"parallel": parallel_text("ddp", common), **lora}
+        yield "FSDP2 + LoRA + checkpointing", {"parallel": sharded, **lora}
 
 
 def _answered(job: "JobAnswers", device: str, options: Mapping[str, Any]) -> Iterator[Answer]:
@@ -83,10 +97,10 @@ def _smallest(job: "JobAnswers", device: str, results: list[StrategyAnswer]) -> 
     which is simulated and raised until it fits.
     """
     for result in results:
-        if not result.change.startswith("FSDP2") or "offload" in result.change:
+        if not result.change.startswith("FSDP2") or "offload" in result.change or "LoRA" in result.change:
             continue
         checkpointing = {"checkpointing": True} if "checkpointing" in result.change else {}
-        size = _first_guess(result)
+        size = first_guess(result)
         for _ in range(_TRIES):
             if size > _MOST_GPUS:
                 break
@@ -102,7 +116,8 @@ def _smallest(job: "JobAnswers", device: str, results: list[StrategyAnswer]) -> 
             break
 
 
-def _first_guess(result: StrategyAnswer) -> int:
+def first_guess(result: StrategyAnswer) -> int:
+    """Return a power of two of GPUs that may be enough, by the parts of the memory that are sharded."""
     sharded = sum(result.answer.breakdown_mib.get(use, 0.0) for use in _SHARDED_USES)
     size = 1
     while size < _MOST_GPUS:
