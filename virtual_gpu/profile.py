@@ -158,7 +158,7 @@ class DeviceProfile:
         """Return the notes for an answer about one of several ranks."""
         if world_size == 1 or self.nccl_mib is not None:
             return ()
-        return ("the memory of NCCL was not measured and is not part of the figures: allow for 1 to 2 GiB",)
+        return ("the memory of NCCL was not measured and is not part of the figures: leave room for it",)
 
     def workspace_bytes(self, call: Call) -> int:
         """Return the workspace of a library call on this device."""
