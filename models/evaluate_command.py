@@ -12,7 +12,7 @@ from vramcast.dataset_builder.published.stacks import ROOT
 from vramcast.dataset_builder.published.tables import is_published_table, read_published
 from vramcast.dataset_builder.schema import Row
 from vramcast.dataset_builder.store.importers import read_rows
-from vramcast.dataset_builder.store.splits import HALVES, in_half
+from vramcast.dataset_builder.store.splits import HALVES, SPLIT_BY, in_half
 from vramcast.errors import UserError, check_count
 from vramcast.models.evaluation import BACKENDS, Evaluation, EvaluationSettings, evaluate, load_estimators
 from vramcast.models.simulation_store import SimulationStore
@@ -33,7 +33,8 @@ def _evaluate(argv: Sequence[str]) -> None:
     if is_published_table(Path(arguments.data)):
         _evaluate_published(arguments)
         return
-    rows = [row for row in read_rows(Path(arguments.data)) if in_half(row.spec, arguments.half)][: arguments.rows]
+    measured = read_rows(Path(arguments.data))
+    rows = [row for row in measured if in_half(row.spec, arguments.half, arguments.half_by)][: arguments.rows]
     if not rows:
         raise UserError(f"expected measured rows in {arguments.data}, found none: name another file")
     evaluation = _evaluation(arguments, rows)
@@ -80,6 +81,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--bucket-mib", type=int, default=BUCKET_MIB, help="the width of a bucket")
     parser.add_argument("--rows", type=int, help="only the first N rows")
     parser.add_argument("--half", choices=list(HALVES), help="of the networks: profiles are calibrated on even ones")
+    parser.add_argument(
+        "--half-by", choices=list(SPLIT_BY), default=SPLIT_BY[0],
+        help="what a half is of; xMem's profiles are calibrated on even configurations",
+    )  # fmt: skip
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--worst", type=int, default=0, help="show the rows with the largest errors")
     parser.add_argument(

@@ -55,7 +55,7 @@ def test_list_prints_a_line_for_each_device(capsys):
 def test_list_as_json(own, capsys):
     assert main(["list", "--json"]) == 0
     entries = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
-    assert entries["a100_40gb"]["rules"] == "tf32"
+    assert entries["a100_40gb"]["rules"] == "cudnn9_ampere_datacentre"
     assert entries["a100_40gb"]["calibrated_on"]
     assert entries["a100_40gb"]["shipped"] is True
     assert entries["my_t4"]["shipped"] is False

@@ -1,21 +1,26 @@
 """The runs of xMem: bands, steps and notes of their rows, and estimates against a band."""
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.families.external import build_external
 from vramcast.dataset_builder.measure.virtual import trace_spec
 from vramcast.dataset_builder.schema import Spec
 from vramcast.dataset_builder.store.importers import read_rows
+from vramcast.dataset_builder.store.importers.xmem import LAYOUT
 from vramcast.dataset_builder.store.importers.xmem_networks import CLASSIFIERS, IMAGE
 from vramcast.errors import UserError
 from vramcast.models.metrics import PredictedRows, score
+from vramcast.virtual_gpu.allocator import AllocatorOptions
 from vramcast.virtual_gpu.measurement import VARYING, Status
 from vramcast.virtual_gpu.replay import FREE
+from vramcast.virtual_gpu.simulate import simulate
 from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.trace import Use
 from vramcast.virtual_gpu.training_setup import TrainingSetup
@@ -154,3 +159,22 @@ def test_an_estimate_within_a_band_has_no_error():
     )
     assert rows.relative_errors.tolist() == pytest.approx([-0.1, 0.0, 0.0, 0.1])
     assert score(rows).point_too_low == 0.25
+
+
+@pytest.mark.parametrize("batch_size", [551, 560])
+def test_a_run_with_too_little_memory_completes_without_workspaces_as_on_the_gpu(public_rows, batch_size):
+    """xMem's second runs had its own estimate as the limit of the allocator."""
+    records = [item for item in public_rows("xmem/runs.csv") if item["model"] == "VGG16"]
+    (record,) = [item for item in records if item["batch_size"] == str(batch_size)]
+    assert record["xmem_2nd_verif_oom"] == "false"
+    profile = load_profile("rtx_3060_xmem_2025")
+    trace = trace_spec(LAYOUT.spec(record), profile.compute_capability)
+    limit_bytes = int(record["xmem_estimate_bytes"])
+    overhead_bytes = profile.overhead_bytes(convolutions=True)
+    limited = replace(profile, driver_mib=0, total_mib=(limit_bytes + overhead_bytes) // MIB)
+    whole = simulate(trace, profile, AllocatorOptions())
+    capped = simulate(trace, limited, AllocatorOptions())
+    assert whole.status is capped.status is Status.OK
+    assert whole.reserved_bytes > limit_bytes >= capped.reserved_bytes
+    assert any("without their workspace" in note for note in capped.notes)
+    assert not any("without their workspace" in note for note in whole.notes)

@@ -26,8 +26,19 @@ def measurement_of(trace: Trace, profile: DeviceProfile, lowered: "Lowered", rep
         device_used_bytes=replayed.peak_reserved_bytes + overhead_bytes,
         breakdown={**breakdown(trace, lowered, replayed), "context": overhead_bytes},
         evidence=replayed.oom_message,
-        notes=(*sorted(trace.approximations), *profile.notes, *profile.rank_notes(trace.world_size)),
+        notes=(
+            *sorted(trace.approximations),
+            *profile.notes,
+            *profile.rank_notes(trace.world_size),
+            *_forgone_notes(replayed),
+        ),
     )
+
+
+def _forgone_notes(replayed: Replay) -> tuple[str, ...]:
+    if not replayed.forgone:
+        return ()
+    return (f"memory is short: cuDNN runs {len(replayed.forgone)} convolutions without their workspace, more slowly",)
 
 
 def replay_on(

@@ -151,6 +151,13 @@ HALVES = {"even": 0, "odd": 1}
 """Fixed halves of the public rows; profiles are calibrated on networks of the even half."""
 
 
-def in_half(spec: Spec, half: str | None) -> bool:
-    """Return True if the network of a spec is in a half; the hash of the network decides, so a half never changes."""
-    return half is None or int(spec.group, 16) % 2 == HALVES[half]
+SPLIT_BY = ("network", "configuration")
+
+
+def in_half(spec: Spec, half: str | None, by: str = "network") -> bool:
+    """Return True if a spec is in a half.
+
+    The hash of the network decides, or that of the whole configuration, so a half never changes.
+    """
+    key = spec.group if by == "network" else spec.id
+    return half is None or int(key, 16) % 2 == HALVES[half]
