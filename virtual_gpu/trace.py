@@ -106,6 +106,11 @@ def call_of(size: int) -> int | None:
     return _FIRST_CALL - size if size <= _FIRST_CALL else None
 
 
+def size_of_call(index: int) -> int:
+    """Return what stands for the size of the workspace of a call, the reverse of `call_of`."""
+    return _FIRST_CALL - index
+
+
 def in_backward() -> bool:
     """Return whether autograd is running a node: on CUDA it does so in a separate thread."""
     return torch._C._current_autograd_node() is not None
@@ -286,4 +291,4 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _call(self, call: Call) -> int:
         self.trace.calls.append(call)
-        return self._birth(_FIRST_CALL - (len(self.trace.calls) - 1), Use.WORKSPACE)
+        return self._birth(size_of_call(len(self.trace.calls) - 1), Use.WORKSPACE)

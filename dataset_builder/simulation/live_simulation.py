@@ -54,9 +54,16 @@ def simulation_of_run(
         peaks=peaks,
         costs=_costs(trace, lowered, replayed, table),
         family="module",
-        notes=(_foreign_kernels(foreign, gpu.profile.name),) if foreign else (),
+        notes=_notes(gpu, foreign),
         traced_with={"torch": torch.__version__},
     )
+
+
+def _notes(gpu: VirtualCuda, foreign: Sequence[str]) -> tuple[str, ...]:
+    notes = [_foreign_kernels(foreign, gpu.profile.name)] if foreign else []
+    if gpu.history.dropped_events:
+        notes.append("the run was long: the figures for other devices replay its stretches with a new peak alone")
+    return tuple(notes)
 
 
 def _foreign_kernels(devices: Sequence[str], traced: str) -> str:

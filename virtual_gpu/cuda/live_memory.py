@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -52,6 +53,17 @@ class LiveMemory:
             self._busy = True
             try:
                 self._play(block, size)
+            finally:
+                self._busy = False
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Keep events from being added: frees wait for the next allocation."""
+        with self._lock:
+            self._free_pending()
+            self._busy = True
+            try:
+                yield
             finally:
                 self._busy = False
 

@@ -2,12 +2,13 @@
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vramcast.virtual_gpu.allocator import MAIN_STREAM
 from vramcast.virtual_gpu.cuda.assumptions import Assumptions
 from vramcast.virtual_gpu.cuda.data_dependent import DYNAMIC, DynamicShapes
 from vramcast.virtual_gpu.cuda.devices import META, is_meta
@@ -19,7 +20,7 @@ from vramcast.virtual_gpu.cuda.sparse import SparseOperators, is_sparse, storage
 from vramcast.virtual_gpu.distributed.parallelism import NOT_DISTRIBUTED
 from vramcast.virtual_gpu.replay import FREE
 from vramcast.virtual_gpu.source_lines import place_now
-from vramcast.virtual_gpu.trace import Call, Kernel, Tracer, Use, in_backward
+from vramcast.virtual_gpu.trace import Call, Kernel, Tracer, Use, in_backward, size_of_call
 
 _PLACED_FROM_BYTES = 2**14
 """Smaller blocks get no line of the user's code: finding it takes longer than the operator."""
@@ -51,6 +52,9 @@ class LiveTracer(Tracer):  # type: ignore[no-untyped-call]
         """The line of the user's code that block i was made for."""
         self.hollow: dict[int, Any] = {}
         """Host storages without data, by address: large parameters before they are moved."""
+        self._unused: list[int] = []
+        """Numbers of blocks that are no longer in the trace."""
+        self._calls: dict[Call, int] = {}
         self._reader = Reader(self)
         self._dynamic = DynamicShapes(self, nonzero_fraction)
         self._special: dict[Any, Callable[[Any, Any], Any]] = {
@@ -238,8 +242,30 @@ class LiveTracer(Tracer):  # type: ignore[no-untyped-call]
             super()._try_algorithms(call)
 
     def _birth(self, size: int, use: Use) -> int:
-        self.places.append(place_now() if size >= _PLACED_FROM_BYTES else None)
-        return super()._birth(size, use)
+        place = place_now() if size >= _PLACED_FROM_BYTES else None
+        if not self._unused:
+            self.places.append(place)
+            return super()._birth(size, use)
+        block = self._unused.pop()
+        trace = self.trace
+        self.places[block], trace.uses[block], trace.owners[block] = place, use, self.owner
+        if self.stream != MAIN_STREAM:
+            trace.streams[block] = self.stream
+        self._emit((block, size))
+        return block
+
+    def _call(self, call: Call) -> int:
+        """Record a block of a library; equal calls share an entry, so that a long run has few."""
+        index = self._calls.setdefault(call, len(self.trace.calls))
+        if index == len(self.trace.calls):
+            self.trace.calls.append(call)
+        return self._birth(size_of_call(index), Use.WORKSPACE)
+
+    def give_up(self, blocks: Iterable[int]) -> None:
+        """Use the numbers of blocks again that are no longer in the trace."""
+        for block in blocks:
+            self.trace.streams.pop(block, None)
+            self._unused.append(block)
 
     def mark(self, tensor: Tensor, use: Use, owner: str | None = None) -> None:
         """Say what a block holds, now that it is known."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PHASES = ("loading", "forward", "backward", "optimizer", "evaluation")
 
 
-@dataclass
+@dataclass(slots=True)
 class Peak:
     """The highest allocated and reserved bytes of a stretch of a run."""
 
@@ -30,7 +30,7 @@ class Peak:
         self.reserved_bytes = max(self.reserved_bytes, reserved_bytes)
 
 
-@dataclass
+@dataclass(slots=True)
 class StepRecord:
     """One optimizer step, from the end of the step before."""
 
@@ -67,6 +67,9 @@ class RunRecord:
         self.steps: list[StepRecord] = []
         self.current = StepRecord()
         self.after_step: list[Callable[[], None]] = []
+        self.after_stretch: list[Callable[[], None]] = []
+        """Called before a network runs and after a step."""
+        self._shapes: dict[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]] = {}
         self.roots: dict[int, nn.Module] = {}
         """Networks that were called in training, by identity, in the order of their first call."""
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
@@ -177,10 +180,16 @@ class RunRecord:
         if max(self._step_counts.values()) > len(self.steps):
             self.steps.append(self.current)
             self.current = StepRecord()
+            self._end_stretch()
             for call in self.after_step:
                 call()
 
+    def _end_stretch(self) -> None:
+        for call in self.after_stretch:
+            call()
+
     def _start_root(self, module: nn.Module, args: Any) -> None:
+        self._end_stretch()
         training = module.training and torch.is_grad_enabled()
         self.phase = "forward" if module.training else "evaluation"
         self._tracer.phase = Use.ACTIVATIONS
@@ -194,7 +203,8 @@ class RunRecord:
                 self.roots[id(module)] = module
                 self._recording_layers = True
             if not self.current.shapes:
-                self.current.shapes = tuple(tuple(item.shape) for item in _tensors_in(args))
+                shapes = tuple(tuple(item.shape) for item in _tensors_in(args))
+                self.current.shapes = self._shapes.setdefault(shapes, shapes)  # one object for equal shapes
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:

@@ -39,6 +39,7 @@ from vramcast.virtual_gpu.cuda.patches import (
 from vramcast.virtual_gpu.cuda.run_record import RunRecord
 from vramcast.virtual_gpu.cuda.snapshot import segments_of, snapshot_of
 from vramcast.virtual_gpu.cuda.streams import Streams
+from vramcast.virtual_gpu.cuda.trace_history import TraceHistory
 from vramcast.virtual_gpu.cuda_paths import cuda_paths
 from vramcast.virtual_gpu.kernels import cuda_kernels
 from vramcast.virtual_gpu.profile import DeviceProfile
@@ -106,6 +107,8 @@ class VirtualCuda:
         self.tracer.connect(self.memory)
         self.record = RunRecord(self.tracer)
         self.memory.watchers.append(self.record.note)
+        self.history = TraceHistory(self.tracer, self.memory, self.record)
+        self.record.after_stretch.append(self.history.end_stretch)
         self.memory.after_oom.append(self.record.forget_batch)
         self.streams = Streams(self.device, self.tracer)
         self.compiled: WeakSet[nn.Module] = WeakSet()
