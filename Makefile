@@ -54,6 +54,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.performance.build_rate
 	$(BIN)/python -W ignore -m benchmarks.performance.trace_speed
 	$(BIN)/python -W ignore -m benchmarks.performance.run_cost
+	$(BIN)/python -W ignore -m benchmarks.performance.long_runs
 	$(BIN)/python -m benchmarks.performance.cold_start
 	$(BIN)/python -m benchmarks.performance.inference
 	$(BIN)/python -m benchmarks.performance.simulator_scale

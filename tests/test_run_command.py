@@ -16,7 +16,7 @@ import vramcast
 from vramcast.cli import main
 from vramcast.dataset_builder.run.command_line import Program, parse_command
 from vramcast.errors import UserError
-from vramcast.models.long_runs import growth_factor
+from vramcast.models.long_runs import growth_factor, is_ordered
 from vramcast.virtual_gpu.capability import RecordedCapability
 from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.source_lines import is_fault_of_virtual_gpu
@@ -261,4 +261,5 @@ def test_the_growth_of_exponential_peaks_is_found():
     longer = [100 + source.expovariate(0.1) for _ in range(1000)]
     factor = growth_factor(peaks, 0.01)
     assert max(longer) < factor * max(peaks) < 100 + 10 * math.log(1000 / 0.01) * 1.5
+    assert not is_ordered(peaks) and is_ordered(sorted(peaks)) and not is_ordered([5] * 100)
     assert growth_factor([5], 0.01) == 1.0 and growth_factor([7] * 50, 0.01) == 1.0
