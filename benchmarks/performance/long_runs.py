@@ -139,10 +139,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         peak_of = _interpolated([step.peak.allocated_bytes for step in steps])
         for name, draw in DISTRIBUTIONS.items():
             seeds = range(_FIRST_SEED, _FIRST_SEED + options.runs)
-            found = [covered([peak_of(item) for item in draw(random.Random(seed))], options.risk) for seed in seeds]
-            share = sum(item[0] for item in found) / len(found)
-            ordered = sum(item[2] for item in found) / len(found)
-            ratio = median(item[1] for item in found)
+            runs = [covered([peak_of(item) for item in draw(random.Random(seed))], options.risk) for seed in seeds]
+            share = sum(item[0] for item in runs) / len(runs)
+            ordered = sum(item[2] for item in runs) / len(runs)
+            ratio = median(item[1] for item in runs)
             print(f"| {name} | {'fused' if fused else 'all scores'} | {share:.1%} | {ratio:.2f} | {ordered:.0%} |")
             for seed in seeds[: options.simulated]:
                 figure, reserved_bytes = _reserved(draw(random.Random(seed)), fused, options.risk)
