@@ -34,12 +34,15 @@ class Case:
     parallelism: Parallelism
     key: Any = None
     """Equal for rows that share a simulation."""
+    visible_gib: float | None = None
+    """The memory of the GPU that the row was measured on, where it decides: the allocator frees its cache before it
+    runs out."""
     later_length: int | None = None
     """The length of all batches after the first, if it differs."""
 
 
 def simulated(case: Case) -> Replay:
-    """Simulate a case on a device without a memory limit."""
+    """Simulate a case on a device without a memory limit, or with that of its GPU."""
     with torch.device("meta"):
         network = case.make().train()
     profile = load_profile(case.device)
@@ -52,9 +55,12 @@ def simulated(case: Case) -> Replay:
         return tokens, labels
 
     trace = trace_rank(network, batch, case.setup, case.parallelism, 0, profile.compute_capability)
+    capacity = None
+    if case.visible_gib is not None:
+        capacity = int(case.visible_gib * GIB) - profile.overhead_bytes(convolutions=False)
     return replay(
         lower(trace, profile).events,
-        CachingAllocator(),
+        CachingAllocator(capacity),
         streams=trace.streams,
         operations=trace.stream_operations,
     )

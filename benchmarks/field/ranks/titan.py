@@ -14,13 +14,18 @@ _LLAMA = {
     "Llama 3": {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "hidden": 14336, "vocabulary": 128256},
     "Llama 2 7B": {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 32, "hidden": 11008, "vocabulary": 32000},
 }
+_QWEN = {
+    "layers": 64, "width": 5120, "heads": 64, "kv_heads": 8, "hidden": 25600, "vocabulary": 151936, "head": 128,
+    "normed": True,
+}  # fmt: skip
+_NETWORKS: dict[str, dict[str, int]] = {**_LLAMA, "Qwen3 32B": _QWEN}
 _RESHARD = {"never": False}
 
 
 def torchtitan_case(record: Record) -> Case | str:
     """Return the case of a row of torchtitan, or the reason why it is left out."""
-    model = next((name for name in _LLAMA if record["model"].startswith(name)), None)
-    kind = re.match(r"(FSDP[12]) (\d+)(, reshard_after_forward=(\w+))?$", record["parallelism"])
+    model = next((name for name in _NETWORKS if record["model"].startswith(name)), None)
+    kind = re.match(r"(FSDP[12]?) (\d+)(, reshard_after_forward=(\w+))?$", record["parallelism"])
     if record["outcome"] != "ok" or not record["value_gib"]:
         return "ran out of memory"
     if record["compile"].startswith(("yes", "per", "?")) or "float8" in record["dtype"]:
@@ -33,14 +38,15 @@ def torchtitan_case(record: Record) -> Case | str:
         return "first step alone"
     early = "2024" in record["framework_versions"] and "Mar" in record["framework_versions"]
     checkpointing = "full" if record["checkpointing"] == "full" else "selective"
+    visible = re.search(r"([\d.]+) GiB visible", record["gpu"])
     length, batch = int(record["seq_len"]), int(record["micro_batch"])
 
     def make() -> nn.Module:
-        network = TitanLlama(**_LLAMA[model], length=length, checkpointing=checkpointing, early=early)
+        network = TitanLlama(**_NETWORKS[model], length=length, checkpointing=checkpointing, early=early)
         return LanguageLoss(network, keeps=early)
 
     parallelism = Parallelism(
-        strategy=kind[1].lower(),
+        strategy="fsdp1" if kind[1] == "FSDP1" else "fsdp2",
         world_size=int(kind[2]),
         wrap="Block",
         reduce_dtype="fp32",
@@ -56,4 +62,5 @@ def torchtitan_case(record: Record) -> Case | str:
         TrainingSetup(batch_size=batch, autocast="bf16", loss="own", optimizer="AdamW"),
         parallelism,
         (record["model"], record["parallelism"], batch, length, checkpointing),
+        float(visible[1]) if visible else None,
     )

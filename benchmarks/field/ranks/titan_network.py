@@ -32,18 +32,19 @@ class FloatRMSNorm(nn.Module):
 class Attention(nn.Module):
     """Causal attention with rotary embeddings in complex numbers."""
 
-    def __init__(self, width: int, heads: int, kv_heads: int) -> None:
+    def __init__(self, width: int, heads: int, kv_heads: int, head: int, normed: bool) -> None:
         super().__init__()
-        self.head = width // heads
-        self.wq = nn.Linear(width, width, bias=False)
+        self.head = head
+        self.q_norm, self.k_norm = (nn.RMSNorm(head, eps=1e-6) if normed else nn.Identity() for _ in range(2))
+        self.wq = nn.Linear(width, heads * head, bias=False)
         self.wk = nn.Linear(width, kv_heads * self.head, bias=False)
         self.wv = nn.Linear(width, kv_heads * self.head, bias=False)
-        self.wo = nn.Linear(width, width, bias=False)
+        self.wo = nn.Linear(heads * head, width, bias=False)
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
         batch, length, _ = x.shape
         q, k, v = (layer(x).view(batch, length, -1, self.head) for layer in (self.wq, self.wk, self.wv))
-        q, k = _rotated(q, angles), _rotated(k, angles)
+        q, k = _rotated(self.q_norm(q), angles), _rotated(self.k_norm(k), angles)
         repeats = q.shape[2] // k.shape[2]
         if repeats > 1:
             k, v = (_repeated(item, repeats) for item in (k, v))
@@ -65,9 +66,9 @@ def _repeated(x: Tensor, repeats: int) -> Tensor:
 class Block(nn.Module):
     """A Transformer block of Llama."""
 
-    def __init__(self, width: int, heads: int, kv_heads: int, hidden: int, norm: Callable[[int], nn.Module]) -> None:
+    def __init__(self, attention: nn.Module, width: int, hidden: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
-        self.attention = Attention(width, heads, kv_heads)
+        self.attention = attention
         self.w1 = nn.Linear(width, hidden, bias=False)
         self.w2 = nn.Linear(hidden, width, bias=False)
         self.w3 = nn.Linear(width, hidden, bias=False)
@@ -81,7 +82,10 @@ class Block(nn.Module):
 
 
 class TitanLlama(nn.Module):
-    """torchtitan's Llama with full checkpointing, selective checkpointing per operator, or none."""
+    """torchtitan's Llama with full checkpointing, selective checkpointing per operator, or none.
+
+    Qwen 3 has heads of a size of their own (`head`), whose queries and keys are `normed`.
+    """
 
     def __init__(
         self,
@@ -94,14 +98,19 @@ class TitanLlama(nn.Module):
         length: int,
         checkpointing: str,
         early: bool = False,
+        head: int | None = None,
+        normed: bool = False,
     ) -> None:
         super().__init__()
         norm = FloatRMSNorm if early else (lambda size: nn.RMSNorm(size, eps=1e-5))
         self.tok_embeddings = nn.Embedding(vocabulary, width)
-        self.layers = nn.ModuleList(Block(width, heads, kv_heads, hidden, norm) for _ in range(layers))
+        head = head or width // heads
+        self.layers = nn.ModuleList(
+            Block(Attention(width, heads, kv_heads, head, normed), width, hidden, norm) for _ in range(layers)
+        )
         self.norm = norm(width)
         self.output = nn.Linear(width, vocabulary, bias=False)
-        self.register_buffer("angles", torch.empty(length, width // heads // 2, dtype=torch.complex64))
+        self.register_buffer("angles", torch.empty(length, head // 2, dtype=torch.complex64))
         self.checkpointing = checkpointing
         self.early = early
 
