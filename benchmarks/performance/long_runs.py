@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--simulated", type=int, default=0, help="seeds whose 1,000 steps are simulated one by one")
     parser.add_argument("--risk", type=float, default=0.01)
     options = parser.parse_args(argv)
-    print(f"| lengths | attention | covered, risk {options.risk:g} | figure / peak, median | said to be ordered |")
+    print(f"| lengths | attention | covered, risk {options.risk:g} | figure / peak, median | found to be ordered |")
     print("| --- | --- | --- | --- | --- |")
     for fused in (True, False):
         steps = _simulated([_KNOTS[0], *_KNOTS], fused).record.steps[1:]
