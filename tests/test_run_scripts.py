@@ -160,7 +160,15 @@ def test_diffusion_draws_time_steps_that_are_in_range(tmp_path):
 def test_two_towers_read_their_temperature(tmp_path):
     report = run("contrastive.py", tmp_path=tmp_path, steps=3)
     assert report.simulation.peaks["a100_40gb"].bounded.status == "ok" and len(report.steps) == 3
-    assert report.steps[0].shapes[:2] == ((64, 3, 64, 64), (64, 32))
+    assert report.steps[0].shapes == ((64, 3, 64, 64), (64, 32), (64, 32))
+    layer = 4 * 128 * 128 + 4 * 128 + 2 * 128 * 512 + 512 + 128 + 4 * 128  # attention, feed-forward, two norms
+    image = 3 * 64 * 8 * 8 + 64 + 64 * 64 * 256 + 256
+    parameters = image + 1000 * 128 + 2 * layer + 128 * 256 + 256 + 1  # and the temperature
+    assert held(report, "parameters") == held(report, "gradients") == 4 * parameters
+    assert held(report, "optimizer_state") == 8 * parameters, "the temperature has its averages, too"
+    assert held(report, "inputs") == 64 * (4 * 3 * 64 * 64 + 8 * 32 + 32), "images, tokens and the mask"
+    hidden = 2 * 4 * 64 * 32 * 512 * 3  # of both layers: before and after ReLU, and after dropout
+    assert held(report, "activations") > hidden
 
 
 def test_reinforcement_learning_passes_the_checks_of_distributions(tmp_path):
