@@ -55,7 +55,8 @@ def _evaluate_published(arguments: argparse.Namespace) -> None:
             "are simulated on the device that they were measured on; leave it out"
         )
     store = PublishedStore(arguments.cache, arguments.stacks)
-    figures = evaluate_published(read_published(Path(arguments.data)), store, arguments.rows, arguments.worst)
+    table = read_published(Path(arguments.data))
+    figures = evaluate_published(table, store, arguments.rows, arguments.worst, arguments.workers)
     print(json.dumps({"data": Path(arguments.data).name, **figures}) if arguments.json else published_text(figures))
 
 

@@ -2,10 +2,13 @@
 
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -27,6 +30,8 @@ from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.version import VERSION
 
 _WORST = 5
+HERE, ANSWERS = "here", "answers"
+"""Locks: of jobs that run in this process, and of the estimator."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,15 @@ class PublishedStore:
         self.directory = (Path(directory) if directory else cache_directory()) / "published"
         self._stacks = stacks
         self._predictor: Predictor | None = None
+        self._one_at_a_time: dict[str, RLock] = defaultdict(RLock)
+
+    def attempt(self, job: PublishedJob) -> Result | str:
+        """Return the result of a job, or why there is none; equal jobs of several metrics are simulated once."""
+        with self._one_at_a_time[self._key(job) if job.stack else HERE]:
+            try:
+                return self.result(job)
+            except (UserError, NetworkError) as error:
+                return str(error)
 
     def result(self, job: PublishedJob) -> Result:
         """Return the result of a job, simulated now or before."""
@@ -99,10 +113,10 @@ class PublishedStore:
         if simulation is None:
             return Result({"allocated": allocated, "reserved": reserved}, {})
         profile = load_profile(job.device)
-        if self._predictor is None:
-            self._predictor = Predictor.load(CHECKPOINT)
         question = Question.of_simulation(job.title, simulation, profile)
-        answer = self._predictor.answers([question], RISK)[0]
+        with self._one_at_a_time[ANSWERS]:
+            self._predictor = self._predictor or Predictor.load(CHECKPOINT)
+            answer = self._predictor.answers([question], RISK)[0]
         peaks = simulation.peaks[profile.name]
         peak = peaks.unbounded or peaks.bounded
         beside = int(peak.device_used_bytes or 0) - int(peak.reserved_bytes or 0)
@@ -114,18 +128,20 @@ class PublishedStore:
 
 
 def evaluate_published(
-    table: PublishedTable, store: PublishedStore, rows: int | None = None, worst: int = _WORST
+    table: PublishedTable, store: PublishedStore, rows: int | None = None, worst: int = _WORST, workers: int = 1
 ) -> dict[str, Any]:
-    """Simulate the jobs of a table and return the figures of each group and metric."""
+    """Simulate the jobs of a table, several at a time, and return the figures of each group and metric."""
     jobs = table.jobs[:rows]
     compared: list[PublishedComparison] = []
     failed: dict[str, str] = {}
-    for job in bar(jobs, total=len(jobs), unit="job", desc="published runs"):
-        try:
-            compared.append(PublishedComparison(job, store.result(job)))
-        except (UserError, NetworkError) as error:
-            failed[job.title] = str(error)
-            print(f"note: {job.title} was not simulated: {error}", file=sys.stderr)
+    with ThreadPoolExecutor(workers) as pool:
+        results = pool.map(store.attempt, jobs)
+        for job, result in zip(jobs, bar(results, total=len(jobs), unit="job", desc="published runs"), strict=True):
+            if isinstance(result, Result):
+                compared.append(PublishedComparison(job, result))
+            else:
+                failed[job.title] = result
+                print(f"note: {job.title} was not simulated: {result}", file=sys.stderr)
     groups: dict[tuple[str, str], list[PublishedComparison]] = {}
     for item in compared:
         groups.setdefault((item.job.group, item.job.metric), []).append(item)

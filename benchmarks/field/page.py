@@ -1,11 +1,14 @@
 """Renders docs/benchmark.md."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from benchmarks.field.rows import TITLES, UNSEEN_2024
 from benchmarks.field.tables import OVERALL, Line, markdown_table
 
 COMMAND = "VRAMCAST_DATA=DIR python -m benchmarks.field --one-in {one_in}"
+FINE_TUNING = Path(__file__).parent / "fine_tuning.md"
+"""A section of its own: its rows are simulated by `vramcast evaluate`, in the environments of `make stacks`."""
 PICTURES = {
     "field_errors.png": "Share of rows (measured by others) with at most a given relative error, by family.",
     "field_scatter.png": "Estimated against measured memory of every row; the grey line marks equality.",
@@ -58,6 +61,7 @@ def render(lines: Sequence[Line], notes: Mapping[str, object]) -> str:
         if rows:
             note = _NOTES.get(part, "")
             parts.append(f"## {title}\n\n{rows:,} rows, measured.\n\n{note}{markdown_table(chosen)}\n")
+    parts.append(FINE_TUNING.read_text(encoding="utf-8"))
     parts += [f"## Pictures\n\n{_pictures()}"]
     return "\n".join(parts)
 

@@ -20,7 +20,7 @@ from vramcast.virtual_gpu.profile import DeviceProfile
 _SCRIPTS = Path(__file__).resolve().parent / "scripts"
 _ALL_STEPS = 10**6
 """A script decides itself when it ends."""
-_TIMEOUT_SECONDS = 3600.0
+_TIMEOUT_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
