@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--half", choices=list(HALVES), help="of the networks: profiles are calibrated on even ones")
     parser.add_argument(
         "--half-by", choices=list(SPLIT_BY), default=SPLIT_BY[0],
-        help="what a half is of; xMem's profiles are calibrated on even configurations",
+        help="what a half is of: of the networks, or of the configurations of network and training",
     )  # fmt: skip
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--worst", type=int, default=0, help="show the rows with the largest errors")
