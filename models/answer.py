@@ -58,6 +58,8 @@ class Answer:
     """The distinct ranks of a run on several GPUs: one rank, how many are like it, and its simulated peaks."""
     strategies: tuple[Mapping[str, Any], ...] = ()
     """Other strategies for the same GPUs, and the least number of GPUs that fits."""
+    lengths: Mapping[str, float] = field(default_factory=dict)
+    """With lengths of samples: percentiles over the batches, and the share of batches that fits safely."""
 
     @property
     def fits(self) -> bool:
@@ -74,6 +76,8 @@ class Answer:
     def to_dict(self) -> dict[str, Any]:
         """Return all fields with `fits` and `verdict` as plain values for JSON."""
         values = dict(vars(self))
+        if not self.lengths:
+            del values["lengths"]
         values.update(ranks=[dict(item) for item in self.ranks], strategies=[dict(i) for i in self.strategies])
         if self.parallel is None:
             for name in ("parallel", "strategies") if self.ranks else ("parallel", "ranks", "strategies"):

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from vramcast.dataset_builder.schema import LayerTable
 from vramcast.dataset_builder.simulation.client import MEMORY_MIB, TIMEOUT_SECONDS, InternalError, NetworkError
 from vramcast.errors import UserError, check_count
 from vramcast.models.answer import FITS, Answer
+from vramcast.models.classify_command.lengths import with_lengths
 from vramcast.models.classify_command.request import KEYS, TRAINING_OPTIONS, ClassifyRequest
 from vramcast.models.classify_command.simulators import Simulators
 from vramcast.models.released import checkpoint_directory
@@ -70,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--input", action="append", metavar="SHAPE", help="of a sample: 3,224,224, or 512:30522 (tokens)")
     add("--inputs", metavar="FUNCTION", help="a function of the target's file that returns a batch for a batch size")
     add("--step", metavar="FUNCTION", help="a function of the target's file: (network, batch) to the loss")
+    add("--lengths", metavar="FILE", help="tokens of each sample, one a line or .npy: which batches fit (hf:)")
     add("--packed", action="store_true", default=None, help="sequences of full length: no mask for padding (hf:)")
     add("--arg", action="append", default=[], metavar="NAME=VALUE", help="an argument of the target's function")
     for name, option in TRAINING_OPTIONS.items():
@@ -145,15 +148,19 @@ def _one(arguments: argparse.Namespace, simulators: Simulators) -> int:
         check_picture(arguments.plot)
     with _progress(request.target):
         subject = simulators.start(request)
-        text, answer = _rendered(arguments, request, subject, start)
+        text, answer = _rendered(arguments, request, subject, simulators, start)
     print(text, end="")
     if arguments.plot:
-        _plot(arguments.plot, request, subject)
+        _plot(arguments.plot, request, simulators.start(request))
     return _code(arguments, answer.verdict == FITS)
 
 
 def _rendered(
-    arguments: argparse.Namespace, request: ClassifyRequest, subject: "LayerTable | JobSimulator", start: float
+    arguments: argparse.Namespace,
+    request: ClassifyRequest,
+    subject: "LayerTable | JobSimulator",
+    simulators: Simulators,
+    start: float,
 ) -> tuple[str, Answer]:
     # imported here, because the child builds the network while this process imports torch
     from vramcast.models.classify_command.job_answers import answer_request, page_of_request
@@ -161,10 +168,24 @@ def _rendered(
 
     predictor = _predictor(arguments.checkpoint)
     if arguments.json:
-        answer = answer_request(request, subject, predictor, start)
+        answer = _lengths(request, answer_request(request, subject, predictor, start), simulators, predictor)
         return json.dumps(answer.to_dict(), allow_nan=False) + "\n", answer
     page = page_of_request(request, subject, predictor, start)
+    page = replace(page, answer=_lengths(request, page.answer, simulators, predictor))
     return render_page(page, shutil.get_terminal_size((100, 40)).columns, sys.stdout.isatty()), page.answer
+
+
+def _lengths(request: ClassifyRequest, answer: Answer, simulators: Simulators, predictor: "Predictor") -> Answer:
+    """Add which batches fit, if the request has the lengths of samples."""
+    if not request.lengths:
+        return answer
+    from vramcast.models.classify_command.job_answers import answer_request
+
+    def answer_for(length: int) -> Answer:
+        shorter = replace(request, input=(str(length),), max_batch=False, strategies=False)
+        return answer_request(shorter, simulators.start(shorter), predictor, time.perf_counter())
+
+    return with_lengths(answer, request.lengths, answer_for)
 
 
 def _predictor(checkpoint: str) -> "Predictor":
@@ -216,7 +237,8 @@ def _many(arguments: argparse.Namespace, simulators: Simulators) -> int:
         result: Mapping[str, Any]
         try:
             request = ClassifyRequest.of({**defaults, **_job(line)})
-            result = answer_request(request, simulators.start(request), predictor, start).to_dict()
+            answer = answer_request(request, simulators.start(request), predictor, start)
+            result = _lengths(request, answer, simulators, predictor).to_dict()
         except InternalError as error:
             print(error.traceback, file=sys.stderr)
             result = _failed(line, f"{error}: {_REPORT}")

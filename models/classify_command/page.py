@@ -57,6 +57,7 @@ def render_page(page: Page, width: int = 100, colours: bool = False) -> str:
         _strategies(page, paint),
         _devices(page, paint),
         _batch(page.answer),
+        _lengths(page.answer, width),
         _advice(page, width, paint),
         _notes(page.answer, width),
     ]
@@ -191,6 +192,20 @@ def _batch(answer: Answer) -> Iterator[str]:
         yield f"The largest batch that fits this device safely: {answer.max_batch_size}"
     else:
         yield "No batch fits this device safely, not even one sample."
+
+
+def _lengths(answer: Answer, width: int) -> Iterator[str]:
+    lengths = answer.lengths
+    if not lengths:
+        return
+    share = 100 * lengths["fitting_share"]
+    fits = f"up to {lengths['longest_fitting']} tokens" if share else "not even the shortest"
+    text = (
+        f"Of {lengths['batches']} batches, padded to their longest sample, {share:.4g} % fit this device safely "
+        f"({fits}). Half of them have at most {lengths['p50']} tokens, 90 % {lengths['p90']}, 99 % {lengths['p99']}, "
+        f"all {lengths['longest']}; the figures above are those of the longest."
+    )
+    yield from textwrap.wrap(text, width)
 
 
 def _advice(page: Page, width: int, paint: _Paint) -> Iterator[str]:

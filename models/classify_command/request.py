@@ -9,6 +9,7 @@ from vramcast.dataset_builder.defaults import RISK
 from vramcast.dataset_builder.devices import DEFAULT_DEVICE, device_file
 from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_shape, parse_target
 from vramcast.errors import UserError, check_choice, check_count, check_flag
+from vramcast.models.classify_command.lengths import batch_lengths, read_lengths
 from vramcast.models.classify_command.training_configs import read_training_config
 from vramcast.virtual_gpu.distributed.parallelism import PARALLEL_OPTIONS
 from vramcast.virtual_gpu.training_setup import OPTIONS, with_shorthands
@@ -17,7 +18,7 @@ TRAINING_OPTIONS = {name: option for name, option in OPTIONS.items() if not opti
 _LARGEST = 2**31
 """Of a count: torch cannot index larger tensors."""
 KEYS = (
-    *TRAINING_OPTIONS, *PARALLEL_OPTIONS, "lora", "strategies", "config",
+    *TRAINING_OPTIONS, *PARALLEL_OPTIONS, "lora", "strategies", "config", "lengths",
     "target", "device", "risk", "bucket_mib", "max_batch", "input", "inputs", "step", "packed", "args", "python",
 )  # fmt: skip
 
@@ -42,6 +43,8 @@ class ClassifyRequest:
     args: Mapping[str, Any] = field(default_factory=dict)
     python: str | None = None
     """The interpreter that builds and traces the network."""
+    lengths: tuple[int, ...] = ()
+    """The length of each batch in ascending order, if those of the samples were given; `input` is the longest."""
     notes: tuple[str, ...] = ()
     """What a configuration file says that is not simulated."""
 
@@ -65,8 +68,13 @@ class ClassifyRequest:
         _check(chosen)
         options = {name: chosen.pop(name, None) for name in TRAINING_OPTIONS}
         inputs = chosen.pop("input", ())
+        lengths: tuple[int, ...] = ()
+        if "lengths" in chosen:
+            lengths = _batch_lengths(chosen, options["batch_size"], inputs)
+            del chosen["lengths"]
+            inputs = str(lengths[-1])
         shapes = (inputs,) if isinstance(inputs, str) else tuple(inputs)
-        return cls(options=options, input=shapes, notes=tuple(notes), **chosen)
+        return cls(options=options, input=shapes, notes=tuple(notes), lengths=lengths, **chosen)
 
     def check_batch(self) -> None:
         """Raise if there is no batch size; only a spec has its own."""
@@ -86,6 +94,16 @@ class ClassifyRequest:
             directory=os.getcwd(),  # noqa: PTH109 - with symlinks unresolved, as the user sees it
             python=self.python,
         )
+
+
+def _batch_lengths(chosen: Mapping[str, Any], batch_size: int | None, inputs: Any) -> tuple[int, ...]:
+    if not str(chosen["target"]).startswith("hf:") or chosen.get("packed") or batch_size is None:
+        raise UserError(
+            "expected lengths beside an hf: target with a batch size and without packed, found others: packed "
+            "sequences have one length, which --input gives"
+        )
+    longest = parse_shape(inputs if isinstance(inputs, str) else inputs[0])[0][0] if inputs else None
+    return batch_lengths(read_lengths(str(chosen["lengths"])), batch_size, longest)
 
 
 def _check(chosen: Mapping[str, Any]) -> None:
