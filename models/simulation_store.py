@@ -18,6 +18,7 @@ from vramcast.dataset_builder.pipeline import make_row, software_versions
 from vramcast.dataset_builder.progress import bar
 from vramcast.dataset_builder.schema import LayerTable, Row, Spec
 from vramcast.dataset_builder.simulation.simulation import Peaks, Simulation
+from vramcast.dataset_builder.simulation.simulator import without_limit
 from vramcast.dataset_builder.store import JOURNAL_NAME, JournalWriter, iter_records
 from vramcast.dataset_builder.store.durable import replacing
 from vramcast.virtual_gpu.measurement import Measurement, Status
@@ -52,15 +53,26 @@ class SimulationStore:
         self.directory = Path(directory) if directory else cache_directory() / "simulations"
         self.workers = workers
 
-    def simulate(self, specs: Iterable[Spec], profile: DeviceProfile) -> dict[str, Simulation]:
-        """Return the simulation of each spec by its id; specs that cannot be simulated are reported and left out."""
+    def simulate(
+        self, specs: Iterable[Spec], profile: DeviceProfile, *, unbounded: bool = False
+    ) -> dict[str, Simulation]:
+        """Return the simulation of each spec by its id; specs that cannot be simulated are reported and left out.
+
+        With `unbounded`, jobs that do not fit are also simulated on the device without a memory limit.
+        """
         wanted = {spec.id: spec for spec in specs}
         measurements = self.measure(wanted.values(), profile)
+        large = [wanted[key] for key, item in measurements.items() if item.status is Status.OOM]
+        needs = self.measure(large, without_limit(profile)) if unbounded and large else {}
         return {
-            key: Simulation(self._table(wanted[key]), wanted[key].training, {profile.name: Peaks(item)},
-                            family=wanted[key].family)
+            key: Simulation(
+                self._table(wanted[key]),
+                wanted[key].training,
+                {profile.name: Peaks(item, needs.get(key, item if item.status is Status.OK else None))},
+                family=wanted[key].family,
+            )
             for key, item in measurements.items()
-        }  # fmt: skip
+        }
 
     def measure(self, specs: Iterable[Spec], profile: DeviceProfile) -> dict[str, Measurement]:
         """Return the simulated measurement of each spec by its id, without the layer tables."""

@@ -156,3 +156,18 @@ def test_a_lost_table_is_made_again(computed, tmp_path):
     simulation_store._read_table.cache_clear()
     assert SimulationStore(tmp_path).simulate([RESNET], PROFILE)[RESNET.id].table == table_of(RESNET)
     assert len(computed) == 2
+
+
+def test_a_job_that_does_not_fit_is_also_simulated_without_a_limit(computed, tmp_path):
+    least_mib = PROFILE.driver_mib + PROFILE.overhead_bytes(convolutions=False) // MIB
+    store, small = SimulationStore(tmp_path), replace(PROFILE, total_mib=least_mib + 1)
+    (bounded,) = store.simulate(SPECS[:1], small).values()
+    assert bounded.peaks[small.name].bounded.status is Status.OOM
+    assert bounded.peaks[small.name].unbounded is None
+    (simulation,) = store.simulate(SPECS[:1], small, unbounded=True).values()
+    need = simulation.peaks[small.name].unbounded
+    assert need is not None
+    assert need.status is Status.OK
+    assert MIB < need.reserved_bytes < 2**40
+    (fitting,) = store.simulate(SPECS[:1], PROFILE, unbounded=True).values()
+    assert fitting.peaks[PROFILE.name].unbounded == fitting.peaks[PROFILE.name].bounded

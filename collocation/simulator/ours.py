@@ -52,7 +52,7 @@ def bounds_bytes(
     """Return the reservation of each job that can be built, on each of its GPUs."""
     jobs, profile = list(jobs), load_profile(device)
     specs = specs_of(jobs, definitions)
-    simulations = store.simulate(specs.values(), profile)
+    simulations = store.simulate(specs.values(), profile, unbounded=True)
     questions = [
         Question.of_simulation(name, simulations[spec.id], profile)
         for name, spec in specs.items()

@@ -141,7 +141,7 @@ class Simulator:
         """Return the memory over time on a device, unbounded where the job does not fit."""
         self._use(options)
         trace = self._live.trace if self._live is not None else self._unbounded(profile)[0].trace
-        timeline = timeline_of(trace, _without_limit(profile))
+        timeline = timeline_of(trace, without_limit(profile))
         points = _thinned([sum(values) for values in zip(*timeline.requested_bytes.values(), strict=True)])
         return Curve(
             {use: [values[point] for point in points] for use, values in timeline.requested_bytes.items()},
@@ -233,7 +233,7 @@ class Simulator:
         for group, trace in self._trace(profile.compute_capability):
             key = (id(trace), tuple(profile.workspace_bytes(call) for call in trace.calls))
             if key not in self._replays:
-                lowered, replay = replay_on(trace, _without_limit(profile), self.allocator)
+                lowered, replay = replay_on(trace, without_limit(profile), self.allocator)
                 self._replays[key] = _UnboundedReplay(trace, lowered, replay, group)
             replays.append(self._replays[key])
         return sorted(replays, key=lambda item: -item.replay.peak_reserved_bytes)
@@ -283,7 +283,8 @@ def _with_known_optimizer(prepared: PreparedJob, trace: Trace) -> TrainingSetup:
     return replace(prepared.training, optimizer=stand_in(state_bytes, trainable))
 
 
-def _without_limit(profile: DeviceProfile) -> DeviceProfile:
+def without_limit(profile: DeviceProfile) -> DeviceProfile:
+    """Return the device with more memory than any job needs."""
     return replace(profile, total_mib=_UNBOUNDED_MIB)
 
 
