@@ -18,6 +18,7 @@ COLUMNS = {
     "too low": "too_low",
     "safe too low": "safe_too_low",
     "over MiB": "over_reservation_mib",
+    "safe over": "safe_over_relative_median",
     "median err": "median_relative_error",
     "mean err": "mean_relative_error",
 }
@@ -135,5 +136,7 @@ def _cells(name: str, item: Score) -> list[str]:
 def _shown(key: str, value: float | None, intervals: Mapping[str, tuple[float, float]]) -> str:
     if value is None:
         return "-"
-    text = f"{value:.0f}" if key.endswith("_mib") else f"{value:.4f}"
-    return f"{text} [{intervals[key][0]:.3f}, {intervals[key][1]:.3f}]" if key in intervals else text
+    digits, interval_digits = (0, 0) if key.endswith("_mib") else (4, 3)
+    text = f"{value:.{digits}f}"
+    low, high = (f"{bound:.{interval_digits}f}" for bound in intervals.get(key, (0.0, 0.0)))
+    return f"{text} [{low}, {high}]" if key in intervals else text

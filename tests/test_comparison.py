@@ -115,7 +115,7 @@ def test_the_text_table():
     assert head.split()[:3] == ["estimator", "rows", "accuracy"]
     assert [line.split()[0] for line in lines] == ["fixed", "cnn", "mlp"]
     assert re.sub(r" \[.*?\]", "", lines[0]).split() == [
-        "fixed", "6", "0.3333", "0.2000", "0.3333", "-", "9950", "0.6200", "0.8183",
+        "fixed", "6", "0.3333", "0.2000", "0.3333", "-", "9950", "-", "0.6200", "0.8183",
     ]  # fmt: skip
     assert "0.3333 [0.097, 0.700]" in lines[0]
     assert len(text_table(reports).splitlines()) == 2
