@@ -67,6 +67,18 @@ def test_golden_softmax() -> None:
     assert told(lambda: F.log_softmax(y, 1).sum().backward(), y) == [400, 4, 4, 400, -400, -4, -4]
 
 
+@pytest.mark.skipif(not hasattr(torch.ops.aten, "_fused_rms_norm"), reason="this torch has no fused RMS norm")
+def test_golden_rms_norm() -> None:
+    x, weight = numbers(10, 16, grad=True), numbers(16, grad=True)
+    # the output, and a scale for each row; in the backward pass the gradients of input and weight, as one kernel
+    assert told(lambda: F.rms_norm(x, [16], weight).sum().backward(), x, weight) == [
+        640, 40, 4, -640, 4, 640, 64, -40, -4, -4,
+    ]  # fmt: skip
+    # a weight of another dtype has no fused kernel (native/layer_norm.cpp)
+    half = numbers(16, dtype=torch.bfloat16)
+    assert len(told(lambda: F.rms_norm(x, [16], half), x, half)) > 2
+
+
 def test_golden_attention() -> None:
     q, k, v = (numbers(2, 4, 64, 32, grad=True) for _ in range(3))
     one, rows = 2 * 4 * 64 * 32 * 4, 2 * 4 * 64 * 4

@@ -2,7 +2,7 @@
 
 import importlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -36,12 +36,39 @@ def _mish_backward(grad: Tensor, x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
+class _FusedRmsNorm(torch.autograd.Function):
+    """CUDA's RMS norm, which saves its input and a scale for each row (cuda/layer_norm_kernel.cu)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shape: Sequence[int], weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Allocate the output and the scales."""
+        made = torch.empty_like(x.contiguous())
+        rows = (*x.shape[: x.dim() - len(shape)], *[1] * len(shape))
+        scales = torch.empty(rows, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+        ctx.save_for_backward(x, weight, scales)
+        ctx.mark_non_differentiable(scales)
+        ctx.set_materialize_grads(False)  # of the scales
+        return made, scales
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Allocate the gradients."""
+        x, weight, _ = ctx.saved_tensors
+        of_input = torch.empty_like(x, memory_format=torch.contiguous_format) if ctx.needs_input_grad[0] else None
+        return of_input, None, torch.empty_like(weight) if ctx.needs_input_grad[2] else None
+
+
+def _fused_rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> Any:
+    return _FusedRmsNorm.apply(x, shape, weight)  # type: ignore[no-untyped-call]
+
+
 def _rules(compute_capability: float) -> dict[str, Callable[..., Any]]:
     return {
         "dropout": _dropout,
         "linear": _linear,
         "scaled_dot_product_attention": partial(attention, compute_capability),
         "mish_backward": _mish_backward,
+        "_fused_rms_norm": _fused_rms_norm,
         **recurrent_paths(),
     }
 
