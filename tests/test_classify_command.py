@@ -155,7 +155,7 @@ def test_the_screen_says_what_to_do(capfd, tmp_path):
     network = {"arch": "uniform", "input_features": 3000, "output_features": 3, "depth": 2}
     (tmp_path / "spec.json").write_text(json.dumps({**SPEC, "network": network, "training": {"batch_size": 400_000}}))
     assert main([str(tmp_path / "spec.json"), "--device", "rtx_4060", "--plot", str(tmp_path / "a.svg")]) == 0
-    out, _ = capfd.readouterr()
+    out = " ".join(capfd.readouterr().out.split())
     assert "DOES NOT FIT" in out
     for words in ("At the peak", "costliest layers", "rtx_4090", "The largest batch",
                   "--autocast bf16", "SGD without", "a bigger device", "accumulation (--batch-size",

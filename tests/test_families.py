@@ -208,12 +208,16 @@ def test_ids_differ_when_the_training_differs_and_groups_do_not() -> None:
         "dry_run_passes": 2,
         "prefetched_batches": 1,
         "cudnn_benchmark": True,
+        "zero_grad": "after_step",
         "parallel": "ddp(world_size=2)",
+        "adapter": "lora(r=8)",
+        "quantize": "nf4",
     }
     assert others.keys() == TrainingSetup.__dataclass_fields__.keys()
     setup = replace(SETUP, dry_run_batch_size=3)
-    specs = [make_spec("mlp", NETWORKS["mlp"], setup)]
-    specs += [make_spec("mlp", NETWORKS["mlp"], replace(setup, **{name: value})) for name, value in others.items()]
+    changes = [{name: value} for name, value in others.items() if name != "quantize"]
+    changes += [{}, {"adapter": others["adapter"], "quantize": others["quantize"]}]
+    specs = [make_spec("mlp", NETWORKS["mlp"], replace(setup, **change)) for change in changes]
     assert len({spec.id for spec in specs}) == len(specs)
     assert len({spec.group for spec in specs}) == 1
 
