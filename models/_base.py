@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from vramcast.models.buckets import Buckets, choose_bucket
 from vramcast.models.example import Example
+from vramcast.models.outlook import Outlook
 
 Array = NDArray[np.float64]
 
@@ -27,6 +28,16 @@ class Prediction:
     """[n]: true for jobs unlike the training examples."""
     proba: Callable[[int, Buckets], Array]
     """[classes] for the example at an index and any buckets."""
+
+    @classmethod
+    def of_outlook(cls, outlook: Outlook, risk: float, unfamiliar: NDArray[np.bool_]) -> Self:
+        """Return the figures of one distribution for each example."""
+        return cls(
+            outlook.on_device(0.5),
+            outlook.on_device(1 - risk),
+            unfamiliar,
+            lambda index, buckets: outlook.proba(buckets, [index])[0],
+        )
 
 
 class Estimator(ABC):

@@ -9,12 +9,17 @@ from typing import Any
 from vramcast.dataset_builder.store.durable import replacing
 from vramcast.errors import UserError
 from vramcast.models._base import Estimator
+from vramcast.models.calibrated_simulation import CalibratedSimulation
 from vramcast.models.classifiers import NetworkClassifier
 from vramcast.models.ensemble import Ensemble
 from vramcast.models.storage import attach, read_kind
 
 METRICS, CARD = "metrics.json", "README.md"
-KINDS: Mapping[str, type[Estimator]] = {NetworkClassifier.kind: NetworkClassifier, Ensemble.kind: Ensemble}
+KINDS: Mapping[str, type[Estimator]] = {
+    NetworkClassifier.kind: NetworkClassifier,
+    Ensemble.kind: Ensemble,
+    CalibratedSimulation.kind: CalibratedSimulation,
+}
 
 
 @dataclass(frozen=True)

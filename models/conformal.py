@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from vramcast.errors import UserError
+from vramcast.models.outlook import score_quantile
 from vramcast.virtual_gpu.sizes import MIB
 
 Array = NDArray[np.float64]
@@ -70,7 +71,7 @@ class SafeMargins:
         """Return [n]: scores that a job of each stratum exceeds with at most this probability; at least 0."""
         if not 0 < risk < 1:
             raise UserError(f"expected a risk between 0 and 1, found {risk!r}: change it")
-        margin_of = {family: self._margin(family, risk) for family in set(families)}
+        margin_of = {family: score_quantile(self.chosen(family, risk), 1 - risk) for family in set(families)}
         return np.array([max(margin_of[family], 0.0) for family in families])
 
     def scales(self, families: Sequence[str]) -> Array:
@@ -87,12 +88,11 @@ class SafeMargins:
     def _pooled(self) -> Array:
         return np.sort(np.concatenate(list(self.scores.values())))
 
-    def _margin(self, family: str, risk: float) -> float:
-        """Return the margin of the stratum if it has enough rows for the risk, else that of all rows."""
+    def chosen(self, family: str, risk: float) -> Array:
+        """Return the scores of the stratum if it has enough rows for the risk, else those of all rows."""
         for scores in (self.scores.get(family, np.empty(0)), self._pooled):
-            rank = math.ceil((len(scores) + 1) * (1 - risk))
-            if rank <= len(scores):
-                return float(scores[rank - 1])
+            if math.ceil((len(scores) + 1) * (1 - risk)) <= len(scores):
+                return scores
         needed = math.ceil(1 / risk) - 1
         raise UserError(
             f"expected {needed} calibration rows or more for a risk of {risk:g}, found {len(self._pooled)}: "

@@ -11,17 +11,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vramcast.dataset_builder.store.splits import make_folds, make_split
-from vramcast.errors import UserError, check_count
+from vramcast.errors import UserError, check_count, check_probability
 from vramcast.models._base import Prediction
 from vramcast.models.batch import Inputs
+from vramcast.models.bounded_forecast import BoundedForecast
 from vramcast.models.classifiers import Encoded, Fitter, NetworkClassifier, NetworkSettings
-from vramcast.models.conformal import SafeMargins, raised, relative, score
+from vramcast.models.conformal import SafeMargins, relative, score
 from vramcast.models.example import Example
 from vramcast.models.features import feature_set
 from vramcast.models.forecast import Forecast
 from vramcast.models.forecaster import Forecaster
 from vramcast.models.labels import intervals
 from vramcast.models.novelty import Novelty
+from vramcast.models.outlook import own_bytes_of
 from vramcast.models.storage import State, joined
 
 _TEMPERATURES = tuple(float(value) for value in np.geomspace(0.5, 3.0, 37))
@@ -167,25 +169,20 @@ class Ensemble(Forecaster):
         The margin is that of the calibration jobs of the stratum above their medians, or for an unfamiliar job above
         their references.
         """
-        safe, _, _ = self._bounds(examples, risk)
-        return safe
+        return self._outlook(examples, risk, self.unfamiliar(examples)).on_device(1 - risk)
 
     def predict_all(self, examples: Sequence[Example], risk: float) -> Prediction:
-        """Return point estimates, bounds and distributions from one pass of the networks."""
-        safe, forecast, strange = self._bounds(examples, risk)
-        return Prediction(
-            forecast.median_bytes(), safe, strange, lambda index, buckets: forecast.one(index).proba(buckets)[0]
-        )
+        """Return point estimates, bounds and distributions, all from one outlook and one pass of the networks."""
+        strange = self.unfamiliar(examples)
+        return Prediction.of_outlook(self._outlook(examples, risk, strange), risk, strange)
 
-    def _bounds(
-        self, examples: Sequence[Example], risk: float
-    ) -> tuple[NDArray[np.float64], Forecast, NDArray[np.bool_]]:
-        """Return the safe figures, the forecast, and which examples are unfamiliar."""
-        strata, strange = [example.stratum for example in examples], self.unfamiliar(examples)
-        forecast = self._forecast(examples, strange)
-        learned, usual = (item.margins(strata, risk) for item in (self.margins_, self.usual_margins_))
-        safe = raised(forecast.own_quantile_bytes(0.5), np.where(strange, usual, learned))
-        return forecast.on_device(safe), forecast, strange
+    def _outlook(self, examples: Sequence[Example], risk: float, strange: NDArray[np.bool_]) -> BoundedForecast:
+        check_probability("risk", risk)
+        scores = [
+            (self.usual_margins_ if odd else self.margins_).chosen(example.stratum, risk)
+            for example, odd in zip(examples, strange, strict=True)
+        ]
+        return BoundedForecast.of(self._forecast(examples, strange), scores)
 
     @property
     def needs_simulation(self) -> bool:
@@ -249,14 +246,6 @@ def _part(index: int) -> str:
 
 def _margins(examples: Sequence[Example], estimated_bytes: NDArray[np.float64]) -> SafeMargins:
     """Return margins by stratum; a score counts in all strata that its example calibrates."""
-    scores = score(_own_bytes(examples), estimated_bytes)
+    scores = score(own_bytes_of(examples), estimated_bytes)
     strata = [(name, value) for example, value in zip(examples, scores, strict=True) for name in example.calibrates]
     return SafeMargins.fit([name for name, _ in strata], [value for _, value in strata])
-
-
-def _own_bytes(examples: Sequence[Example]) -> NDArray[np.float64]:
-    """Return [examples]: the memory of the job's allocator, up to the capacity for jobs that did not fit."""
-    labels = [(example, example.measured) for example in examples]
-    used = [label.used_bytes if label.fits else example.capacity_bytes for example, label in labels]
-    overhead = [example.overhead_bytes for example in examples]
-    return np.maximum(np.array(used, dtype=np.float64) - overhead, 0)

@@ -64,6 +64,10 @@ class Example:
     """The origin of the label: virtual, cuda, or nvidia-smi for published tables."""
     time: str = ""
     """When the label was measured, where one device was measured with several software stacks."""
+    calibrated: bool = True
+    """Whether the device profile was fitted to measurements."""
+    assumed: bool = False
+    """Whether the trace assumed values of data, or a kernel that the virtual GPU does not know."""
 
     @property
     def stratum(self) -> str:

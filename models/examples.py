@@ -50,6 +50,8 @@ def example_of_table(
         overhead_bytes=simulated.breakdown["context"] if simulated else overhead_bytes,
         capacity_bytes=profile.available_bytes,
         source=profile.name,
+        calibrated=profile.calibrated_on is not None,
+        assumed=bool(simulated and set(simulated.notes) - set(profile.notes)),
     )
 
 

@@ -64,12 +64,16 @@ class Forecast:
 
     def proba(self, buckets: Buckets) -> Array:
         """Return [n, classes]: the probability of each bucket; the last is "does not fit"."""
-        edges = torch.from_numpy(buckets.edges_bytes).expand(len(self.overhead_bytes), -1)
-        below = self.mixture.cdf(self._log_used(edges))
+        below = torch.from_numpy(self.below(buckets.edges_bytes))
         below[:, 0] = 0  # no memory use is negative
         last = (1 - below[:, -1:]).clamp(min=0)  # weights may sum to slightly more than one
         proba: Array = torch.cat([below.diff(dim=1), last], dim=1).numpy()
         return proba
+
+    def below(self, used_bytes: Array) -> Array:
+        """Return [n, m]: the probability that each job uses less than each of m amounts [m]."""
+        amounts = torch.from_numpy(used_bytes).expand(len(self.overhead_bytes), -1)
+        return np.asarray(self.mixture.cdf(self._log_used(amounts)).numpy())
 
     def one(self, index: int) -> "Forecast":
         """Return the forecast of a single job."""

@@ -37,6 +37,10 @@ class Novelty:
         nearest = np.sort(gaps, axis=1)[:, :_NEIGHBOURS]
         return np.asarray(nearest.mean(axis=1))
 
+    def ratios(self, matrix: Matrix) -> Matrix:
+        """Return [n]: the distance of each job relative to that of unfamiliar ones."""
+        return self.distances(matrix) / self.threshold
+
     def flags(self, matrix: Matrix) -> NDArray[np.bool_]:
         """Return [n]: true for unfamiliar jobs."""
-        return self.distances(matrix) > self.threshold
+        return self.ratios(matrix) > 1

@@ -243,6 +243,7 @@ def _answers(
     for index, question in enumerate(questions):
         buckets = Buckets(bucket_mib * MIB, question.example.capacity_bytes)
         proba = prediction.proba(index, buckets)
+        whole = Buckets(buckets.capacity_bytes, buckets.capacity_bytes)  # its last class begins at the capacity
         own_bytes = _quantile_bytes(buckets, proba, risk) if safe is None else safe[index]
         note = () if safe is not None else (f"{name} has no calibrated bound: the safe figure is its own quantile",)
         answers.append(
@@ -250,6 +251,7 @@ def _answers(
                 replace(question, notes=(*question.notes, *note)),
                 buckets,
                 proba,
+                oom_probability=float(prediction.proba(index, whole)[-1]),
                 estimate_bytes=points[index],
                 safe_bytes=max(own_bytes, points[index]),
                 risk=risk,
@@ -290,6 +292,7 @@ def _answer(
     buckets: Buckets,
     proba: NDArray[np.float64],
     *,
+    oom_probability: float,
     estimate_bytes: float,
     safe_bytes: float,
     risk: float,
@@ -308,7 +311,7 @@ def _answer(
         allocated_mib=_mib(peak.allocated_bytes) if peak else None,
         reserved_mib=_mib(peak.reserved_bytes) if peak else None,
         capacity_mib=example.capacity_bytes / MIB,
-        oom_probability=float(proba[-1]),
+        oom_probability=oom_probability,
         risk=risk,
         out_of_distribution=unfamiliar,
         checkpoint=checkpoint,

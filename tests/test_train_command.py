@@ -16,9 +16,11 @@ from vramcast.dataset_builder.store import JournalWriter, read_journal
 from vramcast.dataset_builder.store.splits import Split
 from vramcast.models.checkpoint import load_checkpoint
 from vramcast.train.configuration import configure
+from vramcast.train.data import measured_rows
 from vramcast.train.tasks.kfold import split_for, summarise
 from vramcast.train.tasks.release import RELEASES, read_release, replace_directory
 from vramcast.train.train_command import main
+from vramcast.virtual_gpu.measurement import Status
 from vramcast.virtual_gpu.sizes import MIB
 
 TINY = [
@@ -236,7 +238,7 @@ def test_a_file_of_the_configuration_is_short(path):
         (["task=fly"], "expected task to be one of ['fit', 'kfold', 'release', 'search'], found 'fly'"),
         (["data=nowhere"], "expected data to be one of ['gpumemnet', 'mixed', 'virtual']"),
         (["family=rnn"], "expected family to be one of"),
-        (["estimator=tree"], "expected estimator to be one of ['mlp', 'transformer']"),
+        (["estimator=tree"], "expected estimator to be one of ['mlp', 'simulation', 'transformer']"),
         (["features=some"], "expected features to be one of ['full', 'gpumemnet', 'layers']"),
         (["bucket_mib=0"], "expected bucket_mib to be a whole number from 1, found 0"),
         (["bucket_mib=wide"], "expected bucket_mib to be a whole number from 1, found 'wide'"),
@@ -312,3 +314,18 @@ def test_help_imports_nothing_heavy(words):
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.startswith("usage: vramcast train")
     assert result.stdout.endswith("[]\n")
+
+
+def test_a_part_of_a_table_is_drawn_by_networks(public_table, tmp_path):
+    table = public_table("realworld/timm_sgd_a100.csv")
+    words = ["data=gpumemnet", f"data.path={table.parent}", "data.files=[timm_*.csv]"]
+    every = measured_rows(configure(words).data)
+    some, others = (measured_rows(configure([*words, '+data.most={timm_*: 40}', seed]).data)
+                    for seed in ("data.seed=1", "data.seed=2"))  # fmt: skip
+    assert len(some) == len(others) == 40
+    assert {row.spec.id for row in some} <= {row.spec.id for row in every}
+    assert {row.spec.id for row in some} != {row.spec.id for row in others}
+    whole = {row.spec.group for row in some[:-1]} - {some[-1].spec.group}
+    status = (Status.OK, Status.OOM)
+    expected = sum(row.spec.group in whole and row.measurement.status in status for row in every)
+    assert sum(row.spec.group in whole for row in some) == expected

@@ -6,6 +6,8 @@ from typing import Any
 
 from vramcast.dataset_builder.store.importers import BACKEND as PUBLISHED
 from vramcast.dataset_builder.store.importers.gpumemnet import CITATION
+from vramcast.dataset_builder.store.importers.xmem import CITATION as XMEM_CITATION
+from vramcast.models.calibration import LEAST_ROWS
 from vramcast.models.checkpoint import Card
 from vramcast.models.comparison import EstimatorReport
 from vramcast.models.example import Example
@@ -14,11 +16,12 @@ from vramcast.train.data import CUDA, VIRTUAL
 from vramcast.train.experiment import ESTIMATOR, Parts
 
 _FIGURES = (
-    "rows", "accuracy", "macro_f1", "too_low", "safe_too_low", "over_reservation_mib", "median_relative_error",
+    "rows", "accuracy", "macro_f1", "too_low", "safe_too_low", "over_reservation_mib",
+    "safe_over_relative_median", "median_relative_error",
     "mean_relative_error", "p95_relative_error", "oom_recall", "oom_false_alarms",
 )  # fmt: skip
 _ORIGINS = {
-    PUBLISHED: "Measured by others on NVIDIA A100 40 GB: maxima of nvidia-smi at 1 Hz, and 'does not fit'.",
+    PUBLISHED: "Measured by others on the stacks {sources}: maxima of nvidia-smi or NVML, and 'does not fit'.",
     CUDA: "Measured by vramcast on {sources}.",
     VIRTUAL: "Simulated by vramcast's virtual GPU, without a GPU.",
 }
@@ -42,16 +45,40 @@ def card_of(configuration: Configuration, parts: Parts, title: str | None) -> Ca
     network = configuration.network
     published = any(example.backend == PUBLISHED for example in parts.train)
     return Card(
-        title=title or f"GPU memory of training jobs, estimated by networks of the kind '{network.network}'",
+        title=title or "GPU memory of training jobs",
         summary=(
-            f"An ensemble of {configuration.members} networks of the kind '{network.network}' over the features "
-            f"'{network.features}'. It predicts the distribution of the GPU memory that a training job takes, from "
-            f"which buckets of any width follow. It was trained and is evaluated below at {network.bucket_mib} MiB."
+            f"{_kind(configuration)} It predicts the distribution of the GPU memory that a training job takes, from "
+            f"which buckets of any width follow. It is evaluated below at {network.bucket_mib} MiB."
         ),
         data="\n\n".join(_data_lines(parts)),
-        licence="CC BY 4.0" if published else "the licence of vramcast",
-        citation=CITATION if published else "vramcast",
+        licence=_licence(parts) if published else "the licence of vramcast",
+        citation=_citation(parts) if published else "vramcast",
         command=configuration.run.command or "vramcast train",
+    )
+
+
+def _has_xmem(parts: Parts) -> bool:
+    return any("xmem" in example.source for example in parts.train)
+
+
+def _citation(parts: Parts) -> str:
+    return f"{CITATION}; {XMEM_CITATION}" if _has_xmem(parts) else CITATION
+
+
+def _licence(parts: Parts) -> str:
+    return "CC BY 4.0 (GPUMemNet), MIT (xMem)" if _has_xmem(parts) else "CC BY 4.0"
+
+
+def _kind(configuration: Configuration) -> str:
+    network = configuration.network
+    if not configuration.members:
+        return (
+            "The virtual GPU's simulation, with the errors that it showed on measured jobs, by what is uncertain in a "
+            f"job. A stratum of fewer than {LEAST_ROWS} rows is replaced by a wider one."
+        )
+    return (
+        f"An ensemble of {configuration.members} networks of the kind '{network.network}' over the features "
+        f"'{network.features}'."
     )
 
 

@@ -27,6 +27,8 @@ TASKS = {
     "release": {"only", "out"},
 }
 """The settings of each task, apart from its name."""
+SIMULATION = "simulation"
+"""The estimator without networks: simulations with calibrated errors."""
 _SEEDS = 2**32
 
 
@@ -38,6 +40,7 @@ class Configuration:
     data: DataSettings
     network: NetworkSettings
     members: int
+    """Networks of the ensemble; 0 for the calibrated simulation."""
     trainer: TrainerSettings
     split: Mapping[str, float]
     risk: float
@@ -139,9 +142,18 @@ def _task(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _network(values: Mapping[str, Any]) -> tuple[NetworkSettings, int]:
+    """Return the settings of the members and their number: none for the calibrated simulation."""
     settings = {**values["estimator"]}
     members = settings.pop("members", None)
-    check_count("estimator.members", members)
+    simulation = settings.get("network") == SIMULATION
+    check_count("estimator.members", members, least=0 if simulation else 1)
+    if simulation:
+        del settings["network"]
+        if members or values["features"].get("name") != "full":
+            raise UserError(
+                f"expected features=full and no members for estimator={SIMULATION}, found "
+                f"{values['features'].get('name')!r} and {members}: change them"
+            )
     allowed = {item.name for item in fields(NetworkSettings)} - {"features", "bucket_mib", "seed"}
     _check_keys("the estimator", settings, allowed, required=False)
     shared = {"features": values["features"].get("name"), "bucket_mib": values["bucket_mib"], "seed": values["seed"]}

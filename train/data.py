@@ -3,7 +3,9 @@
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
+from random import Random
 
 from vramcast.dataset_builder.configuration import compose_build, make_build, settings_of
 from vramcast.dataset_builder.devices import device_names, device_of_gpu, load_profile
@@ -38,18 +40,28 @@ def load_examples(data: DataSettings, executor: Executor, workers: int) -> list[
 
 
 def buckets_of(examples: Sequence[Example], width_bytes: int) -> Buckets:
-    """Return buckets up to the capacity of the device that the examples were measured on."""
-    capacities = {example.capacity_bytes for example in examples}
-    if len(capacities) > 1:
-        raise UserError(f"expected rows of devices of one size, found {sorted(capacities)} bytes: leave out the others")
-    return Buckets(width_bytes, capacities.pop())
+    """Return buckets up to the capacity of the largest device that the examples were measured on."""
+    return Buckets(width_bytes, max(example.capacity_bytes for example in examples))
 
 
 def measured_rows(data: DataSettings) -> list[Row]:
     """Return the rows of the tables, each job once."""
     if data.path is None:
         return []
-    return list(_first_of_each([row for path in _tables(data) for row in read_rows(path) if _wanted(data, row)]))
+    return list(_first_of_each([row for path in _tables(data) for row in _table_rows(data, path)]))
+
+
+def _table_rows(data: DataSettings, path: Path) -> list[Row]:
+    """Return the wanted rows of a table, or as many as `data.most` allows."""
+    rows = [row for row in read_rows(path) if _wanted(data, row)]
+    most = next((count for pattern, count in data.most.items() if fnmatch(path.name, pattern)), None)
+    if most is None:
+        return rows
+    usable = [row for row in rows if row.measurement.status in (Status.OK, Status.OOM)]
+    groups = sorted({row.spec.group for row in usable})
+    Random(data.seed).shuffle(groups)  # noqa: S311 - no secret depends on it
+    place = {group: index for index, group in enumerate(groups)}
+    return sorted(usable, key=lambda row: place[row.spec.group])[:most]
 
 
 def _measured(data: DataSettings, workers: int) -> list[Example]:

@@ -16,6 +16,7 @@ from vramcast.errors import UserError
 from vramcast.models._base import Estimator
 from vramcast.models.baselines.catalogue import fit_baselines
 from vramcast.models.buckets import Buckets
+from vramcast.models.calibrated_simulation import CalibratedSimulation
 from vramcast.models.comparison import EstimatorReport, compare
 from vramcast.models.ensemble import Ensemble
 from vramcast.models.example import Example
@@ -66,13 +67,15 @@ def parts_of(examples: Sequence[Example], split: Split) -> Parts:
     return Parts(**parts)
 
 
-def fit_estimator(configuration: Configuration, fitter: LightningFitter, parts: Parts) -> Ensemble:
-    """Fit an ensemble whose members differ in seeds and rows, each calibrated on rows that it did not see."""
+def fit_estimator(configuration: Configuration, fitter: LightningFitter, parts: Parts) -> Estimator:
+    """Calibrate the simulation, or fit an ensemble whose members are each calibrated on rows that they did not see."""
+    if not configuration.members:
+        return CalibratedSimulation(configuration.seed).fit(parts.train, parts.validation)
     return Ensemble.of(configuration.network, configuration.members, fitter).fit(parts.train, parts.validation)
 
 
 def evaluate(
-    configuration: Configuration, estimator: Ensemble, parts: Parts, buckets: Buckets
+    configuration: Configuration, estimator: Estimator, parts: Parts, buckets: Buckets
 ) -> dict[str, EstimatorReport]:
     """Evaluate the estimator and the baselines on the test rows, by name."""
     # on simulated rows, leave out the baselines that are the simulation itself
@@ -83,7 +86,7 @@ def evaluate(
     return compare(estimators, parts.test, buckets, {} if safe is None else {ESTIMATOR: safe})
 
 
-def safe_bytes(estimator: Ensemble, examples: Sequence[Example], risk: float) -> NDArray[np.float64] | None:
+def safe_bytes(estimator: Estimator, examples: Sequence[Example], risk: float) -> NDArray[np.float64] | None:
     """Return bounds at a risk, or None if there are too few calibration rows for it."""
     try:
         return estimator.safe_bytes(examples, risk)

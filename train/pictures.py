@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vramcast.models._base import Estimator
 from vramcast.models.buckets import Buckets, choose_bucket
 from vramcast.models.ensemble import Ensemble
 from vramcast.models.example import Example
@@ -23,21 +24,23 @@ from vramcast.train.figures import (
 
 def draw_all(
     directory: Path,
-    estimator: Ensemble,
+    estimator: Estimator,
     parts: Parts,
     buckets: Buckets,
     history: Mapping[str, Sequence[Mapping[str, float]]],
 ) -> None:
-    """Draw confusion, reliability, learning curves, and projections of the features."""
+    """Draw confusion and reliability; of an ensemble also learning curves, and projections of the features."""
     directory.mkdir(exist_ok=True)
     _draw_predictions(directory, estimator, parts, buckets)
+    if not isinstance(estimator, Ensemble):
+        return
     curves = curves_table(history)
     curves.to_csv(directory / "curves.csv", index=False)
     draw_curves(curves, f"{estimator.name}: loss of {len(history)} members", directory / "curves.png")
     _draw_features(directory, estimator, parts, buckets)
 
 
-def _draw_predictions(directory: Path, estimator: Ensemble, parts: Parts, buckets: Buckets) -> None:
+def _draw_predictions(directory: Path, estimator: Estimator, parts: Parts, buckets: Buckets) -> None:
     truth = buckets.of([_needed_bytes(example) for example in parts.test])
     probabilities = estimator.predict_proba(parts.test, buckets)
     predicted = choose_bucket(probabilities)

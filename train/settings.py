@@ -45,6 +45,8 @@ class DataSettings:
     """The families to use; None for all."""
     path: str | None = None
     files: Sequence[str] = ()
+    most: Mapping[str, int] = field(default_factory=dict)
+    """Rows of tables to use, by a pattern of their names; whole networks are drawn at random with `seed`."""
     cache: str | None = None
     rows: str | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -68,6 +70,8 @@ class DataSettings:
         for family, count in self.counts.items():
             check_choice("a family of data.counts", family, FAMILIES)
             check_count(f"data.counts.{family}", count, least=0)
+        for pattern, count in self.most.items():
+            check_count(f"data.most.{pattern}", count)
         for optimizer in self.optimizers:
             check_choice("an optimizer of data.optimizers", optimizer, OPTIMIZERS)
         for name in ("builds", "networks"):

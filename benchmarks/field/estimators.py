@@ -24,7 +24,6 @@ from vramcast.models.baselines.virtual import Virtual
 from vramcast.models.baselines.weights import Weights
 from vramcast.models.checkpoint import load_checkpoint
 from vramcast.models.classifiers import NetworkClassifier, NetworkSettings
-from vramcast.models.ensemble import Ensemble
 from vramcast.models.example import Example
 from vramcast.models.fitting import PlainFitter
 from vramcast.models.released import RELEASED
@@ -45,16 +44,19 @@ class SafeBucket(Formula):
 
     name = "safe"
 
-    def __init__(self, ensemble: Ensemble, risk: float = RISK) -> None:
+    def __init__(self, ensemble: Estimator, risk: float = RISK) -> None:
         self.ensemble = ensemble
         self.risk = risk
 
     def used_bytes(self, example: Example) -> float:
-        return float(self.ensemble.safe_bytes([example], self.risk)[0])
+        return float(self.predict_bytes([example])[0])
 
     def predict_bytes(self, examples: Sequence[Example]) -> NDArray[np.float64]:
         """Predict all examples in one batch, a hundred times faster than one by one."""
-        return self.ensemble.safe_bytes(examples, self.risk)
+        safe_bytes = self.ensemble.safe_bytes(examples, self.risk)
+        if safe_bytes is None:
+            raise TypeError(f"expected an estimator with calibrated bounds in {UNIVERSAL}, found none")
+        return safe_bytes
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,6 @@ def fit_all(entries: Sequence[Entry], train: Sequence[Example], validation: Sequ
 def ready(data: Path, tracked_mib: dict[str, float]) -> list[Entry]:
     """Return the estimators that need no fitting: formulas, the released checkpoint, published estimates."""
     ensemble = load_checkpoint(RELEASED / UNIVERSAL)
-    if not isinstance(ensemble, Ensemble):
-        raise TypeError(f"expected an ensemble in {UNIVERSAL}, found {type(ensemble).__name__}")
     ours, learned = (TABLE, TRACE), "simulated, then learned"
     fake = FakeTensor(
         {key: size for path in sorted(data.rglob("timm_*.csv")) for key, size in read_fake_tensor(path).items()}

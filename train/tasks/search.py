@@ -38,6 +38,8 @@ class Pruning(Callback):
 
 def search(configuration: Configuration) -> optuna.Study:
     """Run the remaining trials and print the best settings."""
+    if not configuration.members:
+        raise UserError("expected an estimator with networks for task=search, found none: use estimator=mlp")
     factors = dict(factors_of(configuration.search))
     changed(configuration.values, dict.fromkeys(factors, 0))  # fail on unknown settings before rows are built
     fixed = sorted({"features", "bucket_mib", "seed"} & {name.split(".")[0] for name in factors})

@@ -13,7 +13,7 @@ from vramcast.virtual_gpu.measurement import VARYING, Measurement, Status
 from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.training_setup import TrainingSetup
 
-_CITATION = "xMem, J. Shi et al., Middleware 2025, MIT"
+CITATION = "xMem, J. Shi et al., Middleware 2025, MIT"
 _CNN = "CNN"
 _TOKENS = 128
 _LEAST_FULL_BATCH = 13
@@ -89,6 +89,6 @@ LAYOUT = Layout(
         MeasuredColumn("rtx_4060_xmem_2025", "2025", _column("RTX 4060")),
         MeasuredColumn("a100_40gb_xmem_2025", "2025", _column("A100")),
     ),
-    _CITATION,
+    CITATION,
     _notes,
 )

@@ -1,0 +1,120 @@
+"""The released kind of estimator: the simulation, with the errors that it showed on measured jobs.
+
+Networks that learn the gap between simulation and measurement were tried: on networks of unseen designs their errors
+are as large as those of the simulation.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vramcast.dataset_builder.defaults import RISK
+from vramcast.dataset_builder.store.splits import make_split
+from vramcast.models._base import Estimator, Prediction
+from vramcast.models.buckets import Buckets
+from vramcast.models.calibration import Calibration
+from vramcast.models.encoding import ExampleEncoder
+from vramcast.models.example import Example
+from vramcast.models.features.full import simulated_need_bytes
+from vramcast.models.novelty import Novelty
+from vramcast.models.outlook import Outlook
+from vramcast.models.storage import State, read_state, write_state
+
+Array = NDArray[np.float64]
+
+_FEATURES = "full"
+_WIDENING = 0.5
+"""Growth of the width with the logarithm of the distance to the calibration jobs."""
+
+
+class CalibratedSimulation(Estimator):
+    """The simulated memory, with a distribution of errors that depends on what is uncertain in a job."""
+
+    kind: ClassVar[str] = "calibrated simulation"
+    name = "simulation"
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    calibration_: Calibration
+    encoder_: ExampleEncoder
+    novelty_: Novelty
+
+    def fit(self, train: Sequence[Example], validation: Sequence[Example]) -> Self:
+        """Score the simulations of all examples, of which none is fitted to any."""
+        examples = [*train, *validation]
+        self.calibration_ = Calibration.fit(examples, _need_bytes(examples))
+        self.encoder_ = ExampleEncoder.fit(examples, _FEATURES)
+        self.novelty_ = self._novelty(examples)
+        return self
+
+    def _novelty(self, examples: Sequence[Example]) -> Novelty:
+        """Learn the distance from which a job is unfamiliar, between jobs of different designs."""
+        split = make_split([item.design for item in examples], {"apart": 0.3, "reference": 0.7}, self.seed)
+        apart = np.array([split.part_of(item.design) == "apart" for item in examples])
+        matrix = self.encoder_.matrix(examples)
+        return Novelty.fit(matrix[~apart], matrix[apart], self.seed)
+
+    def outlook(self, examples: Sequence[Example], risk: float = RISK) -> Outlook:
+        """Return the distributions of the memory of jobs, whose quantile at 1 - risk is the calibrated bound."""
+        return self._outlook(examples, risk, self.novelty_.ratios(self.encoder_.matrix(examples)))
+
+    def _outlook(self, examples: Sequence[Example], risk: float, ratios: Array) -> Outlook:
+        widening = 1 + _WIDENING * np.log(np.maximum(ratios, 1))
+        return self.calibration_.outlook(examples, _need_bytes(examples), risk, widening)
+
+    def predict_all(self, examples: Sequence[Example], risk: float) -> Prediction:
+        """Return point estimates, bounds and distributions, all from one outlook."""
+        ratios = self.novelty_.ratios(self.encoder_.matrix(examples))
+        # no checkpoint was calibrated on measured ranks
+        several = np.array([example.training.parallel is not None for example in examples], dtype=np.bool_)
+        return Prediction.of_outlook(self._outlook(examples, risk, ratios), risk, (ratios > 1) | several)
+
+    def predict_proba(self, examples: Sequence[Example], buckets: Buckets) -> Array:
+        """Return [examples, classes]: the probability of each bucket."""
+        return self.outlook(examples).proba(buckets)
+
+    def predict_bytes(self, examples: Sequence[Example]) -> Array:
+        """Return [examples]: the median; infinity for jobs that do not fit."""
+        return self.outlook(examples).on_device(0.5)
+
+    def safe_bytes(self, examples: Sequence[Example], risk: float) -> Array:
+        """Return [examples]: bounds that a job exceeds with at most this probability; infinity if they do not fit."""
+        return self.outlook(examples, risk).on_device(1 - risk)
+
+    @property
+    def least_risk(self) -> float:
+        """The smallest risk that the number of calibration rows supports."""
+        return self.calibration_.least_risk
+
+    def save(self, directory: Path) -> None:
+        """Write the scores by stratum, and the jobs that new ones are compared with."""
+        names = list(self.calibration_.scores)
+        arrays = {f"scores.{index}": self.calibration_.scores[name] for index, name in enumerate(names)}
+        settings = {
+            "seed": self.seed,
+            "strata": names,
+            "threshold": self.novelty_.threshold,
+            "encoder": self.encoder_.to_json(),
+        }
+        write_state(directory, self.kind, State(settings, {"reference": self.novelty_.reference, **arrays}))
+
+    @classmethod
+    def load(cls, directory: Path) -> Self:
+        """Read a directory that `save` wrote; raise a UserError for a damaged or foreign one."""
+        state = read_state(directory, cls.kind)
+        estimator = cls(state.settings["seed"])
+        estimator.calibration_ = Calibration(
+            {name: state.arrays[f"scores.{index}"] for index, name in enumerate(state.settings["strata"])}
+        )
+        estimator.encoder_ = ExampleEncoder.from_json(state.settings["encoder"])
+        estimator.novelty_ = Novelty(state.arrays["reference"], state.settings["threshold"])
+        return estimator
+
+
+def _need_bytes(examples: Sequence[Example]) -> Array:
+    """Return [n]: the simulated memory of each job's allocator."""
+    return np.array([simulated_need_bytes(example) for example in examples], dtype=np.float64)

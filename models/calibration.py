@@ -1,0 +1,85 @@
+"""Calibration: the errors of estimates on measured jobs, by stratum, as the outlook of new jobs.
+
+Split conformal prediction (Vovk et al. 2005), stratum by stratum ("Mondrian"): if the calibration jobs of a stratum and
+a new job are exchangeable, the job exceeds the bound at a risk with at most this probability, however wrong the
+estimates are. Errors are scored in units of what is uncertain in each job (`uncertainty.py`).
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vramcast.errors import UserError
+from vramcast.models.disturbances import disturbed
+from vramcast.models.example import Example
+from vramcast.models.outlook import ScoredOutlook, capacities_of, overheads_of, own_bytes_of
+from vramcast.models.uncertainty import calibrated_strata, strata, unit_bytes
+
+Array = NDArray[np.float64]
+
+LEAST_ROWS = 99
+"""The smallest stratum that bounds a job by itself: a risk of 1 % needs as many rows. A job of a smaller stratum is
+bounded by the next wider one."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Sorted scores of calibration jobs by stratum."""
+
+    scores: Mapping[str, Array]
+
+    @classmethod
+    def fit(cls, examples: Sequence[Example], own_bytes: Array) -> Self:
+        """Score the estimates of measured jobs; a job that did not fit has the score of the capacity.
+
+        A row that another process or a trial of cuDNN disturbed counts in the strata of its own stack alone.
+        """
+        if not examples:
+            raise UserError("expected calibration examples, found none: hold some out of training")
+        errors = own_bytes_of(examples, own_bytes) - own_bytes
+        odd = disturbed(examples, own_bytes)
+        by_stratum: dict[str, list[float]] = defaultdict(list)
+        for example, error, noisy in zip(examples, errors.tolist(), odd.tolist(), strict=True):
+            for name in calibrated_strata(example, noisy):
+                by_stratum[name].append(error / unit_bytes(example, name))
+        return cls({name: np.sort(np.array(values)) for name, values in sorted(by_stratum.items())})
+
+    def outlook(
+        self, examples: Sequence[Example], own_bytes: Array, risk: float, widening: Array | None = None
+    ) -> ScoredOutlook:
+        """Return the outlook of jobs with these estimates of their allocators' memory.
+
+        All figures of one answer, the bound at `risk` among them, come from one stratum. `widening` [n] multiplies the
+        units of jobs that are unlike the calibration jobs.
+        """
+        if not 0 < risk < 1:
+            raise UserError(f"expected a risk between 0 and 1, found {risk!r}: change it")
+        chosen = [self.stratum_of(example, risk) for example in examples]
+        units = np.array([unit_bytes(*pair) for pair in zip(examples, chosen, strict=True)], dtype=np.float64)
+        overheads = overheads_of(examples)
+        return ScoredOutlook(
+            estimate_bytes=overheads + own_bytes,
+            unit_bytes=units if widening is None else units * widening,
+            scores=[self.scores[name] for name in chosen],
+            floor_bytes=overheads,
+            capacity_bytes=capacities_of(examples),
+        )
+
+    def stratum_of(self, example: Example, risk: float) -> str:
+        """Return the narrowest stratum of a job with enough rows for a risk, else its one with the most rows."""
+        needed = max(LEAST_ROWS, math.ceil(1 / risk - 1e-9) - 1)
+        names = [name for name in strata(example) if name in self.scores]
+        for name in names:
+            if len(self.scores[name]) >= needed:
+                return name
+        return max(names or self.scores, key=lambda name: len(self.scores[name]))
+
+    @property
+    def least_risk(self) -> float:
+        """The smallest risk that the largest stratum supports."""
+        return 1 / (max(map(len, self.scores.values())) + 1)

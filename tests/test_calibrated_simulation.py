@@ -1,0 +1,118 @@
+"""The simulation with calibrated errors: the contract, strata, disturbed rows, and bounds."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from estimator_contract import EstimatorContract
+from synthetic_examples import cnn_spec, example_of, mlp_examples, mlp_spec
+
+from vramcast.models.calibrated_simulation import CalibratedSimulation
+from vramcast.models.calibration import LEAST_ROWS, Calibration
+from vramcast.models.disturbances import disturbed
+from vramcast.models.example import Label
+from vramcast.models.features.full import simulated_need_bytes
+from vramcast.models.uncertainty import calibrated_strata, strata, unit_bytes
+from vramcast.virtual_gpu.sizes import MIB
+
+
+class TestCalibratedSimulation(EstimatorContract):
+    @staticmethod
+    def make():
+        return CalibratedSimulation()
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return CalibratedSimulation().fit(mlp_examples(400), mlp_examples(60, seed=1))
+
+
+def needs(examples):
+    return np.array([simulated_need_bytes(item) for item in examples], dtype=np.float64)
+
+
+@pytest.mark.parametrize("risk", [0.02, 0.1])
+def test_bounds_are_too_low_no_more_often_than_asked(fitted, risk):
+    test = mlp_examples(700, seed=4)
+    needed = np.array([item.label.used_bytes if item.label.fits else np.inf for item in test])
+    assert np.mean(fitted.safe_bytes(test, risk) < needed) < risk + 0.03  # the coverage of one draw varies
+    assert np.all(fitted.safe_bytes(test, risk) >= fitted.predict_bytes(test))
+    assert np.all(fitted.safe_bytes(test, 0.02) >= fitted.safe_bytes(test, 0.2))
+
+
+def test_a_small_stratum_is_replaced_by_a_wider_one(fitted):
+    known = mlp_examples(1)[0]
+    own, wider = strata(known)[0], strata(known)[-2]
+    assert fitted.calibration_.stratum_of(known, 0.01) == own
+    assert wider in strata(replace(known, source="another device"))
+    assert fitted.calibration_.stratum_of(replace(known, source="another device"), 0.01).startswith("generated")
+    scores = {own: np.zeros(LEAST_ROWS - 1), wider: np.zeros(LEAST_ROWS)}
+    assert Calibration(scores).stratum_of(known, 0.01) == wider
+    assert Calibration(scores).stratum_of(known, 0.001) == wider  # the largest there is
+
+
+def test_a_job_far_from_the_calibration_jobs_is_widened_by_its_distance(fitted):
+    near, far = mlp_examples(1, seed=9), [example_of(mlp_spec(width=30_000, depth=1))]
+    ratios = fitted.novelty_.ratios(fitted.encoder_.matrix([*near, *far]))
+    assert ratios[0] < 1 < ratios[1]
+    outlook = fitted.outlook([*near, *far])
+    units = [unit_bytes(job, fitted.calibration_.stratum_of(job, 0.01)) for job in (*near, *far)]
+    assert outlook.unit_bytes[0] == units[0]
+    assert outlook.unit_bytes[1] == pytest.approx(units[1] * (1 + 0.5 * np.log(ratios[1])))
+
+
+def test_strata_follow_what_is_uncertain():
+    mlp, cnn = (replace(example_of(spec), calibrated=True) for spec in (mlp_spec(), cnn_spec(depth=5)))
+    assert strata(mlp)[-2:] == ("generated, exact", "all")
+    assert strata(cnn)[-2:] == ("generated, workspaces", "all")
+    assert "generated, exact, assumed values" in strata(replace(mlp, assumed=True))
+    assert "generated, exact, uncalibrated device" in strata(replace(mlp, calibrated=False))
+    assert "real, exact" in strata(replace(mlp, family="hf"))
+    assert unit_bytes(replace(mlp, assumed=True), "all") > unit_bytes(mlp, "all")
+    assert unit_bytes(replace(cnn, calibrated=False), "all") > unit_bytes(cnn, "all")
+    assert unit_bytes(cnn, "all") > unit_bytes(replace(cnn, layers=()), "all")
+    assert unit_bytes(mlp, strata(mlp)[0]) == 512 * MIB
+
+
+def test_trials_of_cudnn_calibrate_jobs_that_try():
+    example = replace(example_of(cnn_spec(depth=5, cudnn_benchmark=True)), family="timm", calibrated=True)
+    tried = replace(example, label=Label(1, fits=True, trial=True))
+    assert "trials" in calibrated_strata(tried, disturbed=True)
+    assert not any(name.startswith(("real", "all")) for name in calibrated_strata(tried, disturbed=True))
+    assert {"trials", "real, workspaces", "all"} <= set(calibrated_strata(example, disturbed=False))
+    without = replace(example, training=replace(example.training, cudnn_benchmark=False))
+    assert not any("trials" in name for name in strata(without))
+
+
+def test_a_constant_that_recurs_is_another_process_and_does_not_widen_other_devices():
+    rows = mlp_examples(300)
+    estimated = needs(rows)
+    plain = [measured_at(item, need) for item, need in zip(rows, estimated, strict=True)]
+    held = [measured_at(item, need + 1042 * MIB) for item, need in zip(rows[:9], estimated[:9], strict=True)]
+    assert not disturbed(plain, estimated).any()
+    found = disturbed([*held, *plain[9:]], estimated)
+    assert found[:9].all()
+    assert not found[9:].any()
+    assert not disturbed([*held[:2], *plain[2:]], estimated).any()  # two may be chance
+    calibration = Calibration.fit([*held, *plain[9:]], estimated)
+    own, elsewhere = plain[20], replace(plain[20], source="another device", capacity_bytes=2**40)
+    bounds = [
+        calibration.outlook([job], estimated[20:21], 0.01).quantile_bytes(0.99)[0] - job.overhead_bytes - estimated[20]
+        for job in (own, elsewhere)
+    ]
+    assert bounds[0] > 500 * MIB
+    assert bounds[1] < MIB
+
+
+def measured_at(example, own_bytes):
+    used = int(example.overhead_bytes + own_bytes)
+    return replace(example, label=Label(used, fits=True), capacity_bytes=2**40)
+
+
+def test_a_band_has_no_error_inside_it():
+    row = mlp_examples(1)[0]
+    need = needs([row])
+    used = int(row.overhead_bytes + need[0]) + 300 * MIB
+    band = replace(row, label=Label(used, fits=True, least_used_bytes=used - 400 * MIB), capacity_bytes=2**40)
+    assert Calibration.fit([band], need).scores["all"] == pytest.approx([0])
+    assert Calibration.fit([band], need - 200 * MIB).scores["all"][0] > 0

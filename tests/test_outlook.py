@@ -1,0 +1,83 @@
+"""Outlooks: every figure of an answer follows from one distribution."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vramcast.models._base import Prediction
+from vramcast.models.answer import FITS, TIGHT, TOO_LARGE
+from vramcast.models.buckets import Buckets, choose_bucket
+from vramcast.models.outlook import ScoredOutlook
+from vramcast.virtual_gpu.sizes import MIB
+
+CAPACITY = 40_000 * MIB
+BUCKETS = Buckets(1024 * MIB, CAPACITY)
+
+
+def outlook_of(estimate_mib, unit_mib, scores, floor_mib=500):
+    amounts = [np.array([item * MIB], dtype=np.float64) for item in (estimate_mib, unit_mib, floor_mib)]
+    estimate, unit, floor = amounts
+    return ScoredOutlook(estimate, unit, [np.sort(np.array(scores, dtype=np.float64))], floor, np.array([CAPACITY]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.floats(500, 60_000),
+    st.floats(1, 5000),
+    st.lists(st.floats(-3, 6), min_size=99, max_size=400),
+    st.sampled_from([0.01, 0.05, 0.2]),
+)
+def test_all_figures_are_consistent(estimate_mib, unit_mib, scores, risk):
+    outlook = outlook_of(estimate_mib, unit_mib, scores)
+    prediction = Prediction.of_outlook(outlook, risk, np.zeros(1, dtype=np.bool_))
+    proba = prediction.proba(0, BUCKETS)
+    point, safe = prediction.point_bytes[0], prediction.safe_bytes[0]
+    oom = prediction.proba(0, Buckets(CAPACITY, CAPACITY))[-1]
+    assert proba.sum() == pytest.approx(1)
+    assert proba.min() >= 0
+    assert point <= safe
+    assert (safe < CAPACITY) == (oom <= risk + 1e-12)
+    assert (point < CAPACITY) == (oom <= 0.5 + 1e-12)
+    verdict = TOO_LARGE if point >= CAPACITY else FITS if safe < CAPACITY else TIGHT
+    assert verdict == (FITS if oom <= risk + 1e-12 else TIGHT if oom <= 0.5 + 1e-12 else TOO_LARGE)
+    bucket = int(choose_bucket(proba[None])[0])
+    if proba[bucket] > risk:
+        assert BUCKETS.of(safe) >= bucket
+    assert proba[: BUCKETS.of(point) + 1].sum() >= 0.5 - 1e-12
+    assert proba[: BUCKETS.of(safe) + 1].sum() >= 1 - risk - 1e-12
+
+
+RECORDED = Path(__file__).parent / "golden"
+ANSWERS = [
+    *(json.loads(line) for line in (RECORDED / "answers.jsonl").read_text().splitlines()),
+    *(answer for spec in json.loads((RECORDED / "specs.json").read_text()).values() for answer in spec["answers"]),
+]
+
+
+@pytest.mark.parametrize("answer", [item for item in ANSWERS if item["status"] == "ok"])
+def test_recorded_answers_do_not_contradict_themselves(answer):
+    oom, risk, bucket = answer["oom_probability"], answer["risk"], answer["bucket"]
+    expected = FITS if oom <= risk + 1e-9 else TIGHT if oom <= 0.5 + 1e-9 else TOO_LARGE
+    assert answer["verdict"] == expected
+    assert answer["estimate_mib"] <= answer["safe_mib"]
+    assert bucket["probability"] <= 1
+    assert bucket["probability"] <= risk or bucket["lower_mib"] <= answer["safe_mib"]
+
+
+def test_the_rank_by_hand():
+    """The 19th of 19 for a risk of 5 %: ceil(20 * 0.95) = 19; what is rarer lies at twice the largest score."""
+    outlook = outlook_of(1000, 100, range(19))
+    assert outlook.quantile_bytes(0.95)[0] == (1000 + 1800) * MIB
+    assert outlook.quantile_bytes(0.5)[0] == (1000 + 900) * MIB
+    assert outlook.quantile_bytes(0.99)[0] == (1000 + 3600) * MIB
+    assert outlook.below(np.array([2801.0 * MIB]), [0])[0, 0] == 0.95
+
+
+def test_nothing_is_below_the_overhead():
+    outlook = outlook_of(600, 1000, [-5.0] * 50 + [1.0] * 50)
+    assert outlook.quantile_bytes(0.1)[0] == 500 * MIB
+    assert outlook.below(np.array([500.0 * MIB, 501.0 * MIB]), [0])[0].tolist() == [0, pytest.approx(50 / 101)]
