@@ -15,7 +15,7 @@ from vramcast.dataset_builder.defaults import RISK
 from vramcast.dataset_builder.store.splits import make_split
 from vramcast.models._base import Estimator, Prediction
 from vramcast.models.buckets import Buckets
-from vramcast.models.calibration import Calibration
+from vramcast.models.calibration import CalibratedErrors
 from vramcast.models.encoding import ExampleEncoder
 from vramcast.models.example import Example
 from vramcast.models.features.full import simulated_need_bytes
@@ -39,14 +39,14 @@ class CalibratedSimulation(Estimator):
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
 
-    calibration_: Calibration
+    calibration_: CalibratedErrors
     encoder_: ExampleEncoder
     novelty_: Novelty
 
     def fit(self, train: Sequence[Example], validation: Sequence[Example]) -> Self:
         """Score the simulations of all examples, of which none is fitted to any."""
         examples = [*train, *validation]
-        self.calibration_ = Calibration.fit(examples, _need_bytes(examples))
+        self.calibration_ = CalibratedErrors.fit(examples, _need_bytes(examples))
         self.encoder_ = ExampleEncoder.fit(examples, _FEATURES)
         self.novelty_ = self._novelty(examples)
         return self
@@ -107,7 +107,7 @@ class CalibratedSimulation(Estimator):
         """Read a directory that `save` wrote; raise a UserError for a damaged or foreign one."""
         state = read_state(directory, cls.kind)
         estimator = cls(state.settings["seed"])
-        estimator.calibration_ = Calibration(
+        estimator.calibration_ = CalibratedErrors(
             {name: state.arrays[f"scores.{index}"] for index, name in enumerate(state.settings["strata"])}
         )
         estimator.encoder_ = ExampleEncoder.from_json(state.settings["encoder"])

@@ -8,7 +8,7 @@ from estimator_contract import EstimatorContract
 from synthetic_examples import cnn_spec, example_of, mlp_examples, mlp_spec
 
 from vramcast.models.calibrated_simulation import CalibratedSimulation
-from vramcast.models.calibration import LEAST_ROWS, Calibration
+from vramcast.models.calibration import LEAST_ROWS, CalibratedErrors
 from vramcast.models.disturbances import disturbed
 from vramcast.models.example import Label
 from vramcast.models.features.full import simulated_need_bytes
@@ -47,8 +47,8 @@ def test_a_small_stratum_is_replaced_by_a_wider_one(fitted):
     assert wider in strata(replace(known, source="another device"))
     assert fitted.calibration_.stratum_of(replace(known, source="another device"), 0.01).startswith("generated")
     scores = {own: np.zeros(LEAST_ROWS - 1), wider: np.zeros(LEAST_ROWS)}
-    assert Calibration(scores).stratum_of(known, 0.01) == wider
-    assert Calibration(scores).stratum_of(known, 0.001) == wider  # the largest there is
+    assert CalibratedErrors(scores).stratum_of(known, 0.01) == wider
+    assert CalibratedErrors(scores).stratum_of(known, 0.001) == wider  # the largest there is
 
 
 def test_a_job_far_from_the_calibration_jobs_is_widened_by_its_distance(fitted):
@@ -94,7 +94,7 @@ def test_a_constant_that_recurs_is_another_process_and_does_not_widen_other_devi
     assert found[:9].all()
     assert not found[9:].any()
     assert not disturbed([*held[:2], *plain[2:]], estimated).any()  # two may be chance
-    calibration = Calibration.fit([*held, *plain[9:]], estimated)
+    calibration = CalibratedErrors.fit([*held, *plain[9:]], estimated)
     own, elsewhere = plain[20], replace(plain[20], source="another device", capacity_bytes=2**40)
     bounds = [
         calibration.outlook([job], estimated[20:21], 0.01).quantile_bytes(0.99)[0] - job.overhead_bytes - estimated[20]
@@ -114,5 +114,5 @@ def test_a_band_has_no_error_inside_it():
     need = needs([row])
     used = int(row.overhead_bytes + need[0]) + 300 * MIB
     band = replace(row, label=Label(used, fits=True, least_used_bytes=used - 400 * MIB), capacity_bytes=2**40)
-    assert Calibration.fit([band], need).scores["all"] == pytest.approx([0])
-    assert Calibration.fit([band], need - 200 * MIB).scores["all"][0] > 0
+    assert CalibratedErrors.fit([band], need).scores["all"] == pytest.approx([0])
+    assert CalibratedErrors.fit([band], need - 200 * MIB).scores["all"][0] > 0

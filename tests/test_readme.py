@@ -1,6 +1,7 @@
 """The commands of the README and of docs/building.md run, one after the other."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -17,6 +18,15 @@ import vramcast.cli
 BUILDING = DOCS / "building.md"
 BIN = Path(sys.executable).parent
 NEEDS_A_GPU = ("verify", "calibrate")
+SCRIPT = """
+import torch
+network = torch.nn.Linear(8, 2).cuda()
+optimizer = torch.optim.AdamW(network.parameters())
+for _ in range(3):
+    network(torch.randn(4, 8).cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -43,19 +53,21 @@ def run(tmp_path, monkeypatch):
     return run
 
 
-def test_the_commands_of_the_readme_run(run, tmp_path, capfd):
+def test_the_commands_of_the_readme_run(run, tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("PATH", str(BIN), prepend=os.pathsep)
+    (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "net.py").write_text(blocks(README, "python")[0])
     (tmp_path / "job.json").write_text(blocks(README, "json")[0])
     chosen = [words for words in commands(README) if words[1] != "serve" and words[2] not in NEEDS_A_GPU]
-    assert [words[1] for words in chosen] == ["classify", "build", "train", "place"]
+    assert [words[1] for words in chosen] == ["run", "classify", "classify", "build", "train", "place"]
     outputs = []
     for words in chosen:
         assert run(words) == 0, (words, capfd.readouterr().err)
         outputs.append(capfd.readouterr().out)
-    assert "FITS" in outputs[0]
-    assert "24 rows" in outputs[1]
-    assert "this run" in outputs[2]
-    assert outputs[3].strip() == "1"
+    assert all("FITS" in output for output in outputs[:3])
+    assert "24 rows" in outputs[3]
+    assert "this run" in outputs[4]
+    assert outputs[5].strip() == "1"
 
 
 def test_the_python_code_of_the_readme_prints_what_it_shows(tmp_path, monkeypatch, capsys):

@@ -27,7 +27,7 @@ from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.store.importers import read_rows
 from vramcast.errors import check_count
 from vramcast.models.baselines.fake_tensor import read_published
-from vramcast.models.calibration import Calibration
+from vramcast.models.conformal import SafeMargins, raised, score
 from vramcast.models.example import Example
 from vramcast.models.examples import examples_of_rows
 from vramcast.models.simulation_store import SimulationStore
@@ -36,7 +36,6 @@ from vramcast.virtual_gpu.sizes import MIB
 
 TABLE = "timm_sgd_a100.csv"
 PROFILE = "a100_40gb_timm_2024"
-CLEAN = "a device without other processes"
 RISKS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 GAPS_S = (150, 300)
 """Mean times between arrivals; the first is that of the densest public trace."""
@@ -74,27 +73,21 @@ def measured(data: Path, cache: SimulationStore) -> Measured:
 
 
 def bounds_of(examples: Sequence[Example], own: Array) -> Iterator[tuple[float, Array]]:
-    """Yield the bounds at each risk, without the device's overhead.
-
-    The jobs are those of a device without other processes and without trials of cuDNN.
-    """
+    """Yield the bounds at each risk, without the device's overhead."""
     estimated = np.array([example.simulation.reserved_bytes for example in examples], dtype=np.float64)
-    overheads = np.array([example.overhead_bytes for example in examples], dtype=np.float64)
+    scores = score(own, estimated)
     designs = sorted({example.design for example in examples})
     Random(0).shuffle(designs)
     fold_of = {design: index % FOLDS for index, design in enumerate(designs)}
     folds = np.array([fold_of[example.design] for example in examples])
-    clean_jobs = [
-        replace(item, source=CLEAN, training=replace(item.training, cudnn_benchmark=False)) for item in examples
-    ]
+    strata = [replace(item, training=replace(item.training, cudnn_benchmark=False)).stratum for item in examples]
     for risk in RISKS:
-        bounds = np.zeros(len(examples))
+        margins = np.zeros(len(examples))
         for fold in range(FOLDS):
             train, test = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
-            fitted = Calibration.fit([examples[index] for index in train], estimated[train])
-            outlook = fitted.outlook([clean_jobs[index] for index in test], estimated[test], risk)
-            bounds[test] = outlook.quantile_bytes(1 - risk) - overheads[test]
-        yield risk, bounds
+            fitted = SafeMargins.fit([strata[index] for index in train], scores[train])
+            margins[test] = fitted.margins([strata[index] for index in test], risk)
+        yield risk, raised(estimated, margins)
 
 
 def traces(
