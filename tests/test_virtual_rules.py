@@ -70,9 +70,9 @@ def test_golden_softmax() -> None:
 @pytest.mark.skipif(not hasattr(torch.ops.aten, "_fused_rms_norm"), reason="this torch has no fused RMS norm")
 def test_golden_rms_norm() -> None:
     x, weight = numbers(10, 16, grad=True), numbers(16, grad=True)
-    # the output, and a scale for each row; in the backward pass the gradients of input and weight, as one kernel
+    # the output, and a scale for each row; then a copy of the sum's gradient, and the gradients of input and weight
     assert told(lambda: F.rms_norm(x, [16], weight).sum().backward(), x, weight) == [
-        640, 40, 4, -640, 4, 640, 64, -40, -4, -4,
+        640, 40, 4, -640, 4, 640, 640, 64, -640, -40, -4, -4,
     ]  # fmt: skip
     # a weight of another dtype has no fused kernel (native/layer_norm.cpp)
     half = numbers(16, dtype=torch.bfloat16)

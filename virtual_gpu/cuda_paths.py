@@ -52,9 +52,10 @@ class _FusedRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Allocate the gradients."""
-        x, weight, _ = ctx.saved_tensors
-        of_input = torch.empty_like(x, memory_format=torch.contiguous_format) if ctx.needs_input_grad[0] else None
+        """Allocate the gradients; a copy of a strided gradient of the output, as of a sum, lives until then."""
+        _, weight, _ = ctx.saved_tensors
+        dense = grads[0].contiguous()
+        of_input = torch.empty_like(dense) if ctx.needs_input_grad[0] else None
         return of_input, None, torch.empty_like(weight) if ctx.needs_input_grad[2] else None
 
 
