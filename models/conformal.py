@@ -69,8 +69,6 @@ class SafeMargins:
 
     def margins(self, families: Sequence[str], risk: float) -> Array:
         """Return [n]: scores that a job of each stratum exceeds with at most this probability; at least 0."""
-        if not 0 < risk < 1:
-            raise UserError(f"expected a risk between 0 and 1, found {risk!r}: change it")
         margin_of = {family: score_quantile(self.chosen(family, risk), 1 - risk) for family in set(families)}
         return np.array([max(margin_of[family], 0.0) for family in families])
 
@@ -90,6 +88,8 @@ class SafeMargins:
 
     def chosen(self, family: str, risk: float) -> Array:
         """Return the scores of the stratum if it has enough rows for the risk, else those of all rows."""
+        if not 0 < risk < 1:
+            raise UserError(f"expected a risk between 0 and 1, found {risk!r}: change it")
         for scores in (self.scores.get(family, np.empty(0)), self._pooled):
             if math.ceil((len(scores) + 1) * (1 - risk)) <= len(scores):
                 return scores

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vramcast.dataset_builder.store.splits import make_folds, make_split
-from vramcast.errors import UserError, check_count, check_probability
+from vramcast.errors import UserError, check_count
 from vramcast.models._base import Prediction
 from vramcast.models.batch import Inputs
 from vramcast.models.bounded_forecast import BoundedForecast
@@ -177,7 +177,6 @@ class Ensemble(Forecaster):
         return Prediction.of_outlook(self._outlook(examples, risk, strange), risk, strange)
 
     def _outlook(self, examples: Sequence[Example], risk: float, strange: NDArray[np.bool_]) -> BoundedForecast:
-        check_probability("risk", risk)
         scores = [
             (self.usual_margins_ if odd else self.margins_).chosen(example.stratum, risk)
             for example, odd in zip(examples, strange, strict=True)

@@ -182,11 +182,13 @@ class Predictor:
             answers.update(zip(members, (replace(item, seconds=seconds) for item in predicted), strict=True))
         return [answers[index] for index in range(len(questions))]
 
-    def distribution(self, question: Question, bucket_mib: int = BUCKET_MIB) -> tuple[Buckets, NDArray[np.float64]]:
+    def distribution(
+        self, question: Question, bucket_mib: int = BUCKET_MIB, risk: float = RISK
+    ) -> tuple[Buckets, NDArray[np.float64]]:
         """Return the buckets of a device, and the probability of each for a question: [classes]."""
         buckets = Buckets(bucket_mib * MIB, question.example.capacity_bytes)
         _, estimator = self._estimator_for(question.example)
-        return buckets, estimator.predict_proba([question.example], buckets)[0]
+        return buckets, estimator.predict_all([question.example], risk).proba(0, buckets)
 
     def _by_estimator(self, questions: Sequence[Question]) -> list[tuple[str, Estimator, list[int]]]:
         groups: dict[str, tuple[Estimator, list[int]]] = {}

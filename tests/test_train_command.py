@@ -182,8 +182,8 @@ def test_a_split_for_a_fold_divides_the_other_folds():
 
 
 def test_the_summary_leaves_out_figures_that_a_fold_lacks():
-    figures = ("accuracy", "macro_f1", "too_low", "safe_too_low", "over_reservation_mib", "median_relative_error",
-               "mean_relative_error")  # fmt: skip
+    figures = ("accuracy", "macro_f1", "too_low", "safe_too_low", "over_reservation_mib",
+               "safe_over_relative_median", "median_relative_error", "mean_relative_error")  # fmt: skip
     folds = [{"estimators": {"a": {**dict.fromkeys(figures), "accuracy": value}}} for value in (0.5, 0.7, None)]
     summary = summarise(folds)["estimators"]["a"]
     assert summary["accuracy"]["mean"] == pytest.approx(0.6)

@@ -6,8 +6,9 @@ import timm.scheduler
 import torch
 from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
-from timm.utils import AverageMeter, ModelEmaV3, NativeScaler, accuracy
+from timm.utils import AverageMeter, ModelEmaV3, NativeScaler, accuracy, random_seed
 
+random_seed(42, 0)
 device = torch.device("cuda:0")
 torch.backends.cudnn.benchmark = True
 model = timm.create_model("resnet18", pretrained=False, num_classes=100, drop_path_rate=0.05)
