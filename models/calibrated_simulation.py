@@ -1,4 +1,4 @@
-"""The released kind of estimator: the simulation, with the errors that it showed on measured jobs.
+"""An estimator without a network: the simulation, with the errors that it showed on measured jobs.
 
 Networks that learn the gap between simulation and measurement were tried: on networks of unseen designs their errors
 are as large as those of the simulation.
@@ -19,7 +19,7 @@ from vramcast.models.calibration import CalibratedErrors
 from vramcast.models.encoding import ExampleEncoder
 from vramcast.models.example import Example
 from vramcast.models.features.full import simulated_need_bytes
-from vramcast.models.novelty import Novelty
+from vramcast.models.novelty import Novelty, are_ranks
 from vramcast.models.outlook import Outlook
 from vramcast.models.storage import State, read_state, write_state
 
@@ -69,9 +69,8 @@ class CalibratedSimulation(Estimator):
     def predict_all(self, examples: Sequence[Example], risk: float) -> Prediction:
         """Return point estimates, bounds and distributions, all from one outlook."""
         ratios = self.novelty_.ratios(self.encoder_.matrix(examples))
-        # no checkpoint was calibrated on measured ranks
-        several = np.array([example.training.parallel is not None for example in examples], dtype=np.bool_)
-        return Prediction.of_outlook(self._outlook(examples, risk, ratios), risk, (ratios > 1) | several)
+        unfamiliar = (ratios > 1) | are_ranks(examples)
+        return Prediction.of_outlook(self._outlook(examples, risk, ratios), risk, unfamiliar)
 
     def predict_proba(self, examples: Sequence[Example], buckets: Buckets) -> Array:
         """Return [examples, classes]: the probability of each bucket."""

@@ -1,4 +1,4 @@
-"""CalibratedErrors: the errors of estimates on measured jobs, by stratum, as the outlook of new jobs.
+"""Calibration: the errors of estimates on measured jobs, by stratum, as the outlook of new jobs.
 
 Split conformal prediction (Vovk et al. 2005), stratum by stratum ("Mondrian"): if the calibration jobs of a stratum and
 a new job are exchangeable, the job exceeds the bound at a risk with at most this probability, however wrong the

@@ -22,7 +22,7 @@ from vramcast.models.features import feature_set
 from vramcast.models.forecast import Forecast
 from vramcast.models.forecaster import Forecaster
 from vramcast.models.labels import intervals
-from vramcast.models.novelty import Novelty
+from vramcast.models.novelty import Novelty, are_ranks
 from vramcast.models.outlook import own_bytes_of
 from vramcast.models.storage import State, joined
 
@@ -159,9 +159,7 @@ class Ensemble(Forecaster):
 
     def unfamiliar(self, examples: Sequence[Example]) -> NDArray[np.bool_]:
         """Return [examples]: true for jobs unlike the training set."""
-        # No checkpoint was calibrated on measured ranks.
-        several = np.array([example.training.parallel is not None for example in examples], dtype=bool)
-        return np.asarray(self.novelty_.flags(self.members[0].encoder_.matrix(examples)) | several)
+        return np.asarray(self.novelty_.flags(self.members[0].encoder_.matrix(examples)) | are_ranks(examples))
 
     def safe_bytes(self, examples: Sequence[Example], risk: float) -> NDArray[np.float64]:
         """Return [examples]: bounds that a job exceeds with at most this probability; infinity if they do not fit.

@@ -1,10 +1,13 @@
 """Out-of-distribution detection by the distance to the nearest training examples."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from vramcast.models.example import Example
 
 Matrix = NDArray[np.float64]
 
@@ -44,3 +47,8 @@ class Novelty:
     def flags(self, matrix: Matrix) -> NDArray[np.bool_]:
         """Return [n]: true for unfamiliar jobs."""
         return self.ratios(matrix) > 1
+
+
+def are_ranks(examples: Sequence[Example]) -> NDArray[np.bool_]:
+    """Return [n]: true for ranks of a distributed run, which are unfamiliar: no checkpoint was calibrated on ranks."""
+    return np.array([example.training.parallel is not None for example in examples], dtype=np.bool_)

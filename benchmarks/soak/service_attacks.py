@@ -11,7 +11,7 @@ from benchmarks.soak.mutated_requests import MLP
 from benchmarks.soak.running_service import HOST, HealthProbe, RunningService
 
 MOST_GROWTH_MIB = 100
-"""Of one attack. All caches of the service together have a limit of 192 MiB."""
+"""The limit of one attack. All caches of the service together have a limit of 192 MiB."""
 MOST_HEALTH_MS = 100.0
 
 Figures = dict[str, float]

@@ -56,7 +56,7 @@ class PreparedJob:
     make_optimizer: MakeOptimizer | None = None
     """Overrides the optimizer that the setup names."""
     notes: tuple[str, ...] = ()
-    """What was assumed about its inputs."""
+    """Assumptions about its inputs."""
 
 
 class Job(ABC):

@@ -25,7 +25,7 @@ class StateForm:
     block: int = 256
     """Elements that share an fp32 scale."""
     paged: bool = False
-    """Whether large states are in managed memory, which the driver pages in: they are not in the device's memory."""
+    """Large states are in managed memory, which the driver pages in: they are not in the device's memory."""
     torchao: bool = False
 
     def tensors(self, parameter: Tensor, whole: bool) -> Iterator[tuple[str, Tensor]]:

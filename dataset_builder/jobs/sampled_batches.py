@@ -23,7 +23,7 @@ class SampledBatch:
     batch: Any
     seed: int
     note: str | None = None
-    """What was sampled, if shapes vary."""
+    """A sentence about the sampled batches, if shapes vary."""
 
 
 def largest_batch(draw: Callable[[int], Any]) -> SampledBatch:

@@ -46,7 +46,7 @@ class BuildRequest:
     step_factory: str | None = None
     """A function of (network, batch) that returns the loss."""
     packed: bool = False
-    """Whether all sequences of a language model have the full length, so that there is no mask for padding."""
+    """All sequences of a language model have the full length, so that there is no mask for padding."""
     directory: str = "."
     """The user's working directory."""
     python: str | None = None

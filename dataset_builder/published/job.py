@@ -20,7 +20,7 @@ class PublishedJob:
     title: str
     script: str
     parameters: Mapping[str, Any]
-    """What the script gets, as JSON."""
+    """The argument of the script, as JSON."""
     stack: str | None
     """The environment that the script needs; None: the running interpreter."""
     device: str

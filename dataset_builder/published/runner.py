@@ -25,7 +25,7 @@ _TIMEOUT_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Figures:
-    """What a script would report on a GPU."""
+    """The figures that a script would report on a GPU."""
 
     allocated_bytes: int
     reserved_bytes: int

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS
@@ -188,10 +190,7 @@ def _adapters(training: TrainingSetup, parts: _Change | None, without_checkpoint
 
 
 def _sum(changes: Sequence[_Change]) -> _Change:
-    total = changes[0]
-    for change in changes[1:]:
-        total = total + change
-    return total
+    return reduce(add, changes)
 
 
 def _sharded(tried: _Tried, training: TrainingSetup) -> Iterator[Suggestion]:

@@ -1,4 +1,4 @@
-"""What the scripts share: parameters, networks without weights, a tokenizer, sequences, and the figures they write."""
+"""Shared by the scripts: parameters, networks without weights, a tokenizer, sequences, and the figures they write."""
 
 import json
 import sys
