@@ -1,0 +1,67 @@
+"""Trials of cudnn.benchmark: the workspace of the Fourier transform, and the memory during a trial."""
+
+from dataclasses import replace
+
+import pytest
+
+from vramcast.dataset_builder.devices import load_device
+from vramcast.dataset_builder.families import make_spec
+from vramcast.dataset_builder.measure.virtual import trace_spec
+from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.virtual_gpu.profile import parse_profile
+from vramcast.virtual_gpu.simulate import simulate
+from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.trace import ConvolutionCall
+from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.trials import transform_bytes, trials_of
+
+A100 = parse_profile(load_device("a100_40gb_timm_2024"))
+
+
+def call(batch: int, inputs: int, outputs: int, sides: tuple[int, int], kernel: int = 1) -> ConvolutionCall:
+    shapes = ((batch, inputs, *sides), (outputs, inputs, kernel, kernel), (batch, outputs, *sides))
+    return ConvolutionCall("forward", *shapes, (1, 1), 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("tried", "side", "samples"),
+    [
+        (call(32, 1024, 2048, (7, 7)), 16, 32),
+        (call(8, 1536, 1536, (32, 32)), 32, 8),
+        (call(8, 64, 64, (32, 32), kernel=3), 64, 8),
+        (call(64, 128, 256, (4, 256)), 256, 1),
+    ],
+)
+def test_images_are_padded_to_a_power_of_two(tried: ConvolutionCall, side: int, samples: int) -> None:
+    outputs, inputs = tried.weight[:2]
+    planes = 2 * inputs * outputs + samples * (inputs + outputs)
+    assert transform_bytes(tried) == 8 * side * (side // 2 + 1) * planes
+
+
+def test_some_calls_have_no_transform() -> None:
+    plain = call(8, 64, 64, (56, 56), kernel=3)
+    assert transform_bytes(plain)
+    assert not transform_bytes(replace(plain, stride=(2, 2)))
+    assert not transform_bytes(replace(plain, groups=64, weight=(64, 1, 3, 3)))
+    assert not transform_bytes(call(8, 64, 64, (256, 256), kernel=3))
+    assert not transform_bytes(replace(plain, x=(8, 1, 64), weight=(1, 1, 3), y=(8, 1, 64), stride=(1,)))
+
+
+def _cnn(cudnn_benchmark: bool) -> TrainingSetup:
+    return TrainingSetup(batch_size=4, cudnn_benchmark=cudnn_benchmark)
+
+
+def test_a_trial_adds_its_workspace_to_the_memory_in_use() -> None:
+    network = {
+        "arch": "uniform", "input_channels": 3, "input_size": 30, "num_classes": 10, "depth": 3, "base_filters": 512,
+    }  # fmt: skip
+    spec = make_spec("cnn", network, _cnn(cudnn_benchmark=True))
+    trace = trace_spec(spec)
+    trials = list(trials_of(trace, A100))
+    assert len(trials) == len(set(trials)) == 5  # two forward, one data, two weight
+    used = simulate(trace, A100, AllocatorOptions()).device_used_bytes or 0
+    assert max(item.used_bytes for item in trials) > used
+    assert all(item.used_bytes - item.workspace_bytes > A100.overhead_bytes(convolutions=True) for item in trials)
+    small = replace(A100, total_mib=A100.driver_mib + used // MIB + 200)
+    assert len(list(trials_of(trace, small))) < len(trials)  # a workspace that does not fit is not tried
+    assert not list(trials_of(trace_spec(replace(spec, training=_cnn(cudnn_benchmark=False))), A100))
