@@ -36,7 +36,7 @@ def transform_bytes(call: ConvolutionCall) -> int:
     transformed and transposed, so it counts twice; input and output count once. With sides of 256, samples follow one
     another.
     """
-    if len(call.x) != 4 or prod(call.stride) != 1 or call.is_depthwise:  # noqa: PLR2004 - images alone
+    if len(call.x) != 4 or prod(call.stride) != 1 or call.is_depthwise:
         return 0
     side = _side(max(size + kernel - 1 for size, kernel in zip(call.x[2:], call.weight[2:], strict=True)))
     if side > _LARGEST_SIDE:
