@@ -17,15 +17,18 @@ from vramcast.models._base import Estimator, Prediction
 from vramcast.models.buckets import Buckets
 from vramcast.models.calibration import CalibratedErrors
 from vramcast.models.encoding import ExampleEncoder
+from vramcast.models.error_scale import ErrorScale
 from vramcast.models.example import Example
 from vramcast.models.features.full import simulated_need_bytes
 from vramcast.models.novelty import Novelty, are_ranks
-from vramcast.models.outlook import Outlook
+from vramcast.models.outlook import Outlook, own_bytes_of
 from vramcast.models.storage import State, read_state, write_state
+from vramcast.models.uncertainty import has_learned_scale
 
 Array = NDArray[np.float64]
 
 _FEATURES = "full"
+_TREES = "error scale."
 _WIDENING = 0.5
 """Growth of the width with the logarithm of the distance to the calibration jobs."""
 
@@ -42,14 +45,29 @@ class CalibratedSimulation(Estimator):
     calibration_: CalibratedErrors
     encoder_: ExampleEncoder
     novelty_: Novelty
+    scale_: ErrorScale
 
     def fit(self, train: Sequence[Example], validation: Sequence[Example]) -> Self:
-        """Score the simulations of all examples, of which none is fitted to any."""
+        """Score the simulations of all examples, in units of the errors that jobs of other designs lead to expect."""
         examples = [*train, *validation]
-        self.calibration_ = CalibratedErrors.fit(examples, _need_bytes(examples))
+        need = _need_bytes(examples)
         self.encoder_ = ExampleEncoder.fit(examples, _FEATURES)
         self.novelty_ = self._novelty(examples)
+        self.scale_, scales = self._error_scale(examples, need)
+        self.calibration_ = CalibratedErrors.fit(examples, need, scales)
         return self
+
+    def _error_scale(self, examples: Sequence[Example], need_bytes: Array) -> tuple[ErrorScale, Array]:
+        """Return the learned scale of errors, and [n] what it gives for examples that it has not seen."""
+        chosen = np.array([has_learned_scale(item) for item in examples])
+        if not chosen.any():
+            chosen[:] = True
+        matrix = self.encoder_.matrix(examples)[chosen]
+        errors = (own_bytes_of(examples, need_bytes) / np.maximum(need_bytes, 1) - 1)[chosen]
+        designs = [item.design for item, use in zip(examples, chosen, strict=True) if use]
+        scales = np.zeros(len(examples))
+        scales[chosen] = ErrorScale.of_other_folds(matrix, errors, designs, self.seed)
+        return ErrorScale.fit(matrix, errors, self.seed), scales
 
     def _novelty(self, examples: Sequence[Example]) -> Novelty:
         """Learn the distance from which a job is unfamiliar, between jobs of different designs."""
@@ -60,17 +78,19 @@ class CalibratedSimulation(Estimator):
 
     def outlook(self, examples: Sequence[Example], risk: float = RISK) -> Outlook:
         """Return the distributions of the memory of jobs, whose quantile at 1 - risk is the calibrated bound."""
-        return self._outlook(examples, risk, self.novelty_.ratios(self.encoder_.matrix(examples)))
+        matrix = self.encoder_.matrix(examples)
+        return self._outlook(examples, risk, matrix, self.novelty_.ratios(matrix))
 
-    def _outlook(self, examples: Sequence[Example], risk: float, ratios: Array) -> Outlook:
+    def _outlook(self, examples: Sequence[Example], risk: float, matrix: Array, ratios: Array) -> Outlook:
         widening = 1 + _WIDENING * np.log(np.maximum(ratios, 1))
-        return self.calibration_.outlook(examples, _need_bytes(examples), risk, widening)
+        return self.calibration_.outlook(examples, _need_bytes(examples), risk, self.scale_.predict(matrix), widening)
 
     def predict_all(self, examples: Sequence[Example], risk: float) -> Prediction:
         """Return point estimates, bounds and distributions, all from one outlook."""
-        ratios = self.novelty_.ratios(self.encoder_.matrix(examples))
+        matrix = self.encoder_.matrix(examples)
+        ratios = self.novelty_.ratios(matrix)
         unfamiliar = (ratios > 1) | are_ranks(examples)
-        return Prediction.of_outlook(self._outlook(examples, risk, ratios), risk, unfamiliar)
+        return Prediction.of_outlook(self._outlook(examples, risk, matrix, ratios), risk, unfamiliar)
 
     def predict_proba(self, examples: Sequence[Example], buckets: Buckets) -> Array:
         """Return [examples, classes]: the probability of each bucket."""
@@ -99,7 +119,8 @@ class CalibratedSimulation(Estimator):
             "threshold": self.novelty_.threshold,
             "encoder": self.encoder_.to_json(),
         }
-        write_state(directory, self.kind, State(settings, {"reference": self.novelty_.reference, **arrays}))
+        trees = {f"{_TREES}{name}": value for name, value in self.scale_.arrays().items()}
+        write_state(directory, self.kind, State(settings, {"reference": self.novelty_.reference, **arrays, **trees}))
 
     @classmethod
     def load(cls, directory: Path) -> Self:
@@ -111,6 +132,8 @@ class CalibratedSimulation(Estimator):
         )
         estimator.encoder_ = ExampleEncoder.from_json(state.settings["encoder"])
         estimator.novelty_ = Novelty(state.arrays["reference"], state.settings["threshold"])
+        trees = {name: value for name, value in state.arrays.items() if name.startswith(_TREES)}
+        estimator.scale_ = ErrorScale.of_arrays({name.removeprefix(_TREES): value for name, value in trees.items()})
         return estimator
 
 

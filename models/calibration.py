@@ -34,23 +34,24 @@ class CalibratedErrors:
     scores: Mapping[str, Array]
 
     @classmethod
-    def fit(cls, examples: Sequence[Example], own_bytes: Array) -> Self:
+    def fit(cls, examples: Sequence[Example], own_bytes: Array, scales: Array) -> Self:
         """Score the estimates of measured jobs; a job that did not fit has the score of the capacity.
 
-        A row that another process or a trial of cuDNN disturbed counts in the strata of its own stack alone.
+        A row that another process disturbed counts in the strata of its own stack alone. `scales` [n] are the usual
+        errors of such jobs, relative to their estimates.
         """
         if not examples:
             raise UserError("expected calibration examples, found none: hold some out of training")
         errors = own_bytes_of(examples, own_bytes) - own_bytes
         odd = disturbed(examples, own_bytes)
         by_stratum: dict[str, list[float]] = defaultdict(list)
-        for example, error, noisy in zip(examples, errors.tolist(), odd.tolist(), strict=True):
+        for example, error, noisy, scale in zip(examples, errors.tolist(), odd.tolist(), scales.tolist(), strict=True):
             for name in calibrated_strata(example, noisy):
-                by_stratum[name].append(error / unit_bytes(example, name))
+                by_stratum[name].append(error / unit_bytes(example, name, scale))
         return cls({name: np.sort(np.array(values)) for name, values in sorted(by_stratum.items())})
 
     def outlook(
-        self, examples: Sequence[Example], own_bytes: Array, risk: float, widening: Array | None = None
+        self, examples: Sequence[Example], own_bytes: Array, risk: float, scales: Array, widening: Array | None = None
     ) -> ScoredOutlook:
         """Return the outlook of jobs with these estimates of their allocators' memory.
 
@@ -60,7 +61,8 @@ class CalibratedErrors:
         if not 0 < risk < 1:
             raise UserError(f"expected a risk between 0 and 1, found {risk!r}: change it")
         chosen = [self.stratum_of(example, risk) for example in examples]
-        units = np.array([unit_bytes(*pair) for pair in zip(examples, chosen, strict=True)], dtype=np.float64)
+        jobs = zip(examples, chosen, scales.tolist(), strict=True)
+        units = np.array([unit_bytes(*job) for job in jobs], dtype=np.float64)
         overheads = overheads_of(examples)
         return ScoredOutlook(
             estimate_bytes=overheads + own_bytes,

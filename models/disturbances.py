@@ -1,8 +1,7 @@
 """Rows that say little about other stacks, found by evidence other than the size of an error.
 
-Another process held memory, cuDNN tried a workspace, or the lengths of the batches are not known. All are properties of
-the stack that was measured. Such rows stay in the strata of that stack, and do not widen the bounds of jobs on other
-devices.
+Another process held memory, or the lengths of the batches are not known. Both are properties of the stack that was
+measured. Such rows stay in the strata of that stack, and do not widen the bounds of jobs on other devices.
 """
 
 from collections import Counter
@@ -22,7 +21,7 @@ _RECURRENCES = 3
 
 
 def disturbed(examples: Sequence[Example], own_bytes: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return [n]: true for rows with a trial of cuDNN, with unknown lengths, or with a constant that recurs.
+    """Return [n]: true for rows with unknown lengths, or with a constant that recurs.
 
     A constant recurs if several networks exceed their estimates by the same number of MiB. Networks differ in every
     size, so an error of the estimate does not repeat to the MiB; the memory of another process does.
@@ -32,5 +31,5 @@ def disturbed(examples: Sequence[Example], own_bytes: NDArray[np.float64]) -> ND
     networks = {(key, example.group) for key, example in zip(keys, examples, strict=True)}
     counts = Counter(key for key, _ in networks)
     recurs = [value >= _LEAST_MIB and counts[key] >= _RECURRENCES for key, value in zip(keys, excess, strict=True)]
-    marked = [example.measured.trial or example.measured.varying for example in examples]
+    marked = [example.measured.varying for example in examples]
     return np.array(recurs, dtype=np.bool_) | np.array(marked, dtype=np.bool_)

@@ -22,8 +22,13 @@ _FEW = 0.01
 """Share of a job's memory below which its largest convolution does not count, such as one that cuts image patches."""
 _MISALIGNED = 0.02
 """Share of convolutions with channels that are no multiple of four, from which cuDNN chooses less regularly."""
-_LARGE_BYTES = 6 * MIB
-"""Input and output of the largest convolution for one sample, from which trials of cuDNN take gigabytes more often."""
+_FEW_TRIED_BYTES, _MANY_TRIED_BYTES = 10 * 2**30, 50 * 2**30
+"""Sums of the workspaces that cuDNN tries. No measured row shows a trial below the first, and a fifth do above the
+second."""
+_STEADY_TRIAL_SHARE = 0.25
+"""The part of a job's other errors in the unit of one with trials."""
+_LEAST_SCALE = 0.01
+"""Added to the usual relative error, which is 0 for many jobs."""
 _ASSUMED_SHARE = 0.25
 """Share of a job's memory that an assumption about its data may decide."""
 _ALIGNMENT = 4
@@ -35,33 +40,33 @@ def strata(example: Example) -> tuple[str, ...]:
     A stack that was measured has strata of its own, because it may hold other processes.
     """
     kind = _kind(example)
-    return (*_stack_strata(example, kind), *_trial_strata(example, kind), *_clean_strata(example, kind))
+    return (*_stack_strata(example, kind), *_trial_strata(example), *_clean_strata(example, kind))
 
 
 def calibrated_strata(example: Example, disturbed: bool) -> tuple[str, ...]:
     """Return the strata that a measured job calibrates.
 
-    A disturbed job calibrates those of its stack; one with a trial of cuDNN also other jobs that try. An undisturbed
-    job calibrates jobs without trials too.
+    A disturbed job calibrates those of its stack, and a job with trials those of its stack and other jobs with trials.
     """
-    if not disturbed:
-        return strata(example)
     kind = _kind(example)
-    return (*_stack_strata(example, kind), *(_trial_strata(example, kind) if example.measured.trial else ()))
+    own, trials = _stack_strata(example, kind), _trial_strata(example)
+    if disturbed:
+        return own
+    return (*own, *(trials or _clean_strata(example, kind)))
 
 
 def _stack_strata(example: Example, kind: str) -> tuple[str, ...]:
     family = f"{example.source}/{example.family}"
-    trials = _trial_strata(example, kind)
-    return (*(f"{family}/{name}" for name in trials[:1]), f"{family}/{kind}", family)
+    trials = _trial_strata(example)
+    return (*(f"{family}/{name}" for name in trials), f"{family}/{kind}", family)
 
 
-def _trial_strata(example: Example, kind: str) -> tuple[str, ...]:
-    """Return the strata of jobs in which cuDNN tries workspaces: networks with convolutions and cudnn.benchmark."""
-    if not example.training.cudnn_benchmark or not kind.startswith(_WORKSPACES):
+def _trial_strata(example: Example) -> tuple[str, ...]:
+    """Return the stratum of a job in which a monitor may see a trial of cudnn.benchmark."""
+    tried = example.simulated.tried_bytes or 0 if example.simulated else 0
+    if tried < _FEW_TRIED_BYTES:
         return ()
-    large = convolution_bytes(example) >= _LARGE_BYTES * example.training.batch_size
-    return (f"trials, {'large' if large else 'small'} convolutions", "trials")
+    return ("many trials" if tried >= _MANY_TRIED_BYTES else "some trials",)
 
 
 def _clean_strata(example: Example, kind: str) -> tuple[str, ...]:
@@ -89,16 +94,32 @@ def _kind(example: Example) -> str:
     return f"{_WORKSPACES}, {'misaligned' if misaligned else 'aligned'}"
 
 
-def unit_bytes(example: Example, stratum: str) -> float:
-    """Return the unit in which a job's errors are counted: the geometric mean of its memory and what is guessed in it.
+def unit_bytes(example: Example, stratum: str, scale: float) -> float:
+    """Return the unit in which a job's errors are counted.
 
-    Errors grow with a job, but more slowly, and with the convolutions whose workspaces a rule guesses. On a measured
-    stack, the unit of an exact job is a constant: most of its errors are other processes, whatever the job's size.
+    It is the memory of the largest trial beyond the job's own; for a generated network with convolutions the usual error
+    of such jobs (`scale`, relative to their memory); otherwise the geometric mean of the job's memory and what is guessed
+    in it, because errors grow with a job, but more slowly, and with the convolutions whose workspaces a rule guesses. On
+    a measured stack, the unit of an exact job is a constant: most of its errors are other processes.
     """
     own = _own_bytes(example)
     kind = _kind(example)
+    if stratum.endswith("trials"):
+        trial_bytes = (example.simulation.trial_bytes or 0) - (example.simulation.reserved_bytes or 0)
+        return _STEADY_TRIAL_SHARE * _guess_bytes(example, own) + max(trial_bytes, 0)
     if kind == _EXACT and stratum in _stack_strata(example, kind):
         return float(_PROCESS_BYTES)
+    if has_learned_scale(example):
+        return (scale + _LEAST_SCALE) * own + _GUESSED_BYTES
+    return _guess_bytes(example, own)
+
+
+def has_learned_scale(example: Example) -> bool:
+    """Return whether the unit of a job is learned: generated networks with convolutions have enough measured rows."""
+    return example.family in FAMILIES and _kind(example) != _EXACT
+
+
+def _guess_bytes(example: Example, own: int) -> float:
     guessed: float = _GUESSED_BYTES + convolution_bytes(example)
     if not example.calibrated:
         guessed += convolution_bytes(example) + example.overhead_bytes / 4

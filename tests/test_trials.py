@@ -9,7 +9,7 @@ from vramcast.dataset_builder.families import make_spec
 from vramcast.dataset_builder.measure.virtual import trace_spec
 from vramcast.virtual_gpu.allocator import AllocatorOptions
 from vramcast.virtual_gpu.profile import parse_profile
-from vramcast.virtual_gpu.simulate import simulate
+from vramcast.virtual_gpu.simulate import measurement_of, replay_on, simulate
 from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.trace import ConvolutionCall
 from vramcast.virtual_gpu.training_setup import TrainingSetup
@@ -57,11 +57,21 @@ def test_a_trial_adds_its_workspace_to_the_memory_in_use() -> None:
     }  # fmt: skip
     spec = make_spec("cnn", network, _cnn(cudnn_benchmark=True))
     trace = trace_spec(spec)
-    trials = list(trials_of(trace, A100))
+    lowered, replayed = replay_on(trace, A100, AllocatorOptions())
+    trials = list(trials_of(trace, replayed, A100.available_bytes))
     assert len(trials) == len(set(trials)) == 5  # two forward, one data, two weight
-    used = simulate(trace, A100, AllocatorOptions()).device_used_bytes or 0
-    assert max(item.used_bytes for item in trials) > used
-    assert all(item.used_bytes - item.workspace_bytes > A100.overhead_bytes(convolutions=True) for item in trials)
-    small = replace(A100, total_mib=A100.driver_mib + used // MIB + 200)
-    assert len(list(trials_of(trace, small))) < len(trials)  # a workspace that does not fit is not tried
-    assert not list(trials_of(trace_spec(replace(spec, training=_cnn(cudnn_benchmark=False))), A100))
+    assert all(item.reserved_bytes > item.workspace_bytes for item in trials)
+    simulated = measurement_of(trace, A100, lowered, replayed)
+    assert simulated.trial_bytes == max(item.reserved_bytes for item in trials)
+    assert simulated.trial_bytes > replayed.peak_reserved_bytes
+    higher = [item for item in trials if item.reserved_bytes > replayed.peak_reserved_bytes]
+    assert simulated.tried_bytes == sum(item.workspace_bytes for item in higher)
+    small = replayed.peak_reserved_bytes + 200 * MIB
+    assert len(list(trials_of(trace, replayed, small))) < len(trials)  # a workspace that does not fit is not tried
+
+
+def test_a_job_without_the_switch_tries_nothing() -> None:
+    network = {"arch": "uniform", "input_channels": 3, "input_size": 30, "num_classes": 10, "base_filters": 64}
+    spec = make_spec("cnn", {**network, "depth": 2}, _cnn(cudnn_benchmark=False))
+    simulated = simulate(trace_spec(spec), A100, AllocatorOptions())
+    assert simulated.trial_bytes is simulated.tried_bytes is None

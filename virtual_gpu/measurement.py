@@ -35,6 +35,10 @@ class Measurement:
     device_used_bytes: int | None = None
     least_used_bytes: int | None = None
     """The lower end, if the measurement is a band that ends at `device_used_bytes`."""
+    trial_bytes: int | None = None
+    """Reserved memory during the largest trial of cudnn.benchmark, as a monitor may see it; None without trials."""
+    tried_bytes: int | None = None
+    """The sum of the workspaces of all trials that reserve more than the run itself."""
     breakdown: Mapping[str, int] = field(default_factory=dict)
     """Bytes by use at the peak."""
     evidence: str | None = None

@@ -45,6 +45,8 @@ class Replay:
     allocated_timeline: "array[int] | None" = None
     """Allocated bytes after each event, without the one that failed."""
     reserved_timeline: "array[int] | None" = None
+    before_emptying: tuple[tuple[int, int], ...] = ()
+    """Allocated and reserved bytes each time before the cache was emptied."""
 
 
 class _Recorder:
@@ -59,6 +61,12 @@ class _Recorder:
         self.events: list[int | None] = [None, None, None]
         self.allocated = array("q") if timeline else None
         self.reserved = array("q") if timeline else None
+        self.before_emptying: list[tuple[int, int]] = []
+
+    def empty_cache(self) -> None:
+        """Empty the allocator's cache, and note what it held."""
+        self.before_emptying.append((self.allocator.allocated_bytes, self.allocator.reserved_bytes))
+        self.allocator.empty_cache()
 
     def note_peaks(self, index: int) -> None:
         """Update the peaks after an allocation."""
@@ -96,6 +104,7 @@ class _Recorder:
             oom_message=str(oom) if oom else None,
             allocated_timeline=self.allocated,
             reserved_timeline=self.reserved,
+            before_emptying=tuple(self.before_emptying),
         )
 
 
@@ -134,7 +143,7 @@ def replay(
                 if block == STREAM_OPERATION:
                     apply_operation(operations[size_bytes], allocator, live)
                 else:
-                    allocator.empty_cache()
+                    record.empty_cache()
             elif size_bytes == FREE:
                 allocator.free(_take(live, block, index))
             else:

@@ -8,6 +8,7 @@ from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.replay import FREE, Event, Replay, replay
 from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.trace import ConvolutionCall, Trace, Use, call_of
+from vramcast.virtual_gpu.trials import trials_of
 
 
 def simulate(trace: Trace, profile: DeviceProfile, options: AllocatorOptions) -> Measurement:
@@ -17,13 +18,18 @@ def simulate(trace: Trace, profile: DeviceProfile, options: AllocatorOptions) ->
 
 def measurement_of(trace: Trace, profile: DeviceProfile, lowered: "Lowered", replayed: Replay) -> Measurement:
     """Return the measurement that a replay on a device amounts to."""
-    overhead_bytes = profile.overhead_bytes(trace.has_convolutions, trace.has_batch_norm, trace.world_size)
+    parts = trace.has_convolutions, trace.has_batch_norm, trace.world_size
+    overhead_bytes = profile.overhead_bytes(*parts)
+    peak_bytes = replayed.peak_reserved_bytes
+    trials = list(trials_of(trace, replayed, profile.capacity_bytes(*parts)))
     return Measurement(
         status=Status.OK if replayed.oom_event is None else Status.OOM,
         requested_bytes=replayed.peak_requested_bytes,
         allocated_bytes=replayed.peak_allocated_bytes,
         reserved_bytes=replayed.peak_reserved_bytes,
         device_used_bytes=replayed.peak_reserved_bytes + overhead_bytes,
+        trial_bytes=max(peak_bytes, *(item.reserved_bytes for item in trials)) if trials else None,
+        tried_bytes=sum(item.workspace_bytes for item in trials if item.reserved_bytes > peak_bytes) or None,
         breakdown={**breakdown(trace, lowered, replayed), "context": overhead_bytes},
         evidence=replayed.oom_message,
         notes=(

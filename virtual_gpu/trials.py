@@ -1,4 +1,4 @@
-"""Trials of cudnn.benchmark: the memory that a device holds while cuDNN tries the algorithms of a convolution.
+"""Trials of cudnn.benchmark: the memory that a job reserves while cuDNN tries the algorithms of a convolution.
 
 At the first call of each shape, torch allocates the largest workspace of all plans that fits the free memory, runs the
 plans and empties the cache (native/cudnn/Conv_v8.cpp, get_plans_from_find). The largest is that of the Fourier
@@ -7,12 +7,10 @@ transform. It lives for a fraction of a second, so a monitor that samples once a
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
-from vramcast.virtual_gpu.allocator import AllocatorOptions
-from vramcast.virtual_gpu.profile import DeviceProfile
-from vramcast.virtual_gpu.replay import EMPTY_CACHE
-from vramcast.virtual_gpu.simulate import replay_on
+from vramcast.virtual_gpu.replay import EMPTY_CACHE, Replay
 from vramcast.virtual_gpu.trace import ConvolutionCall, Trace, call_of
 
 _SMALLEST_SIDE, _LARGEST_SIDE = 16, 256
@@ -25,8 +23,8 @@ class Trial:
 
     call: ConvolutionCall
     workspace_bytes: int
-    used_bytes: int
-    """Memory of the device during the trial."""
+    reserved_bytes: int
+    """Reserved memory during the trial."""
 
 
 def transform_bytes(call: ConvolutionCall) -> int:
@@ -50,24 +48,18 @@ def _side(size: int) -> int:
     return max(_SMALLEST_SIDE, 1 << (size - 1).bit_length())
 
 
-def trials_of(trace: Trace, profile: DeviceProfile, options: AllocatorOptions | None = None) -> Iterator[Trial]:
-    """Yield the trials of a trace on a device whose workspace fits beside the memory that is in use then."""
-    lowered, replayed = replay_on(trace, profile, options or AllocatorOptions(), timeline=True)
-    overhead_bytes = profile.overhead_bytes(trace.has_convolutions, trace.has_batch_norm, trace.world_size)
-    reserved, allocated = replayed.reserved_timeline or (), replayed.allocated_timeline or ()
-    points = [index for index, event in enumerate(lowered.events[: len(reserved)]) if event == EMPTY_CACHE]
-    for point, call in zip(points, _tried(trace), strict=False):  # a job that runs out of memory tries no more
-        workspace_bytes = transform_bytes(call)
-        if workspace_bytes and overhead_bytes + allocated[point] + workspace_bytes <= profile.available_bytes:
-            used_bytes = overhead_bytes + reserved[max(point - 1, 0)] + workspace_bytes
-            yield Trial(call, workspace_bytes, min(used_bytes, profile.available_bytes))
+def trials_of(trace: Trace, replayed: Replay, capacity_bytes: int) -> Iterator[Trial]:
+    """Yield the trials of a replayed trace whose workspace fits beside the memory that is in use then."""
+    for call, (allocated, reserved) in zip(_tried(trace), replayed.before_emptying, strict=False):
+        workspace_bytes = transform_bytes(call) if call else 0
+        if call and workspace_bytes and allocated + workspace_bytes <= capacity_bytes:
+            yield Trial(call, workspace_bytes, min(reserved + workspace_bytes, capacity_bytes))
 
 
-def _tried(trace: Trace) -> Iterator[ConvolutionCall]:
-    """Yield the calls that are tried, in order: each follows an emptied cache."""
-    for before, (_, size) in zip(trace.events, trace.events[1:], strict=False):
-        index = call_of(size)
-        if before == EMPTY_CACHE and index is not None:
-            call = trace.calls[index]
-            if isinstance(call, ConvolutionCall):
-                yield call
+def _tried(trace: Trace) -> Iterator[ConvolutionCall | None]:
+    """Yield the call that follows each time the cache is emptied; None if a script emptied it between two calls."""
+    for event, (block, size) in pairwise([*trace.events, EMPTY_CACHE]):
+        if event == EMPTY_CACHE:
+            index = call_of(size) if block >= 0 else None
+            call = None if index is None else trace.calls[index]
+            yield call if isinstance(call, ConvolutionCall) else None

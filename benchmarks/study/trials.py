@@ -20,7 +20,7 @@ from vramcast.dataset_builder.store.importers import read_rows
 from vramcast.dataset_builder.store.splits import HALVES, in_half
 from vramcast.virtual_gpu.allocator import AllocatorOptions
 from vramcast.virtual_gpu.measurement import Status
-from vramcast.virtual_gpu.simulate import simulate
+from vramcast.virtual_gpu.simulate import measurement_of, replay_on
 from vramcast.virtual_gpu.trials import trials_of
 
 _FAR, _NEAR = 1.1, 1.02
@@ -45,9 +45,12 @@ class Comparison:
 def compare(row: Row) -> Comparison:
     profile = load_profile(str(row.provenance.device))
     trace = trace_spec(row.spec, profile.compute_capability)
-    estimate_bytes = simulate(trace, profile, AllocatorOptions()).device_used_bytes or 0
-    trials = [item for item in trials_of(trace, profile) if item.used_bytes > _NEAR * estimate_bytes]
-    largest_bytes = max((item.used_bytes for item in trials), default=estimate_bytes)
+    lowered, replayed = replay_on(trace, profile, AllocatorOptions())
+    simulated = measurement_of(trace, profile, lowered, replayed)
+    estimate_bytes, overhead_bytes = simulated.device_used_bytes or 0, simulated.breakdown["context"]
+    trials = list(trials_of(trace, replayed, profile.available_bytes - overhead_bytes))
+    trials = [item for item in trials if overhead_bytes + item.reserved_bytes > _NEAR * estimate_bytes]
+    largest_bytes = max((overhead_bytes + item.reserved_bytes for item in trials), default=estimate_bytes)
     tried_bytes = sum(item.workspace_bytes for item in trials)
     return Comparison(row.measurement.peak_bytes or 0, estimate_bytes, largest_bytes, tried_bytes)
 
