@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from clusters import GB, job, trace, truth
 
+from benchmarks.collocation.jobs import lines
 from benchmarks.performance.simulator_scale import generated_trace
 from vramcast.collocation.simulator.cluster import simulate
 from vramcast.collocation.simulator.cluster_metrics import cluster_metrics
 from vramcast.collocation.simulator.comparison import compare, jittered
 from vramcast.collocation.simulator.gantt_table import gantt_table
 from vramcast.collocation.simulator.needs import ESTIMATORS, NeedRules
-from vramcast.collocation.simulator.ours import DEFINITIONS, AnswerSettings, bounds_bytes, specs_of
+from vramcast.collocation.simulator.ours import DEFINITIONS, AnswerSettings, answers, bounds_bytes, specs_of
 from vramcast.collocation.simulator.rules import ClusterRules
 from vramcast.collocation.simulator.simulate_command import main
 from vramcast.collocation.simulator.workload import TraceJob, read_jobs, read_trace
@@ -177,6 +178,12 @@ def test_our_bounds_leave_out_jobs_without_a_definition(tmp_path: Path, capsys: 
     assert result["mnist_train"] % (1024 * MIB) == 0
     assert 600 * MIB < result["mnist_train"] <= 42_000 * MIB
     assert "no network is defined for undefined" in capsys.readouterr().err
+    given = answers(jobs[:1], "a100_40gb", AnswerSettings(), SimulationStore(tmp_path, 1))
+    *_, line = lines({"mnist_train": jobs[0]}, given)
+    name, batch, measured, _, error, bound, ratio = (cell.strip() for cell in line.strip("|").split("|"))
+    assert (name, batch, measured) == ("mnist_train", "32", "1,500")
+    assert -0.5 < float(error.rstrip("%")) / 100 < 0
+    assert float(ratio) == pytest.approx(float(bound.replace(",", "")) / 1500, abs=0.01)
 
 
 def test_bad_definitions_are_refused(tmp_path: Path) -> None:

@@ -31,10 +31,10 @@ def _dlrm(network: Mapping[str, Any]) -> LiveScript:
 
 
 def _mask_rcnn(network: Mapping[str, Any]) -> LiveScript:
-    steps = int(network["steps"])
+    steps, seed = int(network["steps"]), int(network.get("seed", 0))
     return LiveScript(
-        partial(MaskRcnn, network["num_classes"]),
-        coco_batches,
+        partial(MaskRcnn, network["num_classes"], seed),
+        partial(coco_batches, seed=seed),
         steps,
         nonzero_fraction=0.25,  # each of the four maps of the pyramid gets a quarter of the RoIs
         notes=(f"the shapes of batches vary: {steps} batches with assumed sizes of COCO's images were traced",),
