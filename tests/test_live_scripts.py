@@ -8,6 +8,7 @@ from itertools import islice
 import pytest
 import torch
 
+from benchmarks.collocation.varying_shapes import line
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.families.dlrm import Dlrm
 from vramcast.dataset_builder.families.live_scripts import live_script
@@ -85,6 +86,10 @@ def test_batches_of_coco_have_one_group_of_aspect_ratios_and_vary() -> None:
     assert shapes == [[tuple(item.shape) for item in images] for images, _ in islice(coco_batches(4), 40)]
     instances = [len(target["labels"]) for _, targets in batches for target in targets]
     assert 5 < sum(instances) / len(instances) < 10
+
+
+def test_the_table_of_varying_shapes_shows_the_steps_that_were_made() -> None:
+    assert line(3, [*[20_000] * 9, *[24_000] * 3], 18_000) == "| 3 | 24,000 | 18,000 |"
 
 
 def test_mask_rcnn_trains_all_layers_on_its_largest_number_of_rois() -> None:

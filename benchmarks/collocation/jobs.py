@@ -16,11 +16,11 @@ from vramcast.models.simulation_store import SimulationStore
 from vramcast.virtual_gpu.sizes import MIB
 
 
-def lines(jobs: Mapping[str, TraceJob], given: Iterable[Answer]) -> Iterator[str]:
+def lines(jobs: Mapping[str, TraceJob], results: Iterable[Answer]) -> Iterator[str]:
     """Yield a table: the measured peak, the virtual GPU's figure and our bound of each job."""
     yield "| job | batch | measured, MiB | virtual GPU, MiB | error | bound, MiB | bound / measured |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
-    for answer in given:
+    for answer in results:
         measured = jobs[answer.target].peak_bytes / MIB
         simulated = sum(answer.breakdown_mib.values())
         yield (

@@ -18,7 +18,7 @@ class LiveScript:
 
     make: Callable[[], nn.Module]
     batches: Callable[[int], Iterator[Any]]
-    """Yields batches of a size without end."""
+    """Yields any number of batches of a size."""
     steps: int = 5
     nonzero_fraction: float = 1.0
     """The part of its places that a mask with unknown values selects."""

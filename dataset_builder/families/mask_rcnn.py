@@ -84,10 +84,10 @@ def _with_positives(select: Any, random: Random, proposals: Any, targets: Any) -
     sampler = select.__self__.fg_bg_sampler.args[0]
     most = int(sampler.batch_size_per_image * sampler.positive_fraction)
     proposals, matched, labels, regression = select(proposals, targets)
-    known = [torch.zeros_like(item) for item in labels]
-    for item, target in zip(known, targets, strict=True):
+    positives = [torch.zeros_like(item) for item in labels]
+    for item, target in zip(positives, targets, strict=True):
         item[: random.randint(min(len(target["labels"]), most), most)] = 1
-    return proposals, matched, known, regression
+    return proposals, matched, positives, regression
 
 
 def coco_batches(size: int, seed: int = 0) -> Iterator[tuple[list[Tensor], list[dict[str, Tensor]]]]:

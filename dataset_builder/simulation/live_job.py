@@ -27,6 +27,7 @@ from vramcast.dataset_builder.simulation.live_simulation import simulation_of_ru
 from vramcast.dataset_builder.simulation.simulation import Simulation
 from vramcast.errors import UntraceableError, UserError
 from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.virtual_gpu.cuda.run_record import StepRecord
 from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
 from vramcast.virtual_gpu.measurement import Status
 from vramcast.virtual_gpu.profile import DeviceProfile
@@ -61,6 +62,11 @@ class LiveJob:
     def trace(self) -> Trace:
         """The events of the training loop."""
         return self._gpu.tracer.trace
+
+    @property
+    def steps(self) -> Sequence[StepRecord]:
+        """The optimizer steps of the training loop, with their peaks."""
+        return self._gpu.record.steps
 
     def simulation(self, profiles: Sequence[DeviceProfile]) -> Simulation:
         """Return the simulation on some devices, of which the first is the one that the loop ran on."""
