@@ -24,11 +24,11 @@ def recipes() -> Mapping[str, Mapping[str, Any]]:
 
 
 def spec_of_recipe(name: str, batch_size: int, network: Mapping[str, Any] | None = None) -> Spec:
-    """Return the spec of a script with a batch size; `network` overrides factors of the network."""
+    """Return the spec of a script with a batch size, unless the recipe has one; `network` overrides its factors."""
     if name not in recipes():
         raise UserError(f"expected a recipe of {sorted(recipes())}, found {name!r}: choose one")
     recipe = recipes()[name]
-    training = {**recipe["training"], "batch_size": batch_size}
+    training = {"batch_size": batch_size, **recipe["training"]}
     if training.get("dry_run_batch_size") == _WHOLE_BATCH:
         training["dry_run_batch_size"] = batch_size
     setup = from_mapping(TrainingSetup, training, f"the training of the recipe {name}")

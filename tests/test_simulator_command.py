@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from clusters import GB, job, trace, truth
 
+from benchmarks.collocation.jobs import lines
 from benchmarks.performance.simulator_scale import generated_trace
 from vramcast.collocation.simulator.cluster import simulate
 from vramcast.collocation.simulator.cluster_metrics import cluster_metrics
 from vramcast.collocation.simulator.comparison import compare, jittered
 from vramcast.collocation.simulator.gantt_table import gantt_table
 from vramcast.collocation.simulator.needs import ESTIMATORS, NeedRules
-from vramcast.collocation.simulator.ours import DEFINITIONS, AnswerSettings, bounds_bytes, specs_of
+from vramcast.collocation.simulator.ours import DEFINITIONS, AnswerSettings, answers, bounds_bytes, specs_of
 from vramcast.collocation.simulator.rules import ClusterRules
 from vramcast.collocation.simulator.simulate_command import main
 from vramcast.collocation.simulator.workload import TraceJob, read_jobs, read_trace
@@ -162,21 +163,27 @@ def test_overlapping_bars_of_a_gpu_are_in_different_lanes() -> None:
     ]  # fmt: skip
 
 
-def test_all_jobs_but_two_of_the_public_table_are_defined(public_table: Callable[[str], Path]) -> None:
+def test_all_jobs_of_the_public_table_are_defined(public_table: Callable[[str], Path]) -> None:
     jobs = read_jobs(public_table("collocation/jobs.csv"))
     specs = specs_of(jobs.values())
-    assert set(jobs) - set(specs) == {"dlrm", "maskrcnn"}
-    for name, spec in specs.items():
-        assert spec.training.batch_size == jobs[name].batch_size
+    assert set(jobs) == set(specs)
+    other = {name for name, spec in specs.items() if spec.training.batch_size != jobs[name].batch_size}
+    assert other == {"maskrcnn"}  # its script has its own batch size
 
 
 def test_our_bounds_leave_out_jobs_without_a_definition(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    jobs = [TraceJob("mnist_train", 1, 32, 1500 * MIB, 100), TraceJob("dlrm", 1, 32, 1500 * MIB, 100)]
+    jobs = [TraceJob("mnist_train", 1, 32, 1500 * MIB, 100), TraceJob("undefined", 1, 32, 1500 * MIB, 100)]
     result = bounds_bytes(jobs, "a100_40gb", AnswerSettings(bucket_mib=1024), SimulationStore(tmp_path, 1))
     assert list(result) == ["mnist_train"]
     assert result["mnist_train"] % (1024 * MIB) == 0
     assert 600 * MIB < result["mnist_train"] <= 42_000 * MIB
-    assert "no network is defined for dlrm" in capsys.readouterr().err
+    assert "no network is defined for undefined" in capsys.readouterr().err
+    given = answers(jobs[:1], "a100_40gb", AnswerSettings(), SimulationStore(tmp_path, 1))
+    *_, line = lines({"mnist_train": jobs[0]}, given)
+    name, batch, measured, _, error, bound, ratio = (cell.strip() for cell in line.strip("|").split("|"))
+    assert (name, batch, measured) == ("mnist_train", "32", "1,500")
+    assert -0.5 < float(error.rstrip("%")) / 100 < 0
+    assert float(ratio) == pytest.approx(float(bound.replace(",", "")) / 1500, abs=0.01)
 
 
 def test_bad_definitions_are_refused(tmp_path: Path) -> None:

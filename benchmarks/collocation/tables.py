@@ -69,10 +69,6 @@ class Study:
         """Return the study with bounds at this share above the true peaks."""
         return self._with_bounds({name: round((1 + share) * job.peak_bytes) for name, job in self.used.items()})
 
-    def peaks_of_built(self) -> "Study":
-        """Return the study with the true peaks as bounds; jobs that cannot be built get whole GPUs."""
-        return self._with_bounds({name: job.peak_bytes for name, job in self.used.items() if name in self.bounds})
-
     def _with_bounds(self, bounds: Mapping[str, int]) -> "Study":
         other = copy(self)
         other.bounds = bounds
@@ -171,8 +167,6 @@ def variants(study: Study) -> Iterator[str]:
     for risk in (0.02, 0.05, 0.1):
         results = study.at_risk(risk).all_outcomes(ClusterRules(), 0, repeats)
         yield f"\n`--risk {risk}`:\n\n" + "\n".join(ratios(results, [OURS]))
-    results = study.peaks_of_built().all_outcomes(ClusterRules(), 0, repeats)
-    yield "\nThe true peaks, but whole GPUs for jobs that cannot be built:\n\n" + "\n".join(ratios(results, [OURS]))
     for share in (0.05, 0.1, 0.15):
         results = study.above_peaks(share).all_outcomes(ClusterRules(), 0, repeats)
         yield f"\nAll bounds {share:.0%} above the true peak:\n\n" + "\n".join(ratios(results, [OURS]))

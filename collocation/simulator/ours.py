@@ -16,6 +16,7 @@ from vramcast.dataset_builder.recipes import spec_of_recipe
 from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import UserError, check_count
 from vramcast.models import load
+from vramcast.models.answer import Answer
 from vramcast.models.predictor import Question
 from vramcast.models.simulation_store import SimulationStore
 from vramcast.virtual_gpu.sizes import MIB
@@ -50,6 +51,20 @@ def bounds_bytes(
     definitions: Path = DEFINITIONS,
 ) -> dict[str, int]:
     """Return the reservation of each job that can be built, on each of its GPUs."""
+    return {
+        answer.target: math.ceil(answer.safe_mib / settings.bucket_mib) * settings.bucket_mib * MIB
+        for answer in answers(jobs, device, settings, store, definitions)
+    }
+
+
+def answers(
+    jobs: Iterable[TraceJob],
+    device: str,
+    settings: AnswerSettings,
+    store: SimulationStore,
+    definitions: Path = DEFINITIONS,
+) -> list[Answer]:
+    """Return the answer for each job that can be built."""
     jobs, profile = list(jobs), load_profile(device)
     specs = specs_of(jobs, definitions)
     simulations = store.simulate(specs.values(), profile, unbounded=True)
@@ -61,11 +76,7 @@ def bounds_bytes(
     absent = sorted({job.name for job in jobs} - {question.target for question in questions})
     if absent:
         print(f"note: no network is defined for {', '.join(absent)}: a whole device is reserved", file=sys.stderr)
-    answers = load(settings.checkpoint).answers(questions, settings.risk) if questions else []
-    return {
-        answer.target: math.ceil(answer.safe_mib / settings.bucket_mib) * settings.bucket_mib * MIB
-        for answer in answers
-    }
+    return load(settings.checkpoint).answers(questions, settings.risk) if questions else []
 
 
 def _recipes(path: Path) -> dict[str, str]:

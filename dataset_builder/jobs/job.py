@@ -125,6 +125,13 @@ def _random(shapes: Sequence[tuple[tuple[int, ...], int | None]], dtype: str, si
 class ModuleJob(Job):
     """A module on the meta device with batches of any structure, and optionally its own step and optimizer."""
 
+    runs_live = False
+    """Whether it trains on a virtual GPU without a trial on meta tensors."""
+    steps = 5
+    """Training steps on a virtual GPU."""
+    nonzero_fraction = 1.0
+    """The part of its places that a mask with unknown values selects there."""
+
     def __init__(
         self,
         module: nn.Module,
@@ -136,6 +143,7 @@ class ModuleJob(Job):
     ) -> None:
         self.module = module.train()
         self.rebuild = rebuild
+        self.runs_live = self.runs_live or rebuild is not None
         """Makes the module on the virtual GPU, for networks that choose their device themselves."""
         self.batch = Batches(make)
         self.step = step

@@ -28,9 +28,9 @@ class VirtualBackend(Backend):
     def measure(self, spec: Spec) -> BackendResult:
         """Trace the training of a spec and replay it on the device."""
         start = time.perf_counter()
-        job = SpecJob(spec)
-        measurement = Simulator(job, self.options).measure({}, self.profile)
-        table = job.table() if self.tables and spec.family not in FAMILIES else None
+        simulator = Simulator(SpecJob(spec), self.options)
+        measurement = simulator.measure({}, self.profile)
+        table = simulator.table() if self.tables and spec.family not in FAMILIES else None
         return BackendResult(replace(measurement, seconds=round(time.perf_counter() - start, 4)), table=table)
 
 

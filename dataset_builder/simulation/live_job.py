@@ -27,6 +27,7 @@ from vramcast.dataset_builder.simulation.live_simulation import simulation_of_ru
 from vramcast.dataset_builder.simulation.simulation import Simulation
 from vramcast.errors import UntraceableError, UserError
 from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.virtual_gpu.cuda.run_record import StepRecord
 from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
 from vramcast.virtual_gpu.measurement import Status
 from vramcast.virtual_gpu.profile import DeviceProfile
@@ -35,7 +36,6 @@ from vramcast.virtual_gpu.trace import Trace, Use
 from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
 from vramcast.virtual_gpu.training_step import DTYPES, make_optimizer, training_steps
 
-_STEPS = 5
 _MEANS_DEVICE = re.compile(r"cuda|nvidia|meta|trainer|sparse|data-dependent", re.IGNORECASE)
 
 
@@ -52,7 +52,9 @@ class LiveJob:
         self.profile = profile
         self._inputs: tuple[Mapping[str, Any], ...] = ()
         self._notes = job.batch.notes(training.batch_size)  # drawn before the loop: drawing is not part of the job
-        self._gpu = VirtualCuda(profile, options=AllocatorOptions(), unbounded=True)
+        self._gpu = VirtualCuda(
+            profile, options=AllocatorOptions(), unbounded=True, nonzero_fraction=job.nonzero_fraction
+        )
         with self._gpu:
             self._train(job)
 
@@ -61,11 +63,17 @@ class LiveJob:
         """The events of the training loop."""
         return self._gpu.tracer.trace
 
+    @property
+    def steps(self) -> Sequence[StepRecord]:
+        """The optimizer steps of the training loop, with their peaks."""
+        return self._gpu.record.steps
+
     def simulation(self, profiles: Sequence[DeviceProfile]) -> Simulation:
         """Return the simulation on some devices, of which the first is the one that the loop ran on."""
         gpu = self._gpu
         lowered, replayed = replay_on(gpu.tracer.trace, unbounded(gpu.profile), gpu.options)
-        simulation = simulation_of_run(gpu, (self.profile, *profiles), lowered, replayed)
+        batch_size = self.training.batch_size
+        simulation = simulation_of_run(gpu, (self.profile, *profiles), lowered, replayed, batch_size=batch_size)
         return replace(
             simulation,
             peaks={**simulation.peaks, self.profile.name: self._peaks(simulation)},
@@ -91,7 +99,7 @@ class LiveJob:
         dtype = DTYPES[setup.autocast] if setup.autocast else None
         autocast = partial(torch.autocast, "cuda", dtype) if dtype else nullcontext
         scaler = torch.amp.GradScaler("cuda") if setup.autocast == "fp16" else None
-        batches = (self._batches(job) for _ in range(_STEPS))
+        batches = (self._batches(job) for _ in range(job.steps))
         for _ in training_steps(network, optimizer, batches, "own", autocast, scaler, setup.zero_grad):
             pass
 

@@ -33,8 +33,12 @@ def simulation_of_run(
     lowered: Lowered,
     replayed: Replay,
     ran_out_of_memory: bool = False,
+    batch_size: int | None = None,
 ) -> Simulation:
-    """Return the simulation of a run that was replayed on its own device without a memory limit."""
+    """Return the simulation of a run that was replayed on its own device without a memory limit.
+
+    Without a batch size, it is that of the first tensor that a network was called with.
+    """
     trace = gpu.tracer.trace
     _mark_parameters(gpu)
     own = _live_measurement(gpu, lowered, replayed, ran_out_of_memory)
@@ -47,7 +51,7 @@ def simulation_of_run(
                 bounded = replace(bounded, notes=(*bounded.notes, _foreign_kernels((profile.name,), gpu.profile.name)))
             need = measurement_of(trace, profile, *replay_on(trace, unbounded(profile), gpu.options))
             peaks[profile.name] = Peaks(bounded, need)
-    table = _table(gpu.record)
+    table = _table(gpu.record, batch_size or _batch_size(gpu.record))
     return Simulation(
         table=table,
         training=_training(gpu),
@@ -119,10 +123,9 @@ def _costs(trace: Trace, lowered: Lowered, replayed: Replay, table: LayerTable) 
     return tuple(sorted(costs, key=lambda item: -item.total_bytes)[:_MOST_COSTS])
 
 
-def _table(record: RunRecord) -> LayerTable:
+def _table(record: RunRecord, batch: int) -> LayerTable:
     """Return the layers that ran in the first training pass of each network."""
     shapes = record.steps[0].shapes if record.steps else record.current.shapes
-    batch = _batch_size(record)
     layers = [
         LayerRecord(own_name(call.name), call.kind, call.shape[1:], call.elements // batch, call.parameters)
         for call in record.layers

@@ -13,8 +13,10 @@ from torch import nn
 
 from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS
 from vramcast.dataset_builder.families import FAMILIES
+from vramcast.dataset_builder.families.live_scripts import live_script
 from vramcast.dataset_builder.jobs.batches import input_shapes
 from vramcast.dataset_builder.jobs.job import Job, ModuleJob, PreparedJob, SpecJob, own_name
+from vramcast.dataset_builder.jobs.live_spec import LiveSpecJob
 from vramcast.dataset_builder.jobs.optimizers import SPARSE, stand_in
 from vramcast.dataset_builder.schema import LayerTable
 from vramcast.dataset_builder.simulation.live_job import LiveJob, needs_device
@@ -69,7 +71,8 @@ class Simulator:
     """Simulates a job on the virtual GPU in this process."""
 
     def __init__(self, job: Job, allocator: AllocatorOptions | None = None) -> None:
-        self.job = job
+        script = live_script(job.spec) if isinstance(job, SpecJob) else None
+        self.job: Job = LiveSpecJob(job.spec, script) if isinstance(job, SpecJob) and script else job
         self.allocator = allocator or AllocatorOptions()
         self._table: LayerTable | None = None
         self._tabled: str | None = None
@@ -86,9 +89,8 @@ class Simulator:
 
         A network that fails because meta tensors are not CUDA tensors runs on a virtual GPU that it sees as CUDA.
         """
-        if isinstance(self.job, ModuleJob) and self.job.rebuild is not None:
-            self._live = LiveJob(self.job, self.job.setup(options), profiles[0])
-            return self._live.simulation(profiles)
+        if isinstance(self.job, ModuleJob) and self.job.runs_live:
+            return self._run_live(self.job, options, profiles)
         try:
             return self._simulate(options, profiles)
         except Exception as error:
@@ -105,6 +107,12 @@ class Simulator:
                     ) from second
                 raise error from None
             return self._live.simulation(profiles)
+
+    def _run_live(self, job: ModuleJob, options: Mapping[str, Any], profiles: Sequence[DeviceProfile]) -> Simulation:
+        self._live = LiveJob(job, job.setup(options), profiles[0])
+        simulation = replace(self._live.simulation(profiles), family=job.family)
+        self._table = simulation.table
+        return simulation
 
     def _simulate(self, options: Mapping[str, Any], profiles: Sequence[DeviceProfile]) -> Simulation:
         self._live = None
@@ -127,10 +135,18 @@ class Simulator:
 
     def measure(self, options: Mapping[str, Any], profile: DeviceProfile) -> Measurement:
         """Simulate the job on one device, without its layers: one trace and one replay."""
+        if isinstance(self.job, ModuleJob) and self.job.runs_live:
+            simulation = self._run_live(self.job, options, [profile])
+            measurement = simulation.peaks[profile.name].bounded
+            return replace(measurement, notes=(*measurement.notes, *simulation.notes))
         self._use(options)
         ranks = self._trace(profile.compute_capability, owners=False)
         measurements = [simulate(trace, profile, self.allocator) for _, trace in ranks]
         return max(measurements, key=lambda item: (item.status is not Status.OK, item.reserved_bytes or 0))
+
+    def table(self) -> LayerTable:
+        """Return the layers of the network; those of a network that ran on a virtual GPU are of its first step."""
+        return self._table or self.job.table()
 
     def trace(self, options: Mapping[str, Any], compute_capability: float) -> Trace:
         """Trace the job (its first rank) for devices of a compute capability, without the owners of blocks."""

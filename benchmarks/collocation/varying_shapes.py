@@ -1,0 +1,56 @@
+"""Show how the reserved memory of Mask R-CNN grows with the number of its batches, no two of which are alike.
+
+Run `python -m benchmarks.collocation.varying_shapes [--seeds N] [--steps N]`. All figures are simulated; a hundred
+steps take three to six minutes.
+"""
+
+import argparse
+from collections.abc import Sequence
+from itertools import accumulate
+
+from benchmarks.collocation.tables import DEVICE
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.families.live_scripts import live_script
+from vramcast.dataset_builder.jobs.live_spec import LiveSpecJob
+from vramcast.dataset_builder.recipes import spec_of_recipe
+from vramcast.dataset_builder.simulation.live_job import LiveJob
+from vramcast.errors import check_count
+from vramcast.virtual_gpu.sizes import MIB
+
+RECIPE = "mask_rcnn"
+SHOWN = (10, 20, 30, 50, 100, 200)
+
+
+def peaks_mib(seed: int, steps: int) -> tuple[list[int], int]:
+    """Return the highest reserved memory up to each step, and the highest allocated memory."""
+    spec = spec_of_recipe(RECIPE, 1, {"steps": steps, "seed": seed})
+    script = live_script(spec)
+    if script is None:
+        raise RuntimeError(f"the recipe {RECIPE} is not that of a live script")
+    job = LiveJob(LiveSpecJob(spec, script), spec.training, load_profile(DEVICE))
+    reserved = accumulate((step.peak.reserved_bytes // MIB for step in job.steps), max)
+    return list(reserved), max(step.peak.allocated_bytes // MIB for step in job.steps)
+
+
+def line(seed: int, reserved: Sequence[int], allocated: int) -> str:
+    """Return a line of the table."""
+    cells = [f"{reserved[step - 1]:,}" for step in SHOWN if step <= len(reserved)]
+    return f"| {seed} | {' | '.join(cells)} | {allocated:,} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=100)
+    arguments = parser.parse_args()
+    check_count("--seeds", arguments.seeds)
+    check_count("--steps", arguments.steps)
+    shown = [str(step) for step in SHOWN if step <= arguments.steps]
+    print(f"| seed | reserved, MiB, after {' | '.join(shown)} steps | allocated, MiB |")
+    print(f"| ---: |{' ---: |' * (len(shown) + 1)}")
+    for seed in range(arguments.seeds):
+        print(line(seed, *peaks_mib(seed, arguments.steps)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Networks of public scripts that meta tensors cannot run: sparse gradients, or shapes that vary from step to step."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from vramcast.dataset_builder.families.dlrm import Dlrm, criteo_batches
+from vramcast.dataset_builder.families.mask_rcnn import MaskRcnn, coco_batches
+from vramcast.dataset_builder.schema import Spec
+
+
+@dataclass(frozen=True)
+class LiveScript:
+    """A network and its batches, to be trained for some steps on a virtual GPU that it sees as CUDA."""
+
+    make: Callable[[], nn.Module]
+    batches: Callable[[int], Iterator[Any]]
+    """Yields any number of batches of a size."""
+    steps: int = 5
+    nonzero_fraction: float = 1.0
+    """The part of its places that a mask with unknown values selects."""
+    notes: tuple[str, ...] = ()
+
+
+def _dlrm(network: Mapping[str, Any]) -> LiveScript:
+    rows, bottom, top = network["rows"], network["bottom"], network["top"]
+    return LiveScript(partial(Dlrm, rows, bottom, top), partial(criteo_batches, dense=bottom[0], tables=len(rows)))
+
+
+def _mask_rcnn(network: Mapping[str, Any]) -> LiveScript:
+    steps, seed = int(network["steps"]), int(network.get("seed", 0))
+    return LiveScript(
+        partial(MaskRcnn, network["num_classes"], seed),
+        partial(coco_batches, seed=seed),
+        steps,
+        nonzero_fraction=0.25,  # each of the four maps of the pyramid gets a quarter of the RoIs
+        notes=(f"the shapes of batches vary: {steps} batches with assumed sizes of COCO's images were traced",),
+    )
+
+
+_SCRIPTS: Mapping[str, Callable[[Mapping[str, Any]], LiveScript]] = {"dlrm": _dlrm, "mask_rcnn": _mask_rcnn}
+
+
+def live_script(spec: Spec) -> LiveScript | None:
+    """Return the script of a spec that needs a virtual GPU, None for all other specs."""
+    make = _SCRIPTS.get(str(spec.network.get("name"))) if spec.family == "script" else None
+    return make(spec.network) if make else None

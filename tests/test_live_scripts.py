@@ -1,0 +1,107 @@
+"""Scripts that train on a virtual GPU: DLRM with sparse gradients, Mask R-CNN with another shape in each step."""
+
+from bisect import bisect_right
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import islice
+
+import pytest
+import torch
+
+from benchmarks.collocation.varying_shapes import line
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.families.dlrm import Dlrm
+from vramcast.dataset_builder.families.live_scripts import live_script
+from vramcast.dataset_builder.families.mask_rcnn import ASPECT_RATIOS, MOST_INSTANCES, coco_batches
+from vramcast.dataset_builder.jobs.job import SpecJob
+from vramcast.dataset_builder.measure.virtual import VirtualBackend
+from vramcast.dataset_builder.recipes import spec_of_recipe
+from vramcast.dataset_builder.simulation.simulator import Simulator
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.sizes import MIB
+
+A100 = load_profile("a100_40gb")
+ROWS = [300_000, 7, 20_000]
+
+
+def small_dlrm(**network: object) -> SpecJob:
+    return SpecJob(spec_of_recipe("dlrm", 64, {"rows": ROWS, "bottom": [13, 32, 16], "top": [32, 1], **network}))
+
+
+def test_dlrm_multiplies_each_pair_of_features_once() -> None:
+    network = Dlrm([5, 9], [3, 4], [8, 1])
+    dense, indices = torch.rand(2, 3), torch.tensor([[1, 4], [8, 0]])
+    taken = []
+    network.top.register_forward_pre_hook(lambda _, inputs: taken.append(inputs[0]))
+    result = network(dense, torch.arange(2).expand(2, 2), indices, torch.ones(2, 1))
+    x = network.bottom(dense)
+    one, two = (table.weight[indices[place]] for place, table in enumerate(network.tables))
+    pairs = [(a * b).sum(1, keepdim=True) for a, b in ((one, x), (two, x), (two, one))]
+    assert torch.allclose(taken[0], torch.cat([x, *pairs], dim=1), atol=1e-6)
+    assert torch.allclose(result.loss, -result.probability.log().mean())
+
+
+def test_dlrm_has_the_published_tables_and_layers() -> None:
+    script = live_script(spec_of_recipe("dlrm", 32))
+    assert script is not None
+    with torch.device("meta"):
+        network = script.make()
+    assert sum(table.num_embeddings for table in network.tables) == 49_126_297
+    assert {table.embedding_dim for table in network.tables} == {64}
+    assert network.top[0].in_features == 64 + 27 * 26 // 2
+    shapes = [tuple(item.shape) for item in next(script.batches(32))]
+    assert shapes == [(32, 13), (26, 32), (26, 32), (32, 1)]  # one index to a table and sample
+
+
+def test_gradients_of_tables_are_as_large_as_a_batch_and_not_as_the_tables() -> None:
+    simulation = Simulator(small_dlrm()).simulate({}, [A100])
+    breakdown = simulation.peaks["a100_40gb"].bounded.breakdown
+    table_bytes = 4 * 16 * sum(ROWS)
+    assert breakdown["parameters"] >= table_bytes
+    assert breakdown["gradients"] + breakdown["activations"] < table_bytes / 20
+    assert simulation.family == "script"
+
+
+def test_a_backend_measures_a_live_script_with_its_layers() -> None:
+    result = VirtualBackend(A100, tables=True).measure(small_dlrm().spec)
+    kinds = result.table.counts
+    assert (kinds["EmbeddingBag"], kinds["Linear"]) == (3, 4)
+    assert result.table.input_elements == 13 + 3 + 3 + 1
+
+
+def test_what_a_live_script_cannot_follow_is_refused() -> None:
+    with pytest.raises(UserError, match="expected one GPU, no adapter and the usual optimizer step for dlrm"):
+        Simulator(small_dlrm()).simulate({"parallel": "ddp(world_size=2)"}, [A100])
+
+
+def test_batches_of_coco_have_one_group_of_aspect_ratios_and_vary() -> None:
+    batches = list(islice(coco_batches(4), 40))
+    for images, targets in batches:
+        assert len({bisect_right(ASPECT_RATIOS, item.shape[2] / item.shape[1]) for item in images}) == 1
+        for image, target in zip(images, targets, strict=True):
+            assert target["masks"].shape == (len(target["labels"]), *image.shape[1:])
+            assert 1 <= len(target["labels"]) <= MOST_INSTANCES
+    shapes = [[tuple(item.shape) for item in images] for images, _ in batches]
+    assert len(set(map(tuple, shapes))) > 30
+    assert shapes == [[tuple(item.shape) for item in images] for images, _ in islice(coco_batches(4), 40)]
+    instances = [len(target["labels"]) for _, targets in batches for target in targets]
+    assert 5 < sum(instances) / len(instances) < 10
+
+
+def test_the_table_of_varying_shapes_shows_the_steps_that_were_made() -> None:
+    assert line(3, [*[20_000] * 9, *[24_000] * 3], 18_000) == "| 3 | 24,000 | 18,000 |"
+
+
+def test_mask_rcnn_trains_all_layers_on_its_largest_number_of_rois() -> None:
+    if find_spec("torchvision") is None:
+        pytest.skip("needs torchvision: pip install 'vramcast[timm]'")
+    spec = spec_of_recipe("mask_rcnn", 128, {"steps": 2})
+    assert spec.training.batch_size == 8  # the script's own
+    spec = replace(spec, training=replace(spec.training, batch_size=1))
+    result = VirtualBackend(A100, tables=True).measure(spec)
+    # the published number with frozen norms, which have no parameters, and two for each of the 26,560 channels
+    assert result.table.parameters == 44_401_393 + 2 * 26_560
+    layers = {item.name: item for item in result.table.layers}
+    assert layers["network.roi_heads.box_head.fc6"].activations == 512 * 1024
+    assert 2_000 * MIB < result.measurement.allocated_bytes < result.measurement.reserved_bytes < 8_000 * MIB
+    assert any("shapes of batches vary" in note for note in result.measurement.notes)
