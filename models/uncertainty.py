@@ -57,8 +57,7 @@ def calibrated_strata(example: Example, disturbed: bool) -> tuple[str, ...]:
 
 def _stack_strata(example: Example, kind: str) -> tuple[str, ...]:
     family = f"{example.source}/{example.family}"
-    trials = _trial_strata(example)
-    return (*(f"{family}/{name}" for name in trials), f"{family}/{kind}", family)
+    return tuple(f"{family}/{name}" for name in _trial_strata(example)) or (f"{family}/{kind}", family)
 
 
 def _trial_strata(example: Example) -> tuple[str, ...]:
@@ -86,9 +85,15 @@ def _doubts(example: Example) -> list[str]:
 
 
 def _kind(example: Example) -> str:
-    """Return what the error of a job depends on most: nothing, or workspaces that a rule guesses."""
+    """Return what the error of a job depends on most: nothing, or workspaces that a rule guesses.
+
+    Of real networks, those whose channels are no multiples of four are a kind of their own; the error of generated ones
+    is learned.
+    """
     if convolution_bytes(example) <= _FEW * _own_bytes(example):
         return _EXACT
+    if example.family in FAMILIES:
+        return _WORKSPACES
     channels = [item.channels for item in convolutions_of(example) if item.total]
     misaligned = sum(number % _ALIGNMENT != 0 for number in channels) > _MISALIGNED * len(channels)
     return f"{_WORKSPACES}, {'misaligned' if misaligned else 'aligned'}"
@@ -110,7 +115,7 @@ def unit_bytes(example: Example, stratum: str, scale: float) -> float:
     if kind == _EXACT and stratum in _stack_strata(example, kind):
         return float(_PROCESS_BYTES)
     if has_learned_scale(example):
-        return (scale + _LEAST_SCALE) * own + _GUESSED_BYTES
+        return (scale + _LEAST_SCALE) * own + _GUESSED_BYTES / 2
     return _guess_bytes(example, own)
 
 
