@@ -1,0 +1,129 @@
+"""Finds workspace rules by measuring probes: first a design, then what the rules of each round leave open.
+
+After each round the rules are checked on probes that they were not learned from: at random, on both sides of every
+limit, and around calls of every rule. They learn from their mistakes, until two rounds in a row have none.
+"""
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from vramcast.virtual_gpu.calibration.amounts import TOLERANCE_BYTES, Amount, alignment_of, amounts_of, matching
+from vramcast.virtual_gpu.calibration.probes import Measure, Probe, design, moved, neighbours, random_probes
+from vramcast.virtual_gpu.calibration.rule_list import learn_rules
+from vramcast.virtual_gpu.profile import CONDITIONS, ConvolutionWorkspace, features_of, workspace_of_rule
+from vramcast.virtual_gpu.trace import ConvolutionCall
+
+_DESIGN = 900
+_CHECKS = 400
+"""Random probes that the rules of a round are checked on."""
+_MOST_ROUNDS = 20
+_RIGHT_ROUNDS = 2
+_MISTAKES = 60
+"""Mistakes of a round that the next one learns from."""
+_AROUND = 12
+"""Mistakes of a round whose neighbours are measured."""
+_A_RULE = 4
+"""Probes of each rule whose neighbours are checked."""
+
+
+@dataclass
+class RuleSearch:
+    """The probes measured so far, and the rules that they led to."""
+
+    measure: Measure
+    seed: int = 0
+    learned: dict[Probe, int] = field(default_factory=dict)
+    """Workspaces that rules are learned from."""
+    checked: dict[Probe, int] = field(default_factory=dict)
+    """Workspaces that no rule was learned from."""
+    align: int = 4
+    amounts: list[Amount] = field(default_factory=list)
+    rules: tuple[ConvolutionWorkspace, ...] = ()
+    shares: list[float] = field(default_factory=list)
+    """Share of the new random probes of each round that the rules had right."""
+
+    def run(self) -> None:
+        """Measure and learn until two rounds in a row make no mistake, or for as many rounds as are allowed."""
+        self._add(design(_DESIGN, self.seed))
+        self.align = alignment_of(_calls(self.learned))
+        right = 0
+        for number in range(_MOST_ROUNDS):
+            self._learn()
+            mistakes = self._check(random.Random(f"{self.seed} {number}"))  # noqa: S311 - a sample, no secret
+            right = 0 if mistakes else right + 1
+            if right == _RIGHT_ROUNDS:
+                break
+            self.learned |= {probe: self.checked.pop(probe) for probe in mistakes}
+            self._add(near for probe in mistakes[:_AROUND] for near in neighbours(probe))
+
+    def _check(self, source: random.Random) -> list[Probe]:
+        """Measure new probes, and return some of all those that the rules have wrong."""
+        fresh = self._measured(random_probes(_CHECKS, source))
+        self.shares.append(1 - len(self.wrong(fresh)) / max(1, len(fresh)))
+        self.checked |= fresh
+        self.checked |= self._measured(self._near_rules(source))
+        mistakes = self.wrong(self.checked)
+        return source.sample(mistakes, min(_MISTAKES, len(mistakes)))
+
+    def _measured(self, probes: Iterable[Probe]) -> Mapping[Probe, int]:
+        new = [probe for probe in dict.fromkeys(probes) if probe not in self.learned and probe not in self.checked]
+        return self.measure(new)
+
+    def _add(self, probes: Iterable[Probe]) -> None:
+        self.learned |= self._measured(probes)
+
+    def _learn(self) -> None:
+        calls = _calls(self.learned)
+        self.amounts = amounts_of(calls, self.align)
+        possible = [matching(self.amounts, call, size, self.align) for call, size in calls.items()]
+        self.rules = learn_rules(list(calls), possible, self.align)
+
+    def wrong(self, measured: Mapping[Probe, int]) -> list[Probe]:
+        """Return the probes whose workspace the rules do not give."""
+        return [
+            probe
+            for probe, size in measured.items()
+            if abs(workspace_by(self.rules, probe.call, self.align) - size) >= TOLERANCE_BYTES
+        ]
+
+    def _near_rules(self, source: random.Random) -> Iterator[Probe]:
+        """Yield probes on both sides of the limits of each rule, and neighbours of some that it decides."""
+        by_rule: dict[ConvolutionWorkspace | None, list[Probe]] = {}
+        for probe in self.learned:
+            by_rule.setdefault(deciding_rule(self.rules, probe.call, self.align), []).append(probe)
+        for rule in self.rules:
+            probes = by_rule.get(rule, [])
+            for name, limit in rule.conditions.items():
+                if name.startswith(("max_", "min_")):
+                    yield from self._border(probes, name, limit)
+            for probe in source.sample(probes, min(_A_RULE, len(probes))):
+                yield from neighbours(probe)
+
+    def _border(self, probes: Sequence[Probe], name: str, limit: int) -> Iterator[Probe]:
+        """Yield probes at a limit, beyond it, and between it and the next value that was measured."""
+        feature, sign = CONDITIONS[name][0], 1 if name.startswith("max_") else -1
+        values = {probe: features_of(probe.call, self.align)[feature] for probe in self.learned}
+        beyond = [sign * value for value in values.values() if sign * value > sign * limit]
+        outside = sign * min(beyond, default=sign * limit)
+        steps = {limit, limit + sign, *(limit + (outside - limit) * part // 4 for part in (1, 2, 3)), outside}
+        for probe in sorted(probes, key=lambda probe: abs(values[probe] - limit))[:_A_RULE]:
+            for value in sorted(steps):
+                yield from moved(probe, feature, value)
+
+
+def deciding_rule(
+    rules: Iterable[ConvolutionWorkspace], call: ConvolutionCall, align: int
+) -> ConvolutionWorkspace | None:
+    """Return the first rule that matches a call."""
+    return next((rule for rule in rules if rule.matches(call, align)), None)
+
+
+def workspace_by(rules: Iterable[ConvolutionWorkspace], call: ConvolutionCall, align: int) -> int:
+    """Return the workspace of a call by a list of rules."""
+    rule = deciding_rule(rules, call, align)
+    return workspace_of_rule(call, rule, align) if rule else 0
+
+
+def _calls(measured: Mapping[Probe, int]) -> dict[ConvolutionCall, int]:
+    return {probe.call: size for probe, size in measured.items()}
