@@ -1,12 +1,13 @@
 """Probes: single convolutions whose workspace is measured, each in one direction.
 
-A probe varies what conditions of rules depend on: direction, channels, image size, kernel, groups, positions, alignment.
+A probe varies what conditions of rules depend on: direction, channels, image size, kernel, groups, positions.
 """
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from vramcast.virtual_gpu.trace import ConvolutionCall
 
@@ -36,7 +37,7 @@ class Probe:
     kernel: int
     groups: int = 1
 
-    @property
+    @cached_property
     def call(self) -> ConvolutionCall:
         """The call that a trace would record."""
         side = self.size + 2 * (self.kernel // 2) - self.kernel + 1
@@ -141,5 +142,5 @@ def _valid(probe: Probe, **changes: int | str) -> Iterator[Probe]:
         yield changed
 
 
-Measure = Callable[[list[Probe]], Mapping[Probe, int]]
+Measure = Callable[[Sequence[Probe]], Mapping[Probe, int]]
 """Returns the workspace of each probe in bytes, without those that could not be measured."""

@@ -5,13 +5,14 @@ limit, and around calls of every rule. They learn from their mistakes, until two
 """
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from vramcast.virtual_gpu.calibration.amounts import TOLERANCE_BYTES, Amount, alignment_of, amounts_of, matching
-from vramcast.virtual_gpu.calibration.probes import Measure, Probe, design, moved, neighbours, random_probes
+from vramcast.virtual_gpu.calibration.borders import by_rule, near_rules, workspace_by
+from vramcast.virtual_gpu.calibration.probes import Measure, Probe, design, neighbours, random_probes
 from vramcast.virtual_gpu.calibration.rule_list import learn_rules
-from vramcast.virtual_gpu.profile import CONDITIONS, ConvolutionWorkspace, features_of, workspace_of_rule
+from vramcast.virtual_gpu.profile import ConvolutionWorkspace
 from vramcast.virtual_gpu.trace import ConvolutionCall
 
 _DESIGN = 900
@@ -48,11 +49,11 @@ class RuleSearch:
         self._add(design(_DESIGN, self.seed))
         self.align = alignment_of(_calls(self.learned))
         right = 0
-        for number in range(_MOST_ROUNDS):
+        for number in range(1, _MOST_ROUNDS + 1):
             self._learn()
             mistakes = self._check(random.Random(f"{self.seed} {number}"))  # noqa: S311 - a sample, no secret
             right = 0 if mistakes else right + 1
-            if right == _RIGHT_ROUNDS:
+            if right == _RIGHT_ROUNDS or number == _MOST_ROUNDS:
                 break
             self.learned |= {probe: self.checked.pop(probe) for probe in mistakes}
             self._add(near for probe in mistakes[:_AROUND] for near in neighbours(probe))
@@ -62,7 +63,7 @@ class RuleSearch:
         fresh = self._measured(random_probes(_CHECKS, source))
         self.shares.append(1 - len(self.wrong(fresh)) / max(1, len(fresh)))
         self.checked |= fresh
-        self.checked |= self._measured(self._near_rules(source))
+        self.checked |= self._measured(near_rules(self.rules, list(self.learned), self.align, source, _A_RULE))
         mistakes = self.wrong(self.checked)
         return source.sample(mistakes, min(_MISTAKES, len(mistakes)))
 
@@ -87,42 +88,14 @@ class RuleSearch:
             if abs(workspace_by(self.rules, probe.call, self.align) - size) >= TOLERANCE_BYTES
         ]
 
-    def _near_rules(self, source: random.Random) -> Iterator[Probe]:
-        """Yield probes on both sides of the limits of each rule, and neighbours of some that it decides."""
-        by_rule: dict[ConvolutionWorkspace | None, list[Probe]] = {}
-        for probe in self.learned:
-            by_rule.setdefault(deciding_rule(self.rules, probe.call, self.align), []).append(probe)
-        for rule in self.rules:
-            probes = by_rule.get(rule, [])
-            for name, limit in rule.conditions.items():
-                if name.startswith(("max_", "min_")):
-                    yield from self._border(probes, name, limit)
-            for probe in source.sample(probes, min(_A_RULE, len(probes))):
-                yield from neighbours(probe)
-
-    def _border(self, probes: Sequence[Probe], name: str, limit: int) -> Iterator[Probe]:
-        """Yield probes at a limit, beyond it, and between it and the next value that was measured."""
-        feature, sign = CONDITIONS[name][0], 1 if name.startswith("max_") else -1
-        values = {probe: features_of(probe.call, self.align)[feature] for probe in self.learned}
-        beyond = [sign * value for value in values.values() if sign * value > sign * limit]
-        outside = sign * min(beyond, default=sign * limit)
-        steps = {limit, limit + sign, *(limit + (outside - limit) * part // 4 for part in (1, 2, 3)), outside}
-        for probe in sorted(probes, key=lambda probe: abs(values[probe] - limit))[:_A_RULE]:
-            for value in sorted(steps):
-                yield from moved(probe, feature, value)
-
-
-def deciding_rule(
-    rules: Iterable[ConvolutionWorkspace], call: ConvolutionCall, align: int
-) -> ConvolutionWorkspace | None:
-    """Return the first rule that matches a call."""
-    return next((rule for rule in rules if rule.matches(call, align)), None)
-
-
-def workspace_by(rules: Iterable[ConvolutionWorkspace], call: ConvolutionCall, align: int) -> int:
-    """Return the workspace of a call by a list of rules."""
-    rule = deciding_rule(rules, call, align)
-    return workspace_of_rule(call, rule, align) if rule else 0
+    def evidence(self) -> Iterator[str]:
+        """Yield how many probes each rule decides, and how many of those that no rule was learned from are right."""
+        wrong = set(self.wrong(self.checked))
+        learned, checked = (by_rule(self.rules, probes, self.align) for probes in (self.learned, self.checked))
+        for index, rule in enumerate(self.rules):
+            tested = checked.get(index, [])
+            right = sum(probe not in wrong for probe in tested)
+            yield f"{rule.label}: {len(learned.get(index, []))} probes, {right} of {len(tested)} others right"
 
 
 def _calls(measured: Mapping[Probe, int]) -> dict[ConvolutionCall, int]:

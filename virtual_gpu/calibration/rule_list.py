@@ -17,11 +17,12 @@ from vramcast.virtual_gpu.profile import CONDITIONS, ConvolutionWorkspace, featu
 from vramcast.virtual_gpu.trace import ConvolutionCall
 
 Condition = tuple[str, Any]
+_Rule = tuple[tuple[Condition, ...], Amount]
 _LIMITS = tuple(name for name in CONDITIONS if name.startswith(("max_", "min_")))
 _CHOICES: Mapping[str, tuple[Any, ...]] = {
     "direction": ("forward", "data", "weight"),
     "places": tuple(2**power for power in range(1, 11)),
-    **{name: (True, False) for name in ("aligned", "pointwise", "grouped", "depthwise")},
+    **dict.fromkeys(("aligned", "pointwise", "grouped", "depthwise"), (True, False)),
 }
 _MOST_CONDITIONS = 6
 _BEAM = 6
@@ -59,15 +60,15 @@ def learn_rules(
         for amount in amounts[index]:
             by_amount[amount] = by_amount.get(amount, 0) | 1 << index
     masks = _masks([(index, features_of(calls[index], align)) for index in known])
-    rest = sum(1 << index for index in known)
-    chosen: list[tuple[tuple[Condition, ...], Amount]] = []
+    rest = everything = sum(1 << index for index in known)
+    chosen: list[_Rule] = []
     while rest:
         conditions, amount = _best_rule(masks, by_amount, rest)
         chosen.append((conditions, amount))
         if not conditions:
             break
         rest &= ~_covered(masks, conditions)
-    return tuple(_rule(*item) for item in _simplified(chosen, masks, by_amount, known))
+    return tuple(_rule(*item) for item in _simplified(chosen, masks, by_amount, everything))
 
 
 def _rule(conditions: Iterable[Condition], amount: Amount) -> ConvolutionWorkspace:
@@ -106,9 +107,7 @@ def _covered(masks: Mapping[Condition, int], conditions: Iterable[Condition]) ->
     return covered
 
 
-def _best_rule(
-    masks: Mapping[Condition, int], by_amount: Mapping[Amount, int], rest: int
-) -> tuple[tuple[Condition, ...], Amount]:
+def _best_rule(masks: Mapping[Condition, int], by_amount: Mapping[Amount, int], rest: int) -> _Rule:
     """Return the rule that covers most of the rest; the most frequent amount of all if none covers enough."""
     most = max(by_amount, key=lambda amount: (by_amount[amount] & rest).bit_count())
     if not rest & ~by_amount[most]:
@@ -150,15 +149,11 @@ def _extended(masks: Mapping[Condition, int], start: _Candidate, least: float) -
 
 
 def _simplified(
-    rules: Sequence[tuple[tuple[Condition, ...], Amount]],
-    masks: Mapping[Condition, int],
-    by_amount: Mapping[Amount, int],
-    known: Sequence[int],
-) -> list[tuple[tuple[Condition, ...], Amount]]:
-    """Remove rules and conditions without which no more calls are wrong."""
-    everything = sum(1 << index for index in known)
+    rules: Sequence[_Rule], masks: Mapping[Condition, int], by_amount: Mapping[Amount, int], everything: int
+) -> list[_Rule]:
+    """Remove rules and conditions as long as no more calls are wrong without them."""
 
-    def wrong(items: Sequence[tuple[tuple[Condition, ...], Amount]]) -> int:
+    def wrong(items: Sequence[_Rule]) -> int:
         rest, count = everything, 0
         for conditions, amount in items:
             covered = rest & _covered(masks, conditions)
@@ -167,15 +162,17 @@ def _simplified(
         return count + rest.bit_count()
 
     simplest, errors = list(rules), wrong(rules)
-    index = 0
-    while index < len(simplest):
-        conditions, amount = simplest[index]
-        shorter = [tuple(item for item in conditions if item != left_out) for left_out in conditions]
-        options = [[], *([(short, amount)] for short in shorter if short)] if conditions else []
-        for option in options:
-            if wrong(candidate := [*simplest[:index], *option, *simplest[index + 1 :]]) <= errors:
-                simplest = candidate
-                break
-        else:
-            index += 1
+    while shorter := next((item for item in _shorter(simplest) if wrong(item) <= errors), None):
+        simplest = shorter
     return simplest
+
+
+def _shorter(rules: Sequence[_Rule]) -> Iterator[list[_Rule]]:
+    """Yield the rules without one of them, then without one of the conditions; the last rule matches all calls."""
+    for index in range(len(rules) - 1):
+        yield [*rules[:index], *rules[index + 1 :]]
+    for index, (conditions, amount) in enumerate(rules):
+        for left_out in conditions:
+            shorter = tuple(item for item in conditions if item != left_out)
+            if shorter:
+                yield [*rules[:index], (shorter, amount), *rules[index + 1 :]]
