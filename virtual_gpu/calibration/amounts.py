@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from typing import Any
 
 from vramcast.virtual_gpu.profile import ConvolutionWorkspace, workspace_of_rule
 from vramcast.virtual_gpu.sizes import MIB
@@ -37,9 +38,9 @@ class Amount:
         return workspace_of_rule(call, ConvolutionWorkspace(**self.fields), align)
 
     @property
-    def fields(self) -> dict[str, float | int]:
+    def fields(self) -> dict[str, Any]:
         """The fields of a rule with this amount; copies that equal those of the input are left out."""
-        fields: dict[str, float | int] = {"copies": self.copies}
+        fields: dict[str, Any] = {"copies": self.copies}
         for name in ("output_copies", "weight_copies"):
             if getattr(self, name) != self.copies:
                 fields[name] = getattr(self, name)
@@ -67,7 +68,7 @@ def _candidates(call: ConvolutionCall, workspace_bytes: int, align: int) -> tupl
         rest = workspace_bytes - copies[0] * x - copies[1] * y - copies[2] * weight
         extra_mib = round(rest / MIB)
         if 0 <= extra_mib <= _MOST_EXTRA_MIB and abs(rest - extra_mib * MIB) < TOLERANCE_BYTES:
-            amounts.append(Amount(*copies, extra_mib))
+            amounts.append(Amount(copies[0], copies[1], copies[2], extra_mib))
     return tuple(amounts)
 
 

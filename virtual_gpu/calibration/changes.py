@@ -20,16 +20,12 @@ def moves(profile: DeviceProfile, calls: Sequence[ConvolutionCall], amounts: Seq
     """Return all rule lists with another amount for one rule, or with a new rule before the others."""
     rules = profile.convolution
     changed = [
-        (*rules[:index], replace(_bare(rule), **amount.fields), *rules[index + 1 :])  # type: ignore[arg-type]
+        (*rules[:index], replace(_bare(rule), **amount.fields), *rules[index + 1 :])
         for index, rule in enumerate(rules)
         for amount in amounts
     ]
     conditions = _separating(calls, profile.align_channels)
-    added = [
-        (ConvolutionWorkspace(**met, **amount.fields), *rules)  # type: ignore[arg-type]
-        for met in conditions
-        for amount in amounts
-    ]
+    added = [(ConvolutionWorkspace(**met, **amount.fields), *rules) for met in conditions for amount in amounts]
     return [item for item in (*changed, *added) if item != rules]
 
 

@@ -72,7 +72,7 @@ def learn_rules(
 
 
 def _rule(conditions: Iterable[Condition], amount: Amount) -> ConvolutionWorkspace:
-    return ConvolutionWorkspace(**dict(conditions), **amount.fields)  # type: ignore[arg-type]
+    return ConvolutionWorkspace(**dict(conditions), **amount.fields)
 
 
 def _masks(items: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[Condition, int]:

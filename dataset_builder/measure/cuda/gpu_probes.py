@@ -27,7 +27,7 @@ class GpuProbes:
     def __init__(self, path: Path, command: Sequence[str] = CHILD) -> None:
         self.path = path
         self.command = command
-        self.libraries: dict[str, int] = {}
+        self.libraries: dict[str, Any] = {}
         """The workspaces of cuBLAS and cublasLt."""
         self._known: dict[Probe, int | None] = {}
         for line in path.read_text().splitlines() if path.exists() else ():

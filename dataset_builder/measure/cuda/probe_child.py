@@ -72,9 +72,12 @@ def _run(call: ConvolutionCall, x: Tensor, weight: Tensor, grad: Tensor) -> Tens
     padding = [side // 2 for side in call.weight[2:]]
     shape: Sequence[Any] = (list(call.stride), padding, _DILATION, False, _NO_OUTPUT_PADDING, call.groups)
     if call.direction == "forward":
-        return torch.ops.aten.convolution(x, weight, None, *shape)
+        result: Tensor = torch.ops.aten.convolution(x, weight, None, *shape)
+        return result
     is_data = call.direction == "data"
-    gradients = torch.ops.aten.convolution_backward(grad, x, weight, None, *shape, [is_data, not is_data, False])
+    gradients: Sequence[Tensor] = torch.ops.aten.convolution_backward(
+        grad, x, weight, None, *shape, [is_data, not is_data, False]
+    )
     return gradients[0 if is_data else 1]
 
 
