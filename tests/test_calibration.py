@@ -11,6 +11,7 @@ from vramcast.dataset_builder.device_command import main
 from vramcast.dataset_builder.devices import load_device
 from vramcast.dataset_builder.families import make_spec
 from vramcast.dataset_builder.measure.virtual import trace_spec
+from vramcast.dataset_builder.probe_calibration import constant_specs
 from vramcast.dataset_builder.schema import Provenance, Row
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.allocator import AllocatorOptions
@@ -70,7 +71,7 @@ def test_a_right_profile_stays_unchanged(samples):
 
 
 def test_known_reserved_memory_gives_the_constants_alone():
-    specs = calibrating.constant_specs()
+    specs = constant_specs()
     truth = replace(TRUTH, batch_norm_mib=33)
     measured = [(trace_spec(spec), simulate(trace_spec(spec), truth, AllocatorOptions())) for spec in specs]
     known = [Sample(trace, item.device_used_bytes, item.reserved_bytes) for trace, item in measured]
