@@ -42,8 +42,8 @@ def from_device(truth: DeviceProfile, seed: int) -> Calibration:
     with VirtualCuda(truth, options=AllocatorOptions()):
         libraries: dict[str, Any] = library_workspaces()
     result = _with_constants(replace(from_scratch(truth), **libraries), search, VirtualBackend(truth))
-    known = search.learned.keys() | search.checked.keys()
-    for line in agreement(truth, result.profile, known, _AGREEMENT_CALLS, seed).lines():
+    probed = search.learned.keys() | search.checked.keys()
+    for line in agreement(truth, result.profile, probed, _AGREEMENT_CALLS, seed).lines():
         print(line)
     return replace(result, evidence=(f"simulated with {truth.name}: {result.evidence[0]}", *result.evidence[1:]))
 

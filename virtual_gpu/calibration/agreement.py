@@ -38,12 +38,14 @@ class Agreement:
             yield f"  {rule.verdict:11} {rule.equal:6} of {rule.calls:6} calls  {rule.label}"
 
 
-def agreement(truth: DeviceProfile, other: DeviceProfile, known: Collection[Probe], count: int, seed: int) -> Agreement:
+def agreement(
+    truth: DeviceProfile, other: DeviceProfile, probed: Collection[Probe], count: int, seed: int
+) -> Agreement:
     """Compare a profile with the truth on `count` random calls and on calls near each rule of the truth."""
     source = random.Random(f"agreement {seed}")  # noqa: S311 - a sample, no secret
-    drawn = [probe for probe in random_probes(count, source) if probe not in known]
+    drawn = [probe for probe in random_probes(count, source) if probe not in probed]
     rules, align = truth.convolution, truth.align_channels
-    near = [probe for probe in near_rules(rules, drawn, align, source, per_rule=20) if probe not in known]
+    near = [probe for probe in near_rules(rules, drawn, align, source, per_rule=20) if probe not in probed]
     groups = by_rule(rules, dict.fromkeys((*drawn, *near)), align)
     compared = []
     for index, rule in enumerate(rules):

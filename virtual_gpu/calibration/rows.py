@@ -87,9 +87,9 @@ def _search(
 ) -> DeviceProfile:
     """Change rules as long as that lowers the error on both parts of the rows."""
     unchanged = 0
-    known = list(dict.fromkeys(calls))
+    distinct = list(dict.fromkeys(calls))
     for _ in range(_MOST_STEPS):
-        candidates = moves(best, known, AMOUNTS)
+        candidates = moves(best, distinct, AMOUNTS)
         drawn = source.sample(candidates, min(_MOVES, len(candidates)))
         better = fitter.best_of(best, [replace(best, convolution=rules) for rules in drawn])
         unchanged = 0 if better else unchanged + 1

@@ -54,13 +54,13 @@ def learn_rules(
     calls: Sequence[ConvolutionCall], amounts: Sequence[Sequence[Amount]], align: int
 ) -> tuple[ConvolutionWorkspace, ...]:
     """Return rules that give each call one of its amounts; calls without an amount are left out."""
-    known = [index for index, possible in enumerate(amounts) if possible]
+    labelled = [index for index, possible in enumerate(amounts) if possible]
     by_amount: dict[Amount, int] = {}
-    for index in known:
+    for index in labelled:
         for amount in amounts[index]:
             by_amount[amount] = by_amount.get(amount, 0) | 1 << index
-    masks = _masks([(index, features_of(calls[index], align)) for index in known])
-    rest = everything = sum(1 << index for index in known)
+    masks = _masks([(index, features_of(calls[index], align)) for index in labelled])
+    rest = everything = sum(1 << index for index in labelled)
     chosen: list[_Rule] = []
     while rest:
         conditions, amount = _best_rule(masks, by_amount, rest)

@@ -64,5 +64,8 @@ class GpuProbes:
                 )
         if end.result is None or end.result["event"] == REFUSED:
             reason = end.result.get("reason") if end.result else end.evidence
-            raise UserError(f"expected a child process to measure {len(probes)} probes, found: {reason}")
+            raise UserError(
+                f"expected a child process to measure {len(probes)} probes, found: {reason}: "
+                "fix torch or the driver, or use --from-rows, which needs no GPU"
+            )
         return end.result
