@@ -1,29 +1,22 @@
-"""`vramcast device calibrate`: fit a device profile to rows that were measured on a GPU."""
+"""`vramcast device calibrate`: find the rules and constants of a device profile from probes or rows."""
 
 import argparse
 import datetime
 import os
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import yaml
 
-from vramcast.dataset_builder.configuration import (
-    compose_build,
-    make_build,
-    make_executor,
-    output_directory,
-    settings_of,
-)
 from vramcast.dataset_builder.devices import DEFAULT_DEVICE, device_names, is_shipped, load_profile, user_conf
 from vramcast.dataset_builder.measure.virtual import trace_spec
-from vramcast.dataset_builder.pipeline import run_with_bar
+from vramcast.dataset_builder.probe_calibration import from_device, from_gpu, from_scratch
 from vramcast.dataset_builder.progress import bar
 from vramcast.dataset_builder.schema import Row, Spec
 from vramcast.dataset_builder.store import read_journal
@@ -32,39 +25,45 @@ from vramcast.dataset_builder.store.importers import read_rows
 from vramcast.dataset_builder.store.splits import in_half
 from vramcast.errors import UserError, check_count
 from vramcast.virtual_gpu.allocator import AllocatorOptions
-from vramcast.virtual_gpu.calibration import Calibration, Sample, calibrate
+from vramcast.virtual_gpu.calibration.rows import Calibration, Sample, calibrate
 from vramcast.virtual_gpu.measurement import Status
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.records import without_defaults
 from vramcast.virtual_gpu.simulate import simulate
 from vramcast.virtual_gpu.trace import Trace
 
-PLAN: Mapping[str, int] = {"mlp": 6, "cnn": 16, "template": 8}
-"""Rows to measure of each family: the first ones of an orthogonal array over its space."""
-
 
 def run(arguments: argparse.Namespace) -> None:
     """Fit a profile, write it, and print its errors."""
     check_count("--rows", arguments.rows)
     check_count("--test", arguments.test, least=0)
+    if arguments.from_rows and arguments.from_device:
+        raise UserError("expected --from-rows or --from-device, found both: drop one")
     name = arguments.name
     path = _profile_path(name, arguments.output, arguments.force)
     start = load_profile(arguments.start or (name if name in device_names() else DEFAULT_DEVICE))
     if arguments.from_rows:
-        rows, source = load_rows(Path(arguments.from_rows)), Path(arguments.from_rows).name
+        result, source = _from_rows(arguments, start), Path(arguments.from_rows).name
+    elif arguments.from_device:
+        result, source = from_device(load_profile(arguments.from_device), arguments.seed), "the virtual GPU"
     else:
-        rows, source = measure_rows(Path("rows/calibrate") / name, [f"device={start.name}"]), "its own"
-    rows = [row for row in rows if in_half(row.spec, arguments.half)]
-    chosen, rest = choose(rows, arguments.rows, arguments.seed)
-    initial = from_scratch(start) if arguments.from_scratch else start
-    result = calibrate(initial, samples_of(chosen, start.compute_capability))
+        result, source = from_gpu(name, start, arguments.seed), "its own"
     write_profile(path, result, name, source)
     print(f"{path}: fitted to {result.rows} rows, median error {result.median_error_before:.2%} -> ", end="")
     print(f"{result.median_error_after:.2%}; {'; '.join(result.changed) or 'nothing changed'}")
+
+
+def _from_rows(arguments: argparse.Namespace, start: DeviceProfile) -> Calibration:
+    rows = load_rows(Path(arguments.from_rows))
+    rows = [row for row in rows if in_half(row.spec, arguments.half)]
+    chosen, rest = choose(rows, arguments.rows, arguments.seed)
+    initial = from_scratch(start) if arguments.from_scratch else start
+    result = calibrate(initial, samples_of(chosen, start.compute_capability), arguments.seed)
     if arguments.test and rest:
         samples = samples_of(rest[: arguments.test], start.compute_capability)
         for label, profile in (("before", initial), ("fitted", result.profile), (f"profile {start.name}", start)):
-            print(f"on {len(samples)} other rows, {label}: median error {error_on(profile, samples):.2%}")
+            print(f"on {len(samples)} other rows, {label}: {error_on(profile, samples)}")
+    return result
 
 
 def _profile_path(name: str, output: str | None, force: bool) -> Path:
@@ -77,18 +76,6 @@ def _profile_path(name: str, output: str | None, force: bool) -> Path:
     if path.exists() and not force:
         raise UserError(f"expected no profile at {path}, found one: choose another with -o, or replace it with --force")
     return path
-
-
-def measure_rows(out: Path, overrides: Sequence[str]) -> list[Row]:
-    """Measure the rows of the plan on this machine's GPU; an interrupted run resumes."""
-    rows: list[Row] = []
-    for family, count in PLAN.items():
-        words = [f"family={family}", f"n={count}", "sampler=orthogonal", "backend=cuda", f"out={out / family}"]
-        config = compose_build([*words, *overrides])
-        build = make_build(settings_of(config, words), output_directory(config))
-        run_with_bar(build, make_executor(config, build.backend), family)
-        rows += read_journal(build.out).rows
-    return _check_one_gpu(rows, out)
 
 
 def load_rows(path: Path) -> list[Row]:
@@ -137,35 +124,29 @@ def _trace(job: tuple[Spec, float]) -> Trace:
     return trace_spec(*job)
 
 
-def error_on(profile: DeviceProfile, samples: Sequence[Sample]) -> float:
-    """Return the median relative error of a profile on samples."""
+def error_on(profile: DeviceProfile, samples: Sequence[Sample]) -> str:
+    """Return the relative error of a profile on samples, in words."""
     errors = []
     for sample in samples:
         measurement = simulate(sample.trace, profile, AllocatorOptions())
         errors.append(abs((measurement.device_used_bytes or 0) - sample.used_bytes) / sample.used_bytes)
-    return median(errors)
-
-
-def from_scratch(profile: DeviceProfile) -> DeviceProfile:
-    """Return a profile without fitted constants, and with one copy for every rule; the data sheet's values stay."""
-    rules = tuple(
-        replace(rule, copies=1.0, output_copies=None, weight_copies=None, extra_mib=0) for rule in profile.convolution
-    )
-    bare = replace(profile, context_mib=0, cudnn_mib=0, batch_norm_mib=0, other_mib=0)
-    return replace(bare, convolution=rules, calibrated_on=None)
+    return f"median error {median(errors):.2%}, mean {fmean(errors):.2%}"
 
 
 def write_profile(path: Path, result: Calibration, name: str, source: str) -> None:
     """Write a calibrated profile with its evidence."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    evidence = (
-        f"{result.rows} rows of {source}, {today}: median error {result.median_error_before:.2%} before, "
-        f"{result.median_error_after:.2%} after, on the same rows"
+    evidence = "; ".join(
+        (
+            *result.evidence[:1],
+            f"{result.rows} rows of {source}, {today}: median error {result.median_error_before:.2%} before, "
+            f"{result.median_error_after:.2%} after, on the same rows",
+        )
     )
     profile = replace(result.profile, name=name, calibrated_on=evidence)
     settings: dict[str, Any] = {**without_defaults(profile), "calibrated_on": evidence}
     settings["convolution"] = [without_defaults(rule) for rule in profile.convolution]
-    header = [f"{profile.title}, calibrated by `vramcast device calibrate`.", *result.changed]
+    header = [f"{profile.title}, calibrated by `vramcast device calibrate`.", *(result.evidence[1:] or result.changed)]
     text = yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=120)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:

@@ -63,7 +63,7 @@ def show_device(arguments: argparse.Namespace) -> None:
 
 
 def calibrate_device(arguments: argparse.Namespace) -> None:
-    """Fit a device profile to rows measured on a GPU: about thirty that are measured now, or those of a file."""
+    """Find the workspace rules and constants of a GPU: from probes that are measured now, or from rows of a file."""
     from vramcast.dataset_builder.calibrate_command import run
 
     run(arguments)
@@ -112,11 +112,14 @@ def _run(words: Sequence[str]) -> int | None:
 def _add_calibrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the name of the new profile")
     parser.add_argument("--from-rows", metavar="PATH", help="measured rows: a build directory or a public table")
+    parser.add_argument("--from-device", metavar="DEVICE", help="probe the virtual GPU with this profile, as a proof")
     parser.add_argument("--rows", type=int, default=40, help="number of rows to fit to")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--half", choices=("even", "odd"), help="fit to one half of the networks only")
     parser.add_argument("--start", metavar="DEVICE", help=f"starting point; default: NAME, else {DEFAULT_DEVICE}")
-    parser.add_argument("--from-scratch", action="store_true", help="drop the fitted constants of that profile first")
+    parser.add_argument(
+        "--from-scratch", action="store_true", help="drop the fitted constants and rules of that profile first"
+    )
     parser.add_argument("--test", type=int, default=0, metavar="N", help="report the error on N other rows as well")
     parser.add_argument("-o", "--output", metavar="FILE", help="default: in your own configuration directory")
     parser.add_argument("--force", action="store_true", help="replace an existing profile of yours")

@@ -1,12 +1,14 @@
 """Device profiles: the memory that a GPU and its software use besides the allocator, and cuDNN's workspace rules."""
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.records import from_mapping, without_defaults
+from vramcast.virtual_gpu.records import from_mapping
 from vramcast.virtual_gpu.reductions import split_bytes
 from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.trace import Call, ConvolutionCall, ReductionCall
@@ -55,38 +57,60 @@ class ConvolutionWorkspace:
     @property
     def label(self) -> str:
         """The conditions of the rule."""
-        amounts = ("copies", "output_copies", "weight_copies", "extra_mib")
-        conditions = {key: value for key, value in without_defaults(self).items() if key not in amounts}
-        return ", ".join(f"{key} {value}" for key, value in conditions.items()) or "all others"
+        return ", ".join(f"{key} {value}" for key, value in self.conditions.items()) or "all others"
+
+    @cached_property
+    def conditions(self) -> dict[str, Any]:
+        """The conditions by field."""
+        return {name: value for name in CONDITIONS if (value := getattr(self, name)) is not None}
 
     def matches(self, call: ConvolutionCall, align: int = 1) -> bool:
         """Return True if the rule applies to a call."""
-        outputs, inputs = call.weight[:2]
-        channels = max(outputs, inputs)
-        return (
-            self.direction in (None, call.direction)
-            and _at_most(channels, self.max_channels)
-            and _at_least(channels, self.min_channels)
-            and _at_least(inputs, self.min_input_channels)
-            and _at_most(inputs, self.max_input_channels)
-            and _at_most(outputs, self.max_output_channels)
-            and _at_most(call.x[-1], self.max_size)
-            and _at_most(_tiles(call.weight), self.max_tiles)
-            and (self.kernel is None or set(call.weight[2:]) == {self.kernel})
-            and (self.places is None or _places(call.y) % self.places == 0)
-            and (self.aligned is None or (outputs % align == inputs % align == 0) == self.aligned)
-            and (self.pointwise is None or (max(call.weight[2:]) == 1) == self.pointwise)
-            and (self.grouped is None or (call.groups > 1) == self.grouped)
-            and self.depthwise in (None, call.is_depthwise)
-        )
+        features = features_of(call, align)
+        for name, limit in self.conditions.items():  # faster than all(...), and called for every call and rule
+            feature, compare = CONDITIONS[name]
+            if not compare(features[feature], limit):
+                return False
+        return True
 
 
-def _at_most(value: int, limit: int | None) -> bool:
-    return limit is None or value <= limit
+CONDITIONS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "direction": ("direction", operator.eq),
+    "max_channels": ("channels", operator.le),
+    "min_channels": ("channels", operator.ge),
+    "min_input_channels": ("inputs", operator.ge),
+    "max_input_channels": ("inputs", operator.le),
+    "max_output_channels": ("outputs", operator.le),
+    "max_size": ("size", operator.le),
+    "max_tiles": ("tiles", operator.le),
+    "kernel": ("kernel", operator.eq),
+    "places": ("places", lambda places, multiple: places % multiple == 0),
+    "aligned": ("aligned", operator.eq),
+    "pointwise": ("pointwise", operator.eq),
+    "grouped": ("grouped", operator.eq),
+    "depthwise": ("depthwise", operator.eq),
+}
+"""The conditions of rules: the feature of a call that each depends on, and how it is compared."""
 
 
-def _at_least(value: int, limit: int | None) -> bool:
-    return limit is None or value >= limit
+@lru_cache(maxsize=2**16)  # a trace repeats its calls, and a search asks for them again
+def features_of(call: ConvolutionCall, align: int) -> Mapping[str, Any]:
+    """Return the features of a call that rules have conditions on."""
+    outputs, inputs, *kernel = call.weight
+    return {
+        "direction": call.direction,
+        "channels": max(outputs, inputs),
+        "inputs": inputs,
+        "outputs": outputs,
+        "size": call.x[-1],
+        "tiles": _tiles(call.weight),
+        "kernel": kernel[0] if len(set(kernel)) == 1 else None,
+        "places": _places(call.y),
+        "aligned": outputs % align == inputs % align == 0,
+        "pointwise": max(kernel) == 1,
+        "grouped": call.groups > 1,
+        "depthwise": call.is_depthwise,
+    }
 
 
 def _places(shape: tuple[int, ...]) -> int:
@@ -164,13 +188,14 @@ class DeviceProfile:
         """Return the workspace of a library call on this device."""
         if isinstance(call, ConvolutionCall):
             rule = next((item for item in self.convolution if item.matches(call, self.align_channels)), None)
-            return _convolution_bytes(call, rule, self.align_channels) if rule else 0
+            return workspace_of_rule(call, rule, self.align_channels) if rule else 0
         if isinstance(call, ReductionCall):
             return split_bytes(call, self.multiprocessors, self.compute_capability)
         return {"cublas": self.cublas_workspace_bytes, "cublaslt": self.cublaslt_workspace_bytes}[call.library]
 
 
-def _convolution_bytes(call: ConvolutionCall, rule: ConvolutionWorkspace, align: int) -> int:
+def workspace_of_rule(call: ConvolutionCall, rule: ConvolutionWorkspace, align: int) -> int:
+    """Return the workspace of a call that a rule matches."""
     amounts = (_padded(call.x, align, (1,)), _padded(call.y, align, (1,)), _padded(call.weight, align, (0, 1)))
     chosen = (rule.copies, rule.output_copies, rule.weight_copies)
     copies = (rule.copies if item is None else item for item in chosen)

@@ -1,0 +1,114 @@
+"""Rules from probes: every rule of the shipped sets is found again, on calls that were no probes."""
+
+import random
+from dataclasses import asdict, replace
+
+import pytest
+import yaml
+
+from vramcast.dataset_builder.device_command import main
+from vramcast.dataset_builder.devices import CONF, load_profile, read_rules
+from vramcast.dataset_builder.golden import golden_specs
+from vramcast.dataset_builder.measure.cuda.gpu_probes import GpuProbes
+from vramcast.dataset_builder.measure.cuda.probe_child import convolution_workspace, library_workspaces
+from vramcast.dataset_builder.measure.virtual import trace_spec
+from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.virtual_gpu.calibration.agreement import agreement
+from vramcast.virtual_gpu.calibration.probes import design, random_probes
+from vramcast.virtual_gpu.calibration.probing import RuleSearch
+from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+from vramcast.virtual_gpu.profile import ConvolutionWorkspace, parse_profile
+from vramcast.virtual_gpu.simulate import simulate
+from vramcast.virtual_gpu.sizes import MIB
+
+SETS = sorted(path.stem for path in (CONF / "device" / "rules").glob("*.yaml"))
+
+
+def profile_with(rules, align=4):
+    settings = {"name": "truth", "title": "A GPU", "total_mib": 16000, "compute_capability": 8.0, "context_mib": 300}
+    return parse_profile({**settings, "align_channels": align, "convolution": rules})
+
+
+def searched(truth, disturb=lambda size: size):
+    """Return a search on the virtual GPU, and the profile that it leads to."""
+    search = RuleSearch(lambda probes: {probe: disturb(truth.workspace_bytes(probe.call)) for probe in probes})
+    search.run()
+    return search, replace(profile_with([]), convolution=search.rules, align_channels=search.align)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_rule_of_a_shipped_set_is_recovered(name):
+    truth = profile_with(read_rules(name)["convolution"])
+    search, profile = searched(truth)
+    result = agreement(truth, profile, search.learned.keys() | search.checked.keys(), 4000, seed=1)
+    assert result.equal == result.calls > 3900
+    assert {rule.verdict for rule in result.rules} == {"recovered"}
+    assert min(rule.calls for rule in result.rules) > 50
+    assert search.shares[-1] == 1.0
+    assert len(search.rules) <= len(truth.convolution) + 6
+
+
+def test_another_alignment_and_other_amounts_are_found():
+    rules = [{"direction": "weight", "aligned": False, "copies": 0.5, "extra_mib": 12}, {"copies": 3.0}]
+    search, _ = searched(profile_with(rules, align=8))
+    assert search.align == 8
+    assert {(rule.copies, rule.extra_mib) for rule in search.rules} == {(0.5, 12), (3.0, 0)}
+
+
+def test_disturbed_probes_do_not_decide(monkeypatch):
+    monkeypatch.setattr("vramcast.virtual_gpu.calibration.probing._MOST_ROUNDS", 2)
+    source = random.Random(0)
+    truth = profile_with(read_rules("cudnn9_ampere_consumer")["convolution"])
+    search, profile = searched(truth, lambda size: size + (source.random() < 0.01) * source.randint(1, 40 * MIB))
+    result = agreement(truth, profile, (), 2000, seed=1)
+    assert result.equal > 0.99 * result.calls
+    assert search.wrong(search.checked), "the disturbed probes"
+
+
+def test_a_wrong_and_an_unreachable_rule_are_reported():
+    rules = [{"grouped": True, "copies": 0.0}, {"depthwise": True, "copies": 2.0}, {"copies": 1.0}]
+    other = replace(profile_with([]), convolution=(ConvolutionWorkspace(copies=1.0),))
+    result = agreement(profile_with(rules), other, (), 500, seed=0)
+    assert [rule.verdict for rule in result.rules] == ["differs", "unreachable", "recovered"]
+    assert result.equal < result.calls
+
+
+def test_the_child_measures_workspaces_to_the_byte():
+    profile = load_profile("a100_40gb_gpumemnet_2024")
+    with VirtualCuda(profile, options=AllocatorOptions()):
+        libraries = library_workspaces()
+        probes = random_probes(60, random.Random(3))
+        sizes = [convolution_workspace(probe.call) for probe in probes]
+    assert libraries["cublas_workspace_bytes"] == profile.cublas_workspace_bytes
+    assert libraries["cublaslt_workspace_bytes"] == profile.cublaslt_workspace_bytes
+    assert sizes == [profile.workspace_bytes(probe.call) for probe in probes]
+    assert len(set(sizes)) > 20
+
+
+def test_measured_probes_are_kept_and_not_measured_again(tmp_path, monkeypatch):
+    probes, requests = design(6, seed=0), []
+
+    def measure(self, new):
+        requests.append(len(new))
+        return {"event": "result", "workspaces": [None, *range(1, len(new))], "cublas_workspace_bytes": 7}
+
+    monkeypatch.setattr(GpuProbes, "_measure", measure)
+    first = GpuProbes(tmp_path / "probes.jsonl")
+    assert first(probes) == dict(zip(probes[1:], range(1, 6), strict=True)), "the GPU was too small for one"
+    again = GpuProbes(tmp_path / "probes.jsonl")
+    assert again(probes) == first(probes)
+    assert again.libraries == {"cublas_workspace_bytes": 7}
+    assert requests == [6]
+
+
+def test_the_command_recovers_a_device_from_the_virtual_gpu(tmp_path, capsys):
+    path = tmp_path / "mine.yaml"
+    assert main(["calibrate", "mine", "--from-device", "rtx_4060", "-o", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:5]] == ["recovered"] * 4
+    truth, mine = load_profile("rtx_4060"), parse_profile(yaml.safe_load(path.read_text()))
+    fitted = ("context_mib", "cudnn_mib", "batch_norm_mib", "align_channels", "cublas_workspace_bytes")
+    assert [asdict(mine)[name] for name in fitted] == [asdict(truth)[name] for name in fitted]
+    trace = trace_spec(golden_specs()["mobilenet"], truth.compute_capability)
+    peaks = [simulate(trace, profile, AllocatorOptions()).device_used_bytes for profile in (truth, mine)]
+    assert peaks[0] == peaks[1]

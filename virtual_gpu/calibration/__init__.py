@@ -1,0 +1,1 @@
+"""Calibration: find the constants and workspace rules of a device profile from measurements."""
