@@ -3,13 +3,17 @@
 Usage: python peft_comparison.py PARAMETERS, a JSON object.
 """
 
+from contextlib import nullcontext
+
 import torch
 from common import parameters, untrained, write_figures
 from peft import get_peft_model
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from peft.optimizers import create_lorafa_optimizer
+from transformers import GenerationConfig
 
 STEPS = 2
+PROMPTS, MAX_LENGTH, NEW_TOKENS = 50, 800, 300
 ALLOCATING = {"ADALORA", "ADAMSS"}
 
 
@@ -18,18 +22,24 @@ def main():
     job = parameters()
     network = untrained(job["network"], torch.bfloat16, "sdpa")
     if job["checkpointing"]:
+        network.enable_input_require_grads()
         network.gradient_checkpointing_enable()
     if job["adapter"]:
         kind = PEFT_TYPE_TO_CONFIG_MAPPING[job["adapter"]["kind"]]
         config = kind(**job["adapter"]["config"], task_type="CAUSAL_LM")
         network = get_peft_model(network, config, autocast_adapter_dtype=job["adapter"]["autocast"])
     optimizer = _optimizer(network, job["optimizer"])
-    _evaluate(network, job)
+    network.eval()
+    with network.disable_adapter() if job["evaluates_base"] else nullcontext():
+        _evaluate(network, job)
+    network.train()
     for step in range(1, STEPS + 1):
         torch.cuda.empty_cache()  # every tenth step: the longest batch is the first of the next twenty
         _train(network, optimizer, job)
         if job["adapter"] and job["adapter"]["kind"] in ALLOCATING:
             network.base_model.update_and_allocate(step)
+    if torch.cuda.max_memory_reserved() < torch.cuda.memory_allocated() + 2 * _cache_bytes(network.config):
+        _generate(network)  # otherwise it cannot be the peak
     write_figures(job)
 
 
@@ -48,13 +58,26 @@ def _batch(job):
 @torch.inference_mode()
 def _evaluate(network, job):
     """Compute the loss of one batch, token by token, before training."""
-    network.eval()
     batch = _batch(job)
     logits = network(**batch).logits
     for row, target in zip(logits, batch["input_ids"], strict=True):
         length = len(target)
         torch.nn.functional.cross_entropy(row[-length:][:-1], target[1:], reduction="none")
-    network.train()
+
+
+def _cache_bytes(config):
+    """Return the size of all keys and values of the longest generation."""
+    return PROMPTS * MAX_LENGTH * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 2
+
+
+@torch.inference_mode()
+def _generate(network):
+    """Answer the prompts of the evaluation, each with as many tokens as it may have."""
+    network.eval()
+    torch.cuda.empty_cache()
+    prompts = torch.ones((PROMPTS, MAX_LENGTH - NEW_TOKENS), dtype=torch.long, device="cuda")
+    config = GenerationConfig(max_length=MAX_LENGTH, pad_token_id=0)
+    network.generate(input_ids=prompts, attention_mask=torch.ones_like(prompts), generation_config=config)
 
 
 def _train(network, optimizer, job):
