@@ -92,9 +92,11 @@ class Simulator:
         try:
             return self._simulate(options, profiles)
         except Exception as error:
-            if not isinstance(self.job, ModuleJob) or not needs_device(error) or self.job.setup(options).needs_trace:
+            if not isinstance(self.job, ModuleJob) or not needs_device(error):
                 raise
             training = self.job.setup(options)
+            if replace(training, adapter=None, quantize=None).needs_trace:
+                raise
             try:
                 self._live = LiveJob(self.job, training, profiles[0])
             except Exception as second:  # the first error is about the network as it was given
