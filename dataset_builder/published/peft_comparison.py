@@ -6,9 +6,7 @@ import re
 from vramcast.dataset_builder.published.job import PublishedJob, Record
 from vramcast.dataset_builder.published.networks import network
 
-_LENGTHS = (
-    "prompts and the longest batch of PEFT's runs have their caps of tokens in every row; the lengths are not published"
-)
+_LENGTHS = "the longest batch of PEFT's runs has its cap of tokens in every row; the lengths are not published"
 
 
 def job_of(record: Record) -> PublishedJob | str:

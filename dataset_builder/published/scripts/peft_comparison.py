@@ -10,10 +10,8 @@ from common import parameters, untrained, write_figures
 from peft import get_peft_model
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from peft.optimizers import create_lorafa_optimizer
-from transformers import GenerationConfig
 
 STEPS = 2
-PROMPTS, MAX_LENGTH, NEW_TOKENS = 50, 800, 300
 ALLOCATING = {"ADALORA", "ADAMSS"}
 
 
@@ -38,8 +36,6 @@ def main():
         _train(network, optimizer, job)
         if job["adapter"] and job["adapter"]["kind"] in ALLOCATING:
             network.base_model.update_and_allocate(step)
-    if torch.cuda.max_memory_reserved() < torch.cuda.memory_allocated() + 2 * _cache_bytes(network.config):
-        _generate(network)  # otherwise it cannot be the peak
     write_figures(job)
 
 
@@ -63,21 +59,6 @@ def _evaluate(network, job):
     for row, target in zip(logits, batch["input_ids"], strict=True):
         length = len(target)
         torch.nn.functional.cross_entropy(row[-length:][:-1], target[1:], reduction="none")
-
-
-def _cache_bytes(config):
-    """Return the size of all keys and values of the longest generation."""
-    return PROMPTS * MAX_LENGTH * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 2
-
-
-@torch.inference_mode()
-def _generate(network):
-    """Answer the prompts of the evaluation, each with as many tokens as it may have."""
-    network.eval()
-    torch.cuda.empty_cache()
-    prompts = torch.ones((PROMPTS, MAX_LENGTH - NEW_TOKENS), dtype=torch.long, device="cuda")
-    config = GenerationConfig(max_length=MAX_LENGTH, pad_token_id=0)
-    network.generate(input_ids=prompts, attention_mask=torch.ones_like(prompts), generation_config=config)
 
 
 def _train(network, optimizer, job):
