@@ -1,4 +1,4 @@
-"""Denoising networks of diffusers, with the inputs that its pipelines give them: noisy latents, times, encoded texts."""
+"""Denoising networks of diffusers, with the inputs of its pipelines: noisy latents, times, encoded texts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

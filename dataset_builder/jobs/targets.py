@@ -15,7 +15,8 @@ GPUMEMNET = "gpumemnet:"
 """Prefix of a file name of the public data sets, which encodes a spec."""
 FORMS = (
     "path/to/file.py:factory, package.module:factory, timm:NAME, hf:NAME, hf:path/to/config.json, diffusers:NAME, "
-    f"torchvision:NAME, {GPUMEMNET}FILENAME, a spec (.json, .yaml), or a layer table (.json, or the text of torchinfo or torchsummary)"
+    f"torchvision:NAME, {GPUMEMNET}FILENAME, a spec (.json, .yaml), "
+    "or a layer table (.json, or the text of torchinfo or torchsummary)"
 )
 
 

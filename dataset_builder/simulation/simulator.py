@@ -36,8 +36,8 @@ _UNBOUNDED_MIB = 2**30
 _CURVE_POINTS = 600
 _MOST_COSTS = 50
 LIBRARIES = (
-    "timm", "transformers", "diffusers", "torchvision", "lightning", "pytorch_lightning", "peft", "bitsandbytes", "torchao",
-    "torch_geometric",
+    "timm", "transformers", "diffusers", "torchvision", "lightning", "pytorch_lightning", "peft", "bitsandbytes",
+    "torchao", "torch_geometric",
 )  # fmt: skip
 """Libraries whose version is part of an answer if the network has modules of theirs."""
 
