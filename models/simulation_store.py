@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
@@ -26,14 +27,19 @@ from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.records import content_hash
 from vramcast.virtual_gpu.version import VERSION
 
-_LIBRARIES = ("torch", "timm", "transformers", "torchvision")
+_LIBRARIES = ("timm", "transformers", "torchvision", "diffusers")
+_LIBRARIES_OF = {"timm": ("timm",), "hf": ("transformers",), "torchvision": ("torchvision",), "diffusers": ("diffusers",)}
 _TIMEOUT_SECONDS = 600.0
 
 
 @cache
-def simulation_versions() -> dict[str, str | int | None]:
-    """Return the versions that decide a simulation: of the virtual GPU and of the libraries that it traces."""
-    return {"virtual_gpu": VERSION, **{name: _installed(name) for name in _LIBRARIES}}
+def simulation_versions(family: str | None = None) -> dict[str, str | int | None]:
+    """Return the versions that decide a simulation: of the virtual GPU, torch, and the libraries of a family.
+
+    A generated network depends on no library, one of a library on that library alone. Without a family, all count.
+    """
+    libraries = () if family in FAMILIES else _LIBRARIES_OF.get(str(family), _LIBRARIES)
+    return {"virtual_gpu": VERSION, "torch": _installed("torch"), **{name: _installed(name) for name in libraries}}
 
 
 def _installed(library: str) -> str | None:
@@ -76,19 +82,24 @@ class SimulationStore:
 
     def measure(self, specs: Iterable[Spec], profile: DeviceProfile) -> dict[str, Measurement]:
         """Return the simulated measurement of each spec by its id, without the layer tables."""
-        wanted = {spec.id: spec for spec in specs}
-        journal = self._journal(profile)
-        stored = dict(_read(journal, wanted))
-        missing = [spec for key, spec in wanted.items() if key not in stored or not self._has_table(spec)]
-        if missing:
-            stored.update(self._simulate(missing, profile, journal))
+        by_family: dict[str, dict[str, Spec]] = defaultdict(dict)
+        for spec in specs:
+            by_family[spec.family][spec.id] = spec
+        stored: dict[str, Measurement] = {}
+        for family, wanted in by_family.items():
+            journal = self._journal(profile, family)
+            stored.update(_read(journal, wanted))
+            missing = [spec for key, spec in wanted.items() if key not in stored or not self._has_table(spec)]
+            if missing:
+                stored.update(self._simulate(missing, profile, journal))
         return stored
 
     def _simulate(
         self, specs: list[Spec], profile: DeviceProfile, directory: Path
     ) -> Iterator[tuple[str, Measurement]]:
         backend, versions = VirtualBackend(profile, tables=True), software_versions()
-        with JournalWriter(directory, {"profile": asdict(profile), "versions": simulation_versions()}) as journal:
+        versions_of = simulation_versions(specs[0].family)
+        with JournalWriter(directory, {"profile": asdict(profile), "versions": versions_of}) as journal:
             for spec, result in self._results(backend, specs):
                 if result.measurement.status not in (Status.OK, Status.OOM):
                     print(f"note: {spec.id} was not simulated: {result.measurement.evidence}", file=sys.stderr)
@@ -103,8 +114,9 @@ class SimulationStore:
         results = LocalExecutor(self.workers, _TIMEOUT_SECONDS).run(backend, specs)
         yield from bar(results, total=len(specs), unit="row", desc="virtual GPU")
 
-    def _journal(self, profile: DeviceProfile) -> Path:
-        return self.directory / content_hash({"profile": asdict(profile), "versions": simulation_versions()})
+    def _journal(self, profile: DeviceProfile, family: str) -> Path:
+        versions = simulation_versions(family)
+        return self.directory / content_hash({"profile": asdict(profile), "family": family, "versions": versions})
 
     def _table(self, spec: Spec) -> LayerTable:
         if spec.family in FAMILIES:  # computed from the plan in milliseconds
@@ -115,7 +127,7 @@ class SimulationStore:
         return spec.family in FAMILIES or self._table_path(spec).exists()
 
     def _table_path(self, spec: Spec) -> Path:
-        key = {"family": spec.family, "network": dict(spec.network), "versions": simulation_versions()}
+        key = {"family": spec.family, "network": dict(spec.network), "versions": simulation_versions(spec.family)}
         return self.directory / "tables" / f"{content_hash(key)}.json"
 
     def _write_table(self, spec: Spec, table: LayerTable) -> None:

@@ -23,6 +23,11 @@ PUBLISHED = {
     "deepseek-v2-lite": 15_706_484_224, "deepseek-r1-distill-qwen-1.5b": 1_777_088_000,
     "gpt-oss-20b": 20_914_757_184, "gpt-oss-120b": 116_829_156_672, "vit-base": 86_567_656, "vit-large": 304_326_632,
     "whisper-tiny": 37_760_640, "whisper-small": 241_734_912, "whisper-large-v3": 1_543_490_560,
+    "whisper-base": 72_593_920, "whisper-medium": 763_857_920, "whisper-large": 1_543_304_960, "vit-huge": 632_045_800,
+    "bert-base": 109_514_298, "bert-large": 335_174_458, "roberta-base": 124_697_433, "roberta-large": 355_412_057,
+    "distilbert-base": 66_985_530, "gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200, "t5-small": 60_506_624, "t5-base": 222_903_552, "t5-large": 737_668_096,
+    "bart-base": 139_420_416,
 }  # fmt: skip
 VISION_TOWER = 416_866_032
 WITH_VISION = {"gemma-3-4b-text": 4_300_079_472, "gemma-3-12b-text": 12_187_325_040, "gemma-3-27b-text": 27_432_406_640}

@@ -143,6 +143,67 @@ def test_a_quantised_base_has_the_bytes_of_its_library(simulator, form, bytes_of
     assert memory["parameters"] == pytest.approx(expected, rel=0.02)
 
 
+TWO_LAYERS = """
+from torch import nn
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (nn.Linear(1024, 1024, bias=False) for _ in range(2))
+        self.out = nn.Linear(1024, 16, bias=False)
+
+    def forward(self, inputs):
+        return self.out(self.b(self.a(inputs)))
+"""
+WEIGHT = INPUT = 2
+"""MiB of a weight in 16 bits, and of a batch of 8 x 64 inputs in fp32; half as much in 16 bits."""
+TENSORS_AT_PEAK = {
+    # second layer, backward: inputs; gradients of output, adapter's input and input; dequantised weight
+    "nf4": INPUT / 2 + 3 * INPUT / 2 + WEIGHT, "fp4": INPUT / 2 + 3 * INPUT / 2 + WEIGHT,
+    "nf4_dq": INPUT / 2 + 3 * INPUT / 2 + WEIGHT,
+    # second layer, forward, adapters in fp32: inputs of the network and of the layer; those of both adapters in fp32;
+    # the product; the output of the adapter, and scaled
+    "gptq": 2 * INPUT / 2 + 2 * INPUT + INPUT / 2 + 2 * INPUT,
+    # the same, and the input of the step before, which the library's context holds as long as its output lives
+    "int8": 2 * INPUT / 2 + 2 * INPUT + INPUT / 2 + 2 * INPUT + INPUT / 2,
+    # the same with an adapter in bf16, which keeps the layer's own input; and the dequantised weight
+    "torchao_int8": 2 * INPUT / 2 + INPUT / 2 + 2 * INPUT / 2 + WEIGHT,
+    # second layer, backward: inputs; input of the first adapter; fp16 input; gradient, in fp16 too; weight, 8 times too
+    "awq": INPUT / 2 + INPUT + INPUT / 2 + 2 * INPUT / 2 + 9 * WEIGHT,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def two_layers(tmp_path_factory):
+    path = tmp_path_factory.mktemp("two") / "network.py"
+    path.write_text(TWO_LAYERS)
+    python = interpreter_for("peft", "transformers")
+    request = BuildRequest(target=parse_target(f"{path}:Network"), inputs=("64,1024",), python=python)
+    with ChildSimulator(request) as child:
+        yield child
+
+
+@pytest.mark.parametrize("form", TENSORS_AT_PEAK)
+def test_a_training_step_on_a_quantised_base(two_layers, form):
+    library = {"gptq": "peft", "awq": "peft", "torchao_int8": "torchao"}.get(form, "bitsandbytes")
+    interpreter_for("peft", "transformers", library)
+    adapter = "lora:r=8,targets=a,b,autocast_adapter_dtype=False"
+    options = {"batch_size": 8, "optimizer": "sgd", "adapter": adapter, "quantize": form}
+    peak = simulated(two_layers, **options).peaks[DEVICE].unbounded
+    tensors = peak.requested_bytes - peak.breakdown["parameters"] - peak.breakdown["workspace"]
+    assert tensors / 2**20 == pytest.approx(TENSORS_AT_PEAK[form], abs=0.11)  # and the small tensors of rank 8
+
+
+def test_adapters_that_read_weights_are_made_without_them(simulator):
+    shira = used(simulated(simulator, adapter="shira:r=8,targets=q_proj,v_proj"))
+    assert shira["optimizer_state"] == 2 * 4 * LAYERS * 2 * 8 * 2 * HIDDEN
+    interpreter_for("peft", "transformers", "sklearn")
+    adamss = used(simulated(simulator, adapter="adamss:r=16,num_subspaces=4,targets=q_proj,v_proj"))
+    trained = LAYERS * 2 * (4 * 16 + HIDDEN)  # of rank 1: a row for each subspace, a column for all outputs
+    assert adamss["optimizer_state"] == pytest.approx(2 * 4 * trained, rel=0.5)
+    assert adamss["optimizer_state"] >= 2 * 4 * trained  # each of the small tensors has a block
+
+
 def test_errors_of_peft_are_one_sentence(simulator):
     with pytest.raises(UserError, match=r"expected an adapter of .*found 'lorra'"):
         simulated(simulator, adapter="lorra")

@@ -108,9 +108,12 @@ def test_an_adapter_keeps_its_configuration() -> None:
         "peft": 'LORA: {"r": 32, "use_dora": true}; trainable=9', "optimizer": 'AdamW {"lr": 0.0001}',
         "dtype": "bfloat16 use_amp=False autocast_adapter_dtype=True", "seq_len": "<= 768 (dynamic padding)",
         "checkpointing": "no", "micro_batch": "4", "value_published": "20321402880",
+        "framework_versions": "torch 2.13.0+cu130; transformers 5.13.1; peft 0.19.2.dev0",
     }  # fmt: skip
     job = peft_comparison.job_of(record)
-    assert isinstance(job, PublishedJob)
+    assert isinstance(job, PublishedJob) and (job.stack, job.parameters["evaluates_base"]) == ("peft-0.20", True)
+    older = peft_comparison.job_of({**record, "framework_versions": "torch 2.9.0; transformers 4.57.1; peft 0.18.1"})
+    assert isinstance(older, PublishedJob) and (older.stack, older.parameters["evaluates_base"]) == ("peft-0.18", False)
     assert job.parameters["adapter"] == {"kind": "LORA", "config": {"r": 32, "use_dora": True}, "autocast": True}
     assert (job.parameters["length"], job.parameters["optimizer"]["options"]) == (768, {"lr": 0.0001})
     assert job.assumptions

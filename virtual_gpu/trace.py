@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from vramcast.errors import UntraceableError
+from vramcast.virtual_gpu import int8_kernels
 from vramcast.virtual_gpu.allocator import MAIN_STREAM
 from vramcast.virtual_gpu.replay import EMPTY_CACHE, FREE, STREAM_OPERATION
 from vramcast.virtual_gpu.shapes import SHAPES
@@ -189,6 +190,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kernel = self._kernels.get(func)
         if kernel is not None:
             out = kernel(self, args, kwargs)
+            if out is not NotImplemented:
+                return out
+        elif func.namespace == int8_kernels.NAMESPACE:
+            out = int8_kernels.int8_kernel(self, func, args, kwargs)
             if out is not NotImplemented:
                 return out
         rule = SHAPES.get(func)

@@ -1,12 +1,15 @@
 """Builds networks of other libraries by name. No weights are downloaded; a library is imported when it is used."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vramcast.dataset_builder.families.diffusion import build_denoiser
+from vramcast.dataset_builder.families.keyword_inputs import KeywordInputs
 from vramcast.dataset_builder.families.libraries import import_library
 from vramcast.dataset_builder.families.meta_device import build_on_meta
 from vramcast.dataset_builder.families.script_networks import build_script_network
@@ -113,19 +116,6 @@ def _hugging_face_inputs(subject: Any, network: Network) -> dict[str, InputTenso
     return {**inputs, "labels": InputTensor(tokens, vocabulary)}
 
 
-class KeywordInputs(nn.Module):
-    """Passes positional inputs to a module by keyword."""
-
-    def __init__(self, subject: nn.Module, names: Sequence[str]) -> None:
-        super().__init__()
-        self.subject = subject
-        self.names = names
-
-    def forward(self, *inputs: Tensor) -> Any:
-        """Call the module with named inputs."""
-        return self.subject(**dict(zip(self.names, inputs, strict=True)))
-
-
 class FirstReplica(nn.Module):
     """The first GPU of torch.nn.DataParallel: it holds the whole batch, computes its share, and gathers all outputs.
 
@@ -158,5 +148,6 @@ _BUILDERS: Mapping[str, Callable[[Network, str], Built]] = {
     "timm": _timm,
     "torchvision": _torchvision,
     "hf": _hugging_face,
+    "diffusers": lambda network, device: build_denoiser(network, partial(_build_on, device)),
     "script": _script,
 }

@@ -19,12 +19,12 @@ _MISSING_OPERATOR = re.compile(r"operator torchvision::\w+ does not exist")
 
 
 def import_library(name: str) -> ModuleType:
-    """Import timm, transformers or torchvision, or raise a `UserError` that names the extra to install."""
+    """Import timm, transformers, diffusers or torchvision, or raise a `UserError` that names the extra to install."""
     tolerate_broken_torchvision()
     try:
         return import_module(name)
     except ImportError as error:
-        extra = {"transformers": "hf"}.get(name, "timm")
+        extra = {"transformers": "hf", "diffusers": "diffusers"}.get(name, "timm")
         raise UserError(
             f"expected the library {name} to be installed, found none: pip install 'vramcast[{extra}]'"
         ) from error

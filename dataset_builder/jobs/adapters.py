@@ -1,12 +1,14 @@
 """Adapters of peft on a network of the meta device, by running peft itself."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 from torch import nn
 
+from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.families.libraries import tolerate_broken_torchvision
 from vramcast.dataset_builder.families.meta_device import to_meta
 from vramcast.errors import UserError, suggestion
@@ -34,6 +36,8 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "P_TUNING": {"num_virtual_tokens": 20, "encoder_hidden_size": 128},
 }
 """Arguments that a type cannot do without."""
+_READ_WEIGHTS = {"ADAMSS", "SHIRA"}
+"""Types that read the values of weights when they are made."""
 
 
 def peft_library() -> ModuleType:
@@ -62,7 +66,8 @@ def add_adapter(peft: Any, module: nn.Module, text: str) -> nn.Module:
     try:
         config = configs[kind](**values)
         # made on the CPU: peft gives adapters that are on meta already neither the dtype of their base nor their own
-        adapted: nn.Module = peft.get_peft_model(module, config, autocast_adapter_dtype=cast)
+        with host_weights(module) if kind in _READ_WEIGHTS else nullcontext():
+            adapted: nn.Module = peft.get_peft_model(module, config, autocast_adapter_dtype=cast)
     except Exception as error:  # types of peft check their arguments in many ways, and some read weights
         reason = " ".join(str(error).split())
         raise UserError(
@@ -70,6 +75,17 @@ def add_adapter(peft: Any, module: nn.Module, text: str) -> nn.Module:
             f"{reason[:300]}; change it"
         ) from error
     return to_meta(adapted)
+
+
+@contextmanager
+def host_weights(module: nn.Module) -> Iterator[None]:
+    """Let the weights of a meta network pass for host tensors, whose values read as noise."""
+    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda  # noqa: PLC0415 - few adapters need it
+
+    with VirtualCuda(load_profile("a100_40gb"), unbounded=True) as gpu:
+        for weight in (*module.parameters(), *module.buffers()):
+            gpu.tracer.adopt_hollow(weight)
+        yield
 
 
 def _configurations(peft: Any) -> dict[str, Any]:

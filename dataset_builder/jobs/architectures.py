@@ -20,6 +20,9 @@ def _bert(hidden: int, layers: int, heads: int, vocabulary: int = 30522) -> Size
     }  # fmt: skip
 
 
+_ROBERTA: Sizes = {"max_position_embeddings": 514, "type_vocab_size": 1}
+
+
 def _gpt2(size: int, layers: int, heads: int) -> Sizes:
     return {"n_embd": size, "n_layer": layers, "n_head": heads}
 
@@ -77,8 +80,8 @@ def _vit(hidden: int, layers: int, heads: int, **more: Any) -> Sizes:
 ARCHITECTURES: Mapping[str, tuple[str, Sizes]] = {
     "bert-base": ("BertForMaskedLM", _bert(768, 12, 12)),
     "bert-large": ("BertForMaskedLM", _bert(1024, 24, 16)),
-    "roberta-base": ("RobertaForMaskedLM", {**_bert(768, 12, 12, 50265), "max_position_embeddings": 514}),
-    "roberta-large": ("RobertaForMaskedLM", {**_bert(1024, 24, 16, 50265), "max_position_embeddings": 514}),
+    "roberta-base": ("RobertaForMaskedLM", {**_bert(768, 12, 12, 50265), **_ROBERTA}),
+    "roberta-large": ("RobertaForMaskedLM", {**_bert(1024, 24, 16, 50265), **_ROBERTA}),
     "distilbert-base": ("DistilBertForMaskedLM", {}),
     "electra-base": ("ElectraForMaskedLM", {**_bert(768, 12, 12), "embedding_size": 768}),
     "albert-base-v2": ("AlbertForMaskedLM", {**_bert(768, 12, 12, 30000), "embedding_size": 128}),

@@ -14,15 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vramcast.dataset_builder.families.diffusion import denoising_step
 from vramcast.dataset_builder.families.external import build_external
 from vramcast.dataset_builder.families.libraries import import_library, tolerate_broken_torchvision
 from vramcast.dataset_builder.families.meta_device import build_on_meta
 from vramcast.dataset_builder.jobs.architectures import find_architecture
 from vramcast.dataset_builder.jobs.batches import MakeBatch, resized
+from vramcast.dataset_builder.jobs.diffusion_architectures import find_denoiser
 from vramcast.dataset_builder.jobs.job import ModuleJob
 from vramcast.dataset_builder.jobs.keras_networks import keras_input, keras_step
 from vramcast.dataset_builder.jobs.optimizers import single_optimizer
-from vramcast.dataset_builder.jobs.steps import trainer_step
+from vramcast.dataset_builder.jobs.steps import TrainingStep, trainer_step
 from vramcast.dataset_builder.jobs.targets import BuildRequest, Target, parse_shape
 from vramcast.dataset_builder.plan import InputTensor
 from vramcast.errors import UserError, suggestion
@@ -186,7 +188,7 @@ def _library_job(request: BuildRequest) -> ModuleJob:
         )
     network = _LIBRARIES[kind](request)
     module, inputs = build_external(kind, network)
-    return ModuleJob(module, partial(_random_batch, list(inputs)), trainer_step if kind == "hf" else None, family=kind)
+    return ModuleJob(module, partial(_random_batch, list(inputs)), _STEPS.get(kind), family=kind)
 
 
 def _input_shape(request: BuildRequest) -> tuple[int, ...] | None:
@@ -222,8 +224,7 @@ def _torchvision(request: BuildRequest) -> dict[str, Any]:
 def _hugging_face(request: BuildRequest) -> dict[str, Any]:
     """Return the architecture with sizes from a config.json or the built-in table; arguments override settings."""
     name, shape = request.target.name, _input_shape(request)
-    folder = Path(name) / "config.json"
-    path = folder if folder.is_file() else Path(name) if name.endswith(".json") else None
+    path = _config_path(name)
     architecture, sizes = find_architecture(name) if path is None else _read_config(path)
     network: dict[str, Any] = {"architecture": architecture, "config": {**sizes, **request.arguments}}
     if request.packed:
@@ -235,12 +236,29 @@ def _hugging_face(request: BuildRequest) -> dict[str, Any]:
     return {**network, "sequence": sequence if is_speech else sequence or _SEQUENCE}
 
 
+def _diffusers(request: BuildRequest) -> dict[str, Any]:
+    """Return a denoising network with settings as for transformers; an input is the shape of the latents."""
+    name, shape = request.target.name, _input_shape(request)
+    if shape is not None and len(shape) != 3:
+        raise UserError(f"expected the latents as --input CHANNELS,HEIGHT,WIDTH, found {shape}: write them like that")
+    path = _config_path(name)
+    architecture, settings = find_denoiser(name) if path is None else _read_config(path)
+    return {"architecture": architecture, "config": {**settings, **request.arguments}, "latents": list(shape or ())}
+
+
+def _config_path(name: str) -> Path | None:
+    folder = Path(name) / "config.json"
+    return folder if folder.is_file() else Path(name) if name.endswith(".json") else None
+
+
 def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"expected the config.json of a network at {path}, found: {error}; check the path") from error
     named = config.get("architectures") if isinstance(config, dict) else None
+    if isinstance(config, dict) and "_class_name" in config:  # diffusers
+        return config["_class_name"], {key: value for key, value in config.items() if not key.startswith("_")}
     if not named:
         raise UserError(f"expected 'architectures' in {path}, found none: add the class, as in [\"LlamaForCausalLM\"]")
     return named[0], {key: value for key, value in config.items() if key not in ("architectures", "model_type")}
@@ -250,4 +268,6 @@ _LIBRARIES: Mapping[str, Callable[[BuildRequest], dict[str, Any]]] = {
     "timm": _timm,
     "torchvision": _torchvision,
     "hf": _hugging_face,
+    "diffusers": _diffusers,
 }
+_STEPS: Mapping[str, TrainingStep] = {"hf": trainer_step, "diffusers": denoising_step}

@@ -17,6 +17,10 @@ def enable_checkpointing(module: nn.Module) -> None:
         if callable(switch):
             switch(gradient_checkpointing_kwargs={"use_reentrant": False})
             return
+        switch = getattr(part, "enable_gradient_checkpointing", None)  # diffusers
+        if callable(switch):
+            switch()
+            return
         switch = getattr(part, "set_grad_checkpointing", None)  # timm
         if callable(switch):
             switch(True)

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from vramcast.dataset_builder.families.external import KeywordInputs
+from vramcast.dataset_builder.families.keyword_inputs import KeywordInputs
 from vramcast.dataset_builder.jobs.adapters import add_adapter, is_of_transformers, peft_library
 from vramcast.dataset_builder.jobs.quantization import quantize_linears
 from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call

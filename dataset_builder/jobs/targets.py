@@ -10,12 +10,13 @@ from typing import Any, Self
 from vramcast.errors import UserError, check_count
 from vramcast.virtual_gpu.records import from_mapping
 
-LIBRARIES = ("timm", "hf", "torchvision")
+LIBRARIES = ("timm", "hf", "diffusers", "torchvision")
 GPUMEMNET = "gpumemnet:"
 """Prefix of a file name of the public data sets, which encodes a spec."""
 FORMS = (
-    "path/to/file.py:factory, package.module:factory, timm:NAME, hf:NAME, hf:path/to/config.json, torchvision:NAME, "
-    f"{GPUMEMNET}FILENAME, a spec (.json, .yaml), or a layer table (.json, or the text of torchinfo or torchsummary)"
+    "path/to/file.py:factory, package.module:factory, timm:NAME, hf:NAME, hf:path/to/config.json, diffusers:NAME, "
+    f"torchvision:NAME, {GPUMEMNET}FILENAME, a spec (.json, .yaml), "
+    "or a layer table (.json, or the text of torchinfo or torchsummary)"
 )
 
 

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 from vramcast.dataset_builder.families.meta_device import copy_to_meta
 from vramcast.dataset_builder.jobs.batches import input_shapes
 from vramcast.dataset_builder.jobs.checkpointing import enable_checkpointing
+from vramcast.dataset_builder.jobs.finetuning import with_finetuning
 from vramcast.dataset_builder.jobs.job import ModuleJob
 from vramcast.dataset_builder.jobs.keras_networks import build_variables
 from vramcast.dataset_builder.jobs.optimizers import OWN, factory_of
@@ -52,11 +53,12 @@ class LiveJob:
         self.profile = profile
         self._inputs: tuple[Mapping[str, Any], ...] = ()
         self._notes = job.batch.notes(training.batch_size)  # drawn before the loop: drawing is not part of the job
+        module = None if job.rebuild is not None else self._copied(job)
         self._gpu = VirtualCuda(
             profile, options=AllocatorOptions(), unbounded=True, nonzero_fraction=job.nonzero_fraction
         )
         with self._gpu:
-            self._train(job)
+            self._train(job, module)
 
     @property
     def trace(self) -> Trace:
@@ -91,9 +93,11 @@ class LiveJob:
         oom = replace(peaks.bounded, status=Status.OOM, evidence=replayed.oom_message)
         return replace(peaks, bounded=oom)
 
-    def _train(self, job: ModuleJob) -> None:
+    def _train(self, job: ModuleJob, copied: nn.Module | None) -> None:
         setup = self.training
-        module = self._rebuilt(job, job.rebuild) if job.rebuild is not None else self._copied(job)
+        module = copied or self._rebuilt(job, job.rebuild)  # type: ignore[arg-type]
+        if copied is not None:
+            self._place(copied)
         network = LossCall(module, job.step)
         optimizer = _optimizer(job, module, setup)
         dtype = DTYPES[setup.autocast] if setup.autocast else None
@@ -124,8 +128,9 @@ class LiveJob:
             module = module.to(DTYPES[setup.dtype])
         if setup.checkpointing:
             enable_checkpointing(module)
+        module, notes = with_finetuning(module, setup)
+        self._notes = (*self._notes, *notes)
         _attach_trainer(module)
-        self._place(module)
         return module
 
     def _batches(self, job: ModuleJob) -> Iterator[tuple[Any]]:

@@ -38,8 +38,8 @@ _UNBOUNDED_MIB = 2**30
 _CURVE_POINTS = 600
 _MOST_COSTS = 50
 LIBRARIES = (
-    "timm", "transformers", "torchvision", "lightning", "pytorch_lightning", "peft", "bitsandbytes", "torchao",
-    "torch_geometric",
+    "timm", "transformers", "diffusers", "torchvision", "lightning", "pytorch_lightning", "peft", "bitsandbytes",
+    "torchao", "torch_geometric",
 )  # fmt: skip
 """Libraries whose version is part of an answer if the network has modules of theirs."""
 
@@ -94,9 +94,11 @@ class Simulator:
         try:
             return self._simulate(options, profiles)
         except Exception as error:
-            if not isinstance(self.job, ModuleJob) or not needs_device(error) or self.job.setup(options).needs_trace:
+            if not isinstance(self.job, ModuleJob) or not needs_device(error):
                 raise
             training = self.job.setup(options)
+            if replace(training, adapter=None, quantize=None).needs_trace:
+                raise
             try:
                 self._live = LiveJob(self.job, training, profiles[0])
             except Exception as second:  # the first error is about the network as it was given

@@ -22,7 +22,9 @@ from vramcast.virtual_gpu.cuda.operators import (
 from vramcast.virtual_gpu.cuda.sparse import is_sparse, storage_key
 
 MOST_ELEMENTS = 2**20
-"""Of whole numbers and truth values."""
+"""Of whole numbers."""
+MOST_TRUTHS = 2**24
+"""Of a mask, such as one of the weights of a layer."""
 MOST_FLOATS = 2**12
 """Of a tensor of floats that comes from the host."""
 MOST_DERIVED_FLOATS = 2**16
@@ -111,15 +113,17 @@ class HostValues:
         if not tensors:
             if name not in _VALUE_FREE_FACTORIES or _factory_elements(name, args) > _most(kwargs.get("dtype")):
                 return None
-        elif not self._all_known(tensors, args[0] if name in _WHOLE_WRITES or func is aten.copy_.default else None):
+        elif not _becomes_mask(func, args, kwargs) and not self._all_known(
+            tensors, args[0] if name in _WHOLE_WRITES or func is aten.copy_.default else None
+        ):
             return None
         return self._run(func, operator, args, kwargs)
 
     def _all_known(self, tensors: list[Tensor], overwritten: Any) -> bool:
         total = 0
         for tensor in tensors:
-            total += tensor.numel()
-            if tensor.numel() > MOST_ELEMENTS or total > _MOST_INPUT_ELEMENTS:
+            total += 0 if tensor.dtype is torch.bool else tensor.numel()
+            if tensor.numel() > _most_known(tensor.dtype) or total > _MOST_INPUT_ELEMENTS:
                 return False
             if is_sparse(tensor):
                 return False
@@ -168,6 +172,12 @@ class HostValues:
         return self._run(func, operator_of(func), (bare, *args[1:]), kwargs)
 
 
+def _becomes_mask(func: Any, args: Any, kwargs: Any) -> bool:
+    """Return True for a copy to the device as truth values, which the host converts (Copy.cu, copy_kernel_cuda)."""
+    is_copy = func is aten._to_copy.default and kwargs.get("dtype") is torch.bool
+    return is_copy and not is_meta(args[0]) and args[0].numel() <= MOST_TRUTHS
+
+
 def _arbitrary(args: Any, kwargs: Any) -> Tensor | None:
     """Return zeros for new memory of whole numbers or truth values: any value would be as true."""
     like = args[0] if args and isinstance(args[0], Tensor) else None
@@ -178,18 +188,22 @@ def _arbitrary(args: Any, kwargs: Any) -> Tensor | None:
     elements = 1
     for size in shape:
         elements *= size
-    if dtype.is_floating_point or dtype.is_complex or elements > MOST_ELEMENTS:
+    if dtype.is_floating_point or dtype.is_complex or elements > _most_known(dtype):
         return None
     return torch.zeros(shape, dtype=dtype)
 
 
 def _most(dtype: torch.dtype | None) -> int:
-    return MOST_FLOATS if dtype is None or dtype.is_floating_point or dtype.is_complex else MOST_ELEMENTS
+    return MOST_FLOATS if dtype is None or dtype.is_floating_point or dtype.is_complex else _most_known(dtype)
+
+
+def _most_known(dtype: torch.dtype) -> int:
+    return MOST_TRUTHS if dtype is torch.bool else MOST_ELEMENTS
 
 
 def _worth_keeping(tensor: Tensor) -> bool:
     is_number = tensor.is_floating_point() or tensor.is_complex()
-    return tensor.numel() <= (MOST_DERIVED_FLOATS if is_number else MOST_ELEMENTS)
+    return tensor.numel() <= (MOST_DERIVED_FLOATS if is_number else _most_known(tensor.dtype))
 
 
 def _factory_elements(name: str, args: Any) -> int:

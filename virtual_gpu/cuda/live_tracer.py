@@ -14,7 +14,7 @@ from vramcast.virtual_gpu.cuda.data_dependent import DYNAMIC, DynamicShapes
 from vramcast.virtual_gpu.cuda.devices import META, is_meta
 from vramcast.virtual_gpu.cuda.host_values import HostValues
 from vramcast.virtual_gpu.cuda.live_memory import LiveMemory
-from vramcast.virtual_gpu.cuda.operators import aten, tensors_in
+from vramcast.virtual_gpu.cuda.operators import aten, operator_of, tensors_in
 from vramcast.virtual_gpu.cuda.reading import Reader
 from vramcast.virtual_gpu.cuda.sparse import SparseOperators, is_sparse, storage_key
 from vramcast.virtual_gpu.distributed.parallelism import NOT_DISTRIBUTED
@@ -88,6 +88,9 @@ class LiveTracer(Tracer):  # type: ignore[no-untyped-call]
             out = self.distributed(func, types, args, kwargs or {})
             if out is not NOT_DISTRIBUTED:
                 return out
+        if torch.is_inference_mode_enabled() and operator_of(func).is_composite:
+            with self:  # outside of inference mode, autograd takes such operators apart before they get here
+                return func.decompose(*args, **(kwargs or {}))
         local = self.local
         local.depth += 1
         self.operators += 1

@@ -29,6 +29,8 @@ class Operator:
     is_list: bool
     """It works on lists of tensors: optimizers and gradient scaling."""
     has_dynamic_shape: bool
+    is_composite: bool
+    """It is written in terms of other operators, derivative included."""
 
 
 @cache
@@ -45,6 +47,7 @@ def operator_of(func: Any) -> Operator:
         is_uninitialised=schema.name in _UNINITIALISED,
         is_list=schema.name.startswith(_LISTS),
         has_dynamic_shape=torch.Tag.dynamic_output_shape in func.tags,
+        is_composite=torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
     )
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 HOLLOW_FROM_ELEMENTS = 2**20
 """Parameters from this size on have no data on the host."""
+_NOISE = 2**-4
+"""Added to the placeholders of a tensor of floats: what is clustered or sorted has no equal rows."""
 
 
 def placeholder(dtype: torch.dtype) -> float | int | bool:
@@ -29,6 +31,7 @@ class Reader:
 
     def __init__(self, tracer: "LiveTracer") -> None:
         self._tracer = tracer
+        self._noise = torch.Generator().manual_seed(0)
         self.operators: dict[Any, Callable[[Any, Any], Any]] = {
             aten._local_scalar_dense.default: self._number,
             aten.is_nonzero.default: lambda args, kwargs: bool(self._number(args, kwargs)),
@@ -50,7 +53,10 @@ class Reader:
     def filled(self, tensor: Tensor) -> Tensor:
         """Return a host tensor with data in the place of a hollow one."""
         self._note(tensor)
-        return torch.full(tensor.shape, placeholder(tensor.dtype), dtype=tensor.dtype, device=CPU)
+        data = torch.full(tensor.shape, placeholder(tensor.dtype), dtype=tensor.dtype, device=CPU)
+        if data.numel() > 1 and data.is_floating_point():  # rows differ, as those of weights do
+            data += torch.rand(data.shape, generator=self._noise) * _NOISE
+        return data
 
     def on_hollow(self, func: Any, args: Any, kwargs: Any, device: Any) -> Any:
         """Run a host operator on tensors without data."""
@@ -59,8 +65,7 @@ class Reader:
         if func is aten.equal.default:
             return False
         if func is aten.copy_.default and not is_meta(args[0]):
-            self._note(args[0])
-            return args[0].fill_(placeholder(args[0].dtype))
+            return args[0].copy_(self.filled(args[0]))
         if operator_of(func).has_dynamic_shape or func in DYNAMIC:
             return func(*map_tensors(self._with_data, args), **map_tensors(self._with_data, kwargs))
         users_meta = device is not None and device.type == "meta"
@@ -117,10 +122,7 @@ class Reader:
         if is_meta(args[0]):
             return NotImplemented
         value = self.host_values(args[1])
-        if is_meta(value):
-            self._note(args[0])
-            return args[0].fill_(placeholder(args[0].dtype))
-        return args[0].copy_(value)
+        return args[0].copy_(self.filled(args[0]) if is_meta(value) else value)
 
 
 def _without_data(tensor: Tensor) -> Tensor:

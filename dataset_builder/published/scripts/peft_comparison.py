@@ -3,6 +3,8 @@
 Usage: python peft_comparison.py PARAMETERS, a JSON object.
 """
 
+from contextlib import nullcontext
+
 import torch
 from common import parameters, untrained, write_figures
 from peft import get_peft_model
@@ -18,13 +20,17 @@ def main():
     job = parameters()
     network = untrained(job["network"], torch.bfloat16, "sdpa")
     if job["checkpointing"]:
+        network.enable_input_require_grads()
         network.gradient_checkpointing_enable()
     if job["adapter"]:
         kind = PEFT_TYPE_TO_CONFIG_MAPPING[job["adapter"]["kind"]]
         config = kind(**job["adapter"]["config"], task_type="CAUSAL_LM")
         network = get_peft_model(network, config, autocast_adapter_dtype=job["adapter"]["autocast"])
     optimizer = _optimizer(network, job["optimizer"])
-    _evaluate(network, job)
+    network.eval()
+    with network.disable_adapter() if job["evaluates_base"] else nullcontext():
+        _evaluate(network, job)
+    network.train()
     for step in range(1, STEPS + 1):
         torch.cuda.empty_cache()  # every tenth step: the longest batch is the first of the next twenty
         _train(network, optimizer, job)
@@ -48,13 +54,11 @@ def _batch(job):
 @torch.inference_mode()
 def _evaluate(network, job):
     """Compute the loss of one batch, token by token, before training."""
-    network.eval()
     batch = _batch(job)
     logits = network(**batch).logits
     for row, target in zip(logits, batch["input_ids"], strict=True):
         length = len(target)
         torch.nn.functional.cross_entropy(row[-length:][:-1], target[1:], reduction="none")
-    network.train()
 
 
 def _train(network, optimizer, job):

@@ -64,13 +64,22 @@ def _weights(cls: Any, config: Any, kwargs: dict[str, Any], gpu: "VirtualCuda") 
     dtype = getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
     with torch.device("meta"):
         skeleton = cls(config)
+    skeleton.tie_weights()
     weights = {}
-    for name, value in skeleton.state_dict().items():
+    for name, value in _stored(skeleton.state_dict()).items():
         kind = dtype if isinstance(dtype, torch.dtype) and value.is_floating_point() else value.dtype
         with gpu.users_meta():
             bare = torch.empty(value.shape, dtype=kind, device=META)
         weights[name] = gpu.tracer.adopt_hollow(bare)
     return weights
+
+
+def _stored(state: dict[str, Any]) -> dict[str, Any]:
+    """Return each weight once, as checkpoints do: tied ones are the same tensor under several names."""
+    first: dict[int, str] = {}
+    for name, value in state.items():
+        first.setdefault(value.untyped_storage()._cdata, name)
+    return {name: state[name] for name in first.values()}
 
 
 PATCHES = {"transformers.trainer": _apply_trainer, "transformers.modeling_utils": _apply_models}

@@ -196,7 +196,7 @@ def _data(patches: Patches, gpu: "VirtualCuda") -> None:
     real_data = vars(_Base)["data"]
 
     def set_data(self: Tensor, new: Tensor) -> None:
-        if is_meta(self) == is_meta(new):
+        if is_meta(self) == is_meta(new) and self.is_inference() == new.is_inference():
             real_data.__set__(self, new)
             return
         moved = new.detach()
