@@ -10,7 +10,6 @@ from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.ensemble import ExtraTreesRegressor
 
 from vramcast.dataset_builder.store.splits import make_folds
 
@@ -39,6 +38,8 @@ class ErrorScale:
     @classmethod
     def fit(cls, matrix: Array, relative_errors: Array, seed: int) -> Self:
         """Fit trees to the errors above an estimate, relative to it; [n, features] and [n]."""
+        from sklearn.ensemble import ExtraTreesRegressor  # noqa: PLC0415 - reading a checkpoint needs no scikit-learn
+
         forest = ExtraTreesRegressor(
             _TREES, min_samples_leaf=_LEAST_LEAF, max_features=_FEATURE_SHARE, random_state=seed
         )
