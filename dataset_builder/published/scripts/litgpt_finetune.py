@@ -4,7 +4,6 @@ Usage: python litgpt_finetune.py PARAMETERS, a JSON object.
 """
 
 import importlib
-import json
 import tempfile
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from common import keep_inputs, parameters, write_figures
 from litgpt.args import EvalArgs, TrainArgs
 from litgpt.data import DataModule
 from litgpt.data.base import get_sft_collate_fn
+from litgpt.utils import save_config
 from torch.utils.data import DataLoader
 
 STEPS, ACCUMULATED, PROMPT = 2, 2, 40
@@ -45,7 +45,7 @@ def main():
     script.setup(
         checkpoint_dir=directory, out_dir=Path(tempfile.mkdtemp()), precision="bf16-true", devices=1,
         data=Samples(job), train=train, eval=EvalArgs(interval=1000, max_new_tokens=2, max_iters=2), **options,
-        **job["lora"],
+        **job["options"],
     )  # fmt: skip
     write_figures(job)
 
@@ -97,8 +97,7 @@ def checkpoint(name):
     """Return a directory that has the configuration of a network and no weights."""
     directory = Path(tempfile.mkdtemp()) / name
     directory.mkdir()
-    config = litgpt.Config.from_name(name)
-    (directory / "model_config.yaml").write_text(json.dumps(vars(config), default=str))
+    save_config(litgpt.Config.from_name(name), directory)
     return directory
 
 
