@@ -29,7 +29,7 @@ _DEVICES = {"A100-SXM4-40GB": "a100_40gb", "A10G": "rtx_3090"}
 _PARTS = {"q": "query", "k": "key", "v": "value"}
 _LAYERS = ("query", "key", "value", "projection", "mlp", "head")
 _LATER, _BATCHES = 128, 4
-_SHORT = f"after the longest sample of litgpt's resource tables, batches have {_LATER} tokens; lengths are not published"
+_SHORT = f"batches after the longest of litgpt's resource tables have {_LATER} tokens; lengths are not published"
 _CAPPED = "all batches of litgpt's config hub have its cap of tokens; lengths are not published"
 
 
