@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vramcast.dataset_builder.published import fms, liger, peft_comparison
+from vramcast.dataset_builder.published import fms, liger, litgpt, peft_comparison
 from vramcast.dataset_builder.published.job import PublishedJob, Record, combined
 from vramcast.errors import UserError
 
@@ -14,6 +14,8 @@ _COLUMNS = {"source", "model", "metric", "value_gib", "framework_versions", "not
 _SOURCES: dict[str, Callable[[Record], PublishedJob | str]] = {
     "fms-acceleration benchmarks": fms.job_of,
     "Liger-Kernel kernel benchmarks": liger.job_of,
+    "litgpt config_hub": litgpt.job_of,
+    "litgpt resource-tables": litgpt.job_of,
     "PEFT method_comparison/MetaMathQA": peft_comparison.job_of,
     "PEFT method_comparison/image-gen": peft_comparison.job_of,
 }

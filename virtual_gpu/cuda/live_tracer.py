@@ -162,7 +162,8 @@ class LiveTracer(Tracer):  # type: ignore[no-untyped-call]
         return self._reader.on_hollow(func, args, kwargs, device)
 
     def _check_same_device(self, func: Any, tensors: list[Tensor]) -> None:
-        if any(not is_meta(item) and item.dim() and item.numel() for item in tensors):
+        others = (item for item in tensors if not is_meta(item) and item.dim() and item.numel())
+        if not all(getattr(item, "is_paged", False) for item in others):  # managed memory belongs to both
             raise RuntimeError(
                 "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
                 f"(when checking arguments in {func})"

@@ -79,7 +79,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class LitGPT(nn.Module):
-    """lit-gpt's network with the head in chunks of 128 positions."""
+    """lit-gpt's network with the head in chunks of 128 positions, whose logits Lightning Fabric casts to fp32."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class LitGPT(nn.Module):
         cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
         for block in self.h:
             x = block(x, cos, sin)
-        return [self.lm_head(part) for part in self.ln_f(x).split(_CHUNK, dim=1)]
+        return [self.lm_head(part).float() for part in self.ln_f(x).split(_CHUNK, dim=1)]
 
 
 class ChunkedLoss(nn.Module):

@@ -17,10 +17,14 @@ def _apply(module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> None:
         gpu.assumptions.note_once("paged optimizer states of bitsandbytes are in the memory of the host")
         import torch  # noqa: PLC0415
 
-        return torch.zeros(*shape, dtype=dtype)
+        buffer: Any = torch.zeros(*shape, dtype=dtype)
+        buffer.is_paged = True
+        return buffer
 
     if hasattr(module, "get_paged"):
         patches.set(module, "get_paged", paged)
+        patches.set(module, "fill", lambda tensor, value, *_, **__: tensor.fill_(value))
+        patches.set(module, "prefetch_tensor", lambda *_, **__: None)
 
 
 def _quiet(module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> None:
