@@ -64,7 +64,8 @@ def _hugging_face(network: Network, device: str) -> Built:
 
     `cards` is the number of GPUs of torch.nn.DataParallel, of which the first is simulated. `token_types` adds the
     token types that some tokenizers return: XLNet keeps a matrix of them for every layer, most others do a lookup.
-    `mask` is False for sequences without padding, for which transformers makes no mask.
+    `mask` is False for sequences without padding, for which transformers makes no mask, and 'padding' for batches that
+    are padded to their longest sequence: a batch of one has none.
     """
     transformers = import_library("transformers")
     architecture = getattr(transformers, network["architecture"], None)
@@ -76,7 +77,7 @@ def _hugging_face(network: Network, device: str) -> Built:
     config = architecture.config_class(**network.get("config", {}))
     subject = _build_on(device, lambda: architecture(config))
     inputs = _hugging_face_inputs(subject, network)
-    module: nn.Module = KeywordInputs(subject, list(inputs))
+    module: nn.Module = KeywordInputs(subject, list(inputs), pads_to_longest=network.get("mask") == "padding")
     replicas = int(network.get("cards", 1))
     return FirstReplica(module, replicas) if replicas > 1 else module, tuple(inputs.values())
 
@@ -114,16 +115,20 @@ def _hugging_face_inputs(subject: Any, network: Network) -> dict[str, InputTenso
 
 
 class KeywordInputs(nn.Module):
-    """Passes positional inputs to a module by keyword."""
+    """Passes positional inputs to a module by keyword; a batch of one that is padded to its longest has no mask."""
 
-    def __init__(self, subject: nn.Module, names: Sequence[str]) -> None:
+    def __init__(self, subject: nn.Module, names: Sequence[str], *, pads_to_longest: bool = False) -> None:
         super().__init__()
         self.subject = subject
         self.names = names
+        self.pads_to_longest = pads_to_longest
 
     def forward(self, *inputs: Tensor) -> Any:
         """Call the module with named inputs."""
-        return self.subject(**dict(zip(self.names, inputs, strict=True)))
+        named = dict(zip(self.names, inputs, strict=True))
+        if self.pads_to_longest and len(inputs[0]) == 1:
+            named.pop("attention_mask", None)  # transformers drops a mask of ones (masking_utils)
+        return self.subject(**named)
 
 
 class FirstReplica(nn.Module):

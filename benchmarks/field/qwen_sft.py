@@ -1,0 +1,94 @@
+"""Fine-tune a language model by a plain loop, by the Trainer or by TRL, and write the peak: run by `qwen_cases`.
+
+Usage: python qwen_sft.py JOB, a JSON object. It needs torch, transformers, and for some jobs peft, trl and datasets.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+STEPS = 3
+
+
+def main(job):
+    """Train for some optimizer steps and write what `max_memory_allocated` says."""
+    config = AutoConfig.for_model(**job["config"], use_cache=False)
+    network = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    adapter = None
+    if job["lora"]:
+        from peft import LoraConfig
+
+        adapter = LoraConfig(**job["lora"], task_type="CAUSAL_LM")
+    {"plain": plain, "trainer": trainer, "sft": sft}[job["loop"]](network, adapter, job)
+    Path(job["figures"]).write_text(json.dumps(torch.cuda.max_memory_allocated()))
+
+
+def adapted(network, adapter, job):
+    """Return the network with its adapter on it."""
+    from peft import get_peft_model
+
+    if job["checkpointing"]:
+        network.enable_input_require_grads()
+    return get_peft_model(network, adapter)
+
+
+def plain(network, adapter, job):
+    """Run the loop of tutorials, in which `outputs` lives until the next pass."""
+    if job["checkpointing"]:
+        network.gradient_checkpointing_enable()
+    network = (adapted(network, adapter, job) if adapter else network).to("cuda").train()
+    optimizer = torch.optim.AdamW([item for item in network.parameters() if item.requires_grad])
+    ids = torch.ones(job["batch_size"], job["tokens"], dtype=torch.long, device="cuda")
+    for _ in range(STEPS):
+        for _ in range(job["accumulate"]):
+            outputs = network(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids)
+            loss = outputs.loss / job["accumulate"]
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def arguments(job):
+    """Return the arguments of the Trainer; the optimizer is the default of its release."""
+    return dict(
+        output_dir=tempfile.mkdtemp(), per_device_train_batch_size=job["batch_size"], max_steps=STEPS,
+        gradient_accumulation_steps=job["accumulate"], gradient_checkpointing=job["checkpointing"],
+        save_strategy="no", report_to="none", bf16=job["loop"] == "sft",
+    )  # fmt: skip
+
+
+def rows(job):
+    """Return equal sequences of tokens."""
+    ids = [1] * job["tokens"]
+    return [{"input_ids": ids, "labels": ids}] * (STEPS * job["batch_size"] * job["accumulate"])
+
+
+def trainer(network, adapter, job):
+    """Run the Trainer of transformers."""
+    from transformers import Trainer, TrainingArguments, default_data_collator
+
+    network = adapted(network, adapter, job) if adapter else network
+    options = TrainingArguments(**arguments(job))
+    Trainer(model=network, args=options, train_dataset=rows(job), data_collator=default_data_collator).train()
+
+
+def sft(network, adapter, job):
+    """Run TRL's SFTTrainer, in mixed precision as it does by default."""
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+    from trl import SFTConfig, SFTTrainer
+
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "<eos>": 2}, unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="<eos>", pad_token="<eos>")
+    SFTTrainer(
+        model=network, args=SFTConfig(**arguments(job)), train_dataset=Dataset.from_list(rows(job)),
+        processing_class=tokenizer, peft_config=adapter,
+    ).train()  # fmt: skip
+
+
+main(json.loads(sys.argv[1]))
