@@ -28,10 +28,12 @@ CASES: tuple[dict[str, Any], ...] = tuple(
 )  # fmt: skip
 LOOPS: dict[str, dict[str, Any]] = {
     "plain": {"optimizer": "adamw", "keep_output": True},
+    "single": {"optimizer": "adamw(foreach=False)", "keep_output": True},
     "trainer": {"optimizer": "adamw_torch_fused"},
     "sft": {"optimizer": "adamw_torch_fused", "autocast": "bf16"},
 }
-"""What `classify` is told about a loop; the Trainer's optimizer is fused by default since torch 2.8."""
+"""What `classify` is told about a loop. `single` is plain with an optimizer that takes one tensor after the other; the
+Trainer's optimizer is fused by default since torch 2.8."""
 
 
 def title(case: dict[str, Any]) -> str:
@@ -57,13 +59,13 @@ def _options(case: dict[str, Any]) -> dict[str, Any]:
     return {**options, "input": str(case["tokens"]), **({"lora": case["lora"]} if case["lora"] else {})}
 
 
-def run(network: str, loop: str, case: dict[str, Any], python: str, device: str) -> float:
+def run(network: str, loop: str, case: dict[str, Any], python: str, device: str, steps: int) -> float:
     """Return the allocated MiB of a case, as its script reads it under `vramcast run`."""
     architecture, sizes = find_architecture(network)
     config = {"model_type": architecture.removesuffix("ForCausalLM").lower(), **sizes}
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "figures.json"
-        job = {**case, "batch_size": 1, "loop": loop, "config": config, "figures": str(path)}
+        job = {**case, "batch_size": 1, "steps": steps, "loop": loop, "config": config, "figures": str(path)}
         words = ["run", "--device", device, "--steps", "1000", "--json", "--", python, str(_SCRIPT), json.dumps(job)]
         done = subprocess.run([sys.executable, "-m", "vramcast", *words], check=False, capture_output=True, text=True)
         if not path.exists():
@@ -71,12 +73,12 @@ def run(network: str, loop: str, case: dict[str, Any], python: str, device: str)
         return float(json.loads(path.read_text())) / 2**20
 
 
-def table(network: str, loop: str, python: str, device: str) -> str:
+def table(network: str, loop: str, python: str, device: str, steps: int) -> str:
     """Return the table of a network under a loop."""
     lines = [f"| {network}, {loop} | classify | run | difference |", "| --- | ---: | ---: | ---: |"]
     differences = []
     for case, told in zip(CASES, classify(network, loop, python, device), strict=True):
-        seen = run(network, loop, case, python, device)
+        seen = run(network, loop, case, python, device, steps)
         differences.append(abs(told / seen - 1))
         lines.append(f"| {title(case)} | {told:,.1f} | {seen:,.1f} | {told / seen - 1:+.2%} |")
         print(lines[-1], file=sys.stderr, flush=True)
@@ -87,12 +89,13 @@ def main() -> None:
     """Print a table for each loop."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--network", default="qwen2-0.5b")
-    parser.add_argument("--loop", nargs="+", default=list(LOOPS), choices=LOOPS)
+    parser.add_argument("--loop", nargs="+", default=["plain", "trainer", "sft"], choices=LOOPS)
     parser.add_argument("--python", default=sys.executable, help="an interpreter with transformers and peft")
     parser.add_argument("--device", default="a100_40gb")
+    parser.add_argument("--steps", type=int, default=3, help="optimizer steps of the loop")
     chosen = parser.parse_args()
     for loop in chosen.loop:
-        print(table(chosen.network, loop, chosen.python, chosen.device), flush=True)
+        print(table(chosen.network, loop, chosen.python, chosen.device, chosen.steps), flush=True)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-STEPS = 3
-
 
 def main(job):
     """Train for some optimizer steps and write what `max_memory_allocated` says."""
@@ -23,7 +21,7 @@ def main(job):
         from peft import LoraConfig
 
         adapter = LoraConfig(**job["lora"], task_type="CAUSAL_LM")
-    {"plain": plain, "trainer": trainer, "sft": sft}[job["loop"]](network, adapter, job)
+    {"plain": plain, "single": plain, "trainer": trainer, "sft": sft}[job["loop"]](network, adapter, job)
     Path(job["figures"]).write_text(json.dumps(torch.cuda.max_memory_allocated()))
 
 
@@ -41,9 +39,10 @@ def plain(network, adapter, job):
     if job["checkpointing"]:
         network.gradient_checkpointing_enable()
     network = (adapted(network, adapter, job) if adapter else network).to("cuda").train()
-    optimizer = torch.optim.AdamW([item for item in network.parameters() if item.requires_grad])
+    trained = [item for item in network.parameters() if item.requires_grad]
+    optimizer = torch.optim.AdamW(trained, foreach=False if job["loop"] == "single" else None)
     ids = torch.ones(job["batch_size"], job["tokens"], dtype=torch.long, device="cuda")
-    for _ in range(STEPS):
+    for _ in range(job["steps"]):
         for _ in range(job["accumulate"]):
             outputs = network(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids)
             loss = outputs.loss / job["accumulate"]
@@ -55,7 +54,7 @@ def plain(network, adapter, job):
 def arguments(job):
     """Return the arguments of the Trainer; the optimizer is the default of its release."""
     return dict(
-        output_dir=tempfile.mkdtemp(), per_device_train_batch_size=job["batch_size"], max_steps=STEPS,
+        output_dir=tempfile.mkdtemp(), per_device_train_batch_size=job["batch_size"], max_steps=job["steps"],
         gradient_accumulation_steps=job["accumulate"], gradient_checkpointing=job["checkpointing"],
         save_strategy="no", report_to="none", bf16=job["loop"] == "sft",
     )  # fmt: skip
@@ -64,7 +63,7 @@ def arguments(job):
 def rows(job):
     """Return equal sequences of tokens."""
     ids = [1] * job["tokens"]
-    return [{"input_ids": ids, "labels": ids}] * (STEPS * job["batch_size"] * job["accumulate"])
+    return [{"input_ids": ids, "labels": ids}] * (job["steps"] * job["batch_size"] * job["accumulate"])
 
 
 def trainer(network, adapter, job):
@@ -91,4 +90,4 @@ def sft(network, adapter, job):
     ).train()  # fmt: skip
 
 
-main(json.loads(sys.argv[1]))
+main({"steps": 3, **json.loads(sys.argv[1])})
