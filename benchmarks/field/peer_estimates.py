@@ -1,7 +1,7 @@
 """What other estimators say about fine-tuning jobs: run by `peers` in an environment that has them.
 
 Usage: python peer_estimates.py < JOBS, a JSON list; prints a list with the bytes of each estimator, or why it has none.
-Each estimator is told as much of the job as it can take. CUDA's context and fragmentation are left out where it lists
+Each estimator gets as much of the job as it can take. CUDA's context and fragmentation are left out where it lists
 them, because the measured figures have neither. "-" says that it cannot describe the job.
 """
 
@@ -22,8 +22,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 def on_meta(job):
     """Return the network without weights."""
     with torch.device("meta"):
-        network = AutoModelForCausalLM.from_config(AutoConfig.for_model(**job["config"]), dtype=torch.float32)
-    return network
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**job["config"]), dtype=torch.float32)
 
 
 def adapter_parameters(job, network):

@@ -118,8 +118,8 @@ def main() -> None:
         make_environment()
     jobs = chosen_jobs(Path(os.environ["VRAMCAST_DATA"]) / "llm")
     words = [chosen.python, str(_HERE / "peer_estimates.py")]
-    told = json.dumps([described(job) for job in jobs])
-    done = subprocess.run(words, input=told, stdout=subprocess.PIPE, text=True, check=True)
+    descriptions = json.dumps([described(job) for job in jobs])
+    done = subprocess.run(words, input=descriptions, stdout=subprocess.PIPE, text=True, check=True)
     store = PublishedStore(None, chosen.stacks)
     print(table(jobs, [store.attempt(job) for job in jobs], json.loads(done.stdout)))
 

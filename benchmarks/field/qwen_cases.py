@@ -2,8 +2,8 @@
 
 python -m benchmarks.field.qwen_cases [--network qwen2-0.5b] [--loop plain] [--python PATH]
 
-Both figures are simulated: what `torch.cuda.max_memory_allocated` would say. The interpreter needs transformers and
-peft, for the loop `sft` also trl and datasets.
+Both figures are simulated: what `torch.cuda.max_memory_allocated` would say. The interpreter needs transformers, peft
+and accelerate.
 """
 
 import argparse
@@ -30,9 +30,8 @@ LOOPS: dict[str, dict[str, Any]] = {
     "plain": {"optimizer": "adamw", "keep_output": True},
     "single": {"optimizer": "adamw(foreach=False)", "keep_output": True},
     "trainer": {"optimizer": "adamw_torch_fused"},
-    "sft": {"optimizer": "adamw_torch_fused", "autocast": "bf16"},
 }
-"""What `classify` is told about a loop. `single` is plain with an optimizer that takes one tensor after the other; the
+"""The options of `classify` for a loop. `single` is plain with an optimizer that takes one tensor after the other; the
 Trainer's optimizer is fused by default since torch 2.8."""
 
 
@@ -77,10 +76,10 @@ def table(network: str, loop: str, python: str, device: str, steps: int) -> str:
     """Return the table of a network under a loop."""
     lines = [f"| {network}, {loop} | classify | run | difference |", "| --- | ---: | ---: | ---: |"]
     differences = []
-    for case, told in zip(CASES, classify(network, loop, python, device), strict=True):
-        seen = run(network, loop, case, python, device, steps)
-        differences.append(abs(told / seen - 1))
-        lines.append(f"| {title(case)} | {told:,.1f} | {seen:,.1f} | {told / seen - 1:+.2%} |")
+    for case, classified in zip(CASES, classify(network, loop, python, device), strict=True):
+        simulated = run(network, loop, case, python, device, steps)
+        differences.append(abs(classified / simulated - 1))
+        lines.append(f"| {title(case)} | {classified:,.1f} | {simulated:,.1f} | {classified / simulated - 1:+.2%} |")
         print(lines[-1], file=sys.stderr, flush=True)
     return "\n".join([*lines, f"| mean | | | {statistics.mean(differences):.2%} |"])
 
@@ -89,7 +88,7 @@ def main() -> None:
     """Print a table for each loop."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--network", default="qwen2-0.5b")
-    parser.add_argument("--loop", nargs="+", default=["plain", "trainer", "sft"], choices=LOOPS)
+    parser.add_argument("--loop", nargs="+", default=["plain", "trainer"], choices=LOOPS)
     parser.add_argument("--python", default=sys.executable, help="an interpreter with transformers and peft")
     parser.add_argument("--device", default="a100_40gb")
     parser.add_argument("--steps", type=int, default=3, help="optimizer steps of the loop")

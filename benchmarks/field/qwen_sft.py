@@ -1,6 +1,6 @@
-"""Fine-tune a language model by a plain loop, by the Trainer or by TRL, and write the peak: run by `qwen_cases`.
+"""Fine-tune a language model by a plain loop or by the Trainer, and write the peak: run by `qwen_cases`.
 
-Usage: python qwen_sft.py JOB, a JSON object. It needs torch, transformers, and for some jobs peft, trl and datasets.
+Usage: python qwen_sft.py JOB, a JSON object. It needs torch and transformers, for LoRA peft, and for the Trainer accelerate.
 """
 
 import json
@@ -21,7 +21,7 @@ def main(job):
         from peft import LoraConfig
 
         adapter = LoraConfig(**job["lora"], task_type="CAUSAL_LM")
-    {"plain": plain, "single": plain, "trainer": trainer, "sft": sft}[job["loop"]](network, adapter, job)
+    {"plain": plain, "single": plain, "trainer": trainer}[job["loop"]](network, adapter, job)
     Path(job["figures"]).write_text(json.dumps(torch.cuda.max_memory_allocated()))
 
 
@@ -56,7 +56,7 @@ def arguments(job):
     return dict(
         output_dir=tempfile.mkdtemp(), per_device_train_batch_size=job["batch_size"], max_steps=job["steps"],
         gradient_accumulation_steps=job["accumulate"], gradient_checkpointing=job["checkpointing"],
-        save_strategy="no", report_to="none", bf16=job["loop"] == "sft",
+        save_strategy="no", report_to="none",
     )  # fmt: skip
 
 
@@ -75,19 +75,4 @@ def trainer(network, adapter, job):
     Trainer(model=network, args=options, train_dataset=rows(job), data_collator=default_data_collator).train()
 
 
-def sft(network, adapter, job):
-    """Run TRL's SFTTrainer, in mixed precision as it does by default."""
-    from datasets import Dataset
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-    from trl import SFTConfig, SFTTrainer
-
-    words = Tokenizer(models.WordLevel({"<unk>": 0, "<eos>": 2}, unk_token="<unk>"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="<eos>", pad_token="<eos>")
-    SFTTrainer(
-        model=network, args=SFTConfig(**arguments(job)), train_dataset=Dataset.from_list(rows(job)),
-        processing_class=tokenizer, peft_config=adapter,
-    ).train()  # fmt: skip
-
-
-main({"steps": 3, **json.loads(sys.argv[1])})
+main(json.loads(sys.argv[1]))
