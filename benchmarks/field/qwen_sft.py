@@ -1,6 +1,6 @@
 """Fine-tune a language model by a plain loop or by the Trainer, and write the peak: run by `qwen_cases`.
 
-Usage: python qwen_sft.py JOB, a JSON object. It needs torch and transformers, for LoRA peft, and for the Trainer accelerate.
+Usage: python qwen_sft.py JOB, a JSON object. It needs transformers, peft for LoRA, accelerate for the Trainer.
 """
 
 import json
