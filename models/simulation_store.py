@@ -28,7 +28,12 @@ from vramcast.virtual_gpu.records import content_hash
 from vramcast.virtual_gpu.version import VERSION
 
 _LIBRARIES = ("timm", "transformers", "torchvision", "diffusers")
-_LIBRARIES_OF = {"timm": ("timm",), "hf": ("transformers",), "torchvision": ("torchvision",), "diffusers": ("diffusers",)}
+_LIBRARIES_OF = {
+    "timm": ("timm",),
+    "hf": ("transformers",),
+    "torchvision": ("torchvision",),
+    "diffusers": ("diffusers",),
+}
 _TIMEOUT_SECONDS = 600.0
 
 

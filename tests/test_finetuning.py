@@ -8,6 +8,7 @@ from torch import nn
 
 from tests.support.script_runs import interpreter_for
 from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.jobs.building import build_job
 from vramcast.dataset_builder.jobs.job import ModuleJob
 from vramcast.dataset_builder.jobs.optimizers import parse_optimizer
 from vramcast.dataset_builder.jobs.packed_linears import awq_linear, gptq_linear
@@ -202,6 +203,21 @@ def test_adapters_that_read_weights_are_made_without_them(simulator):
     trained = LAYERS * 2 * (4 * 16 + HIDDEN)  # of rank 1: a row for each subspace, a column for all outputs
     assert adamss["optimizer_state"] == pytest.approx(2 * 4 * trained, rel=0.5)
     assert adamss["optimizer_state"] >= 2 * 4 * trained  # each of the small tensors has a block
+
+
+def test_a_batch_of_one_has_no_padding_and_a_plain_loop_keeps_its_logits(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**CONFIG, "vocab_size": 20_000}))
+    peaks = {}
+    for name in ("", "packed", "keep_output"):
+        request = BuildRequest(target=parse_target(f"hf:{path}"), inputs=("128",), **({name: True} if name else {}))
+        answers = [simulated(Simulator(build_job(request)), batch_size=size, optimizer="sgd") for size in (1, 2)]
+        peaks[name] = [answer.peaks[DEVICE].unbounded.allocated_bytes for answer in answers]
+    tokens_of_a_mask = 128 * 8
+    assert abs(peaks[""][0] - peaks["packed"][0]) <= 2 * tokens_of_a_mask < peaks[""][1] - peaks["packed"][1]
+    kept = [plain - freed for plain, freed in zip(peaks["keep_output"], peaks[""], strict=True)]
+    assert kept[0] == pytest.approx(128 * 20_000 * 2, rel=0.05)  # logits in bf16
+    assert kept[1] == pytest.approx(2 * kept[0], rel=0.05)
 
 
 def test_errors_of_peft_are_one_sentence(simulator):

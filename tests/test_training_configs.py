@@ -55,16 +55,17 @@ def test_llama_factory_with_a_quantised_base():
     request = request_of("llamafactory_lora.yaml")
     assert request.target == "hf:Qwen/Qwen2.5-7B-Instruct" and request.input == ("2048",) and not request.packed
     assert chosen(request) == {
-        "batch_size": 1, "accumulate": 8, "optimizer": "adamw_torch", "dtype": "bf16", "autocast": "bf16",
+        "batch_size": 1, "accumulate": 8, "optimizer": "adamw_torch_fused", "dtype": "bf16", "autocast": "bf16",
         "checkpointing": True, "quantize": "nf4_dq(upcast=False)",
         "adapter": "lora(r=16, target_modules='all-linear')",
     }  # fmt: skip
     assert any("Liger" in note for note in request.notes)
+    assert any("optim is not set" in note for note in request.notes)
 
 
 def test_llama_factory_on_the_whole_network_in_bf16():
     assert chosen(request_of("llamafactory_full.yaml")) == {
-        "batch_size": 2, "accumulate": 1, "optimizer": "adamw_torch", "dtype": "bf16", "checkpointing": False
+        "batch_size": 2, "accumulate": 1, "optimizer": "adamw_torch_fused", "dtype": "bf16", "checkpointing": False
     }  # fmt: skip
 
 

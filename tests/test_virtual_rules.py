@@ -174,6 +174,38 @@ def test_gradients_add_up_in_place_where_torch_adds_in_place(
     assert True in theirs
 
 
+class Tied(nn.Module):
+    """An output layer that shares its weight with the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(4096, 64)
+
+    def forward(self, x: Tensor) -> Any:
+        return F.linear(self.embedding(x), self.embedding.weight)
+
+
+def test_a_tied_weight_takes_two_gradients_and_their_sum_beside_the_accumulated_one() -> None:
+    whole = 4096 * 64 * 4
+    net, x = Tied(), torch.zeros(1, 8, dtype=torch.long)
+    net(x).sum().backward()
+    loss = net(x).sum()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        loss.backward()
+    kineto: Any = profile.profiler
+    events = [item for item in kineto.kineto_results.events() if item.name() == "[memory]"]
+    sizes = [item.nbytes() for item in sorted(events, key=lambda item: item.start_ns())]
+    assert max(itertools.accumulate(sizes)) // whole == 3  # what torch does without a mode
+    setups = [TrainingSetup(batch_size=1, loss="cross_entropy", optimizer="SGD", accumulate=n) for n in (1, 2)]
+    once, twice = (
+        peak_bytes(
+            trace_training(on_meta(Tied), lambda n: (torch.zeros(n, 8, dtype=torch.long, device="meta"),), setup)
+        )
+        for setup in setups
+    )
+    assert (once // whole, twice // whole) == (1 + 3, 1 + 1 + 3)  # the weight, the accumulated gradient, and the three
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("dtype", [None, "bf16"])
 def test_checkpointing_recomputes(reentrant: bool, dtype: str | None) -> None:

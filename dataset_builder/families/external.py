@@ -67,7 +67,8 @@ def _hugging_face(network: Network, device: str) -> Built:
 
     `cards` is the number of GPUs of torch.nn.DataParallel, of which the first is simulated. `token_types` adds the
     token types that some tokenizers return: XLNet keeps a matrix of them for every layer, most others do a lookup.
-    `mask` is False for sequences without padding, for which transformers makes no mask.
+    `mask` is False for sequences without padding, for which transformers makes no mask, and 'padding' for batches that
+    are padded to their longest sequence: a batch of one has none.
     """
     transformers = import_library("transformers")
     architecture = getattr(transformers, network["architecture"], None)
@@ -79,7 +80,7 @@ def _hugging_face(network: Network, device: str) -> Built:
     config = architecture.config_class(**network.get("config", {}))
     subject = _build_on(device, lambda: architecture(config))
     inputs = _hugging_face_inputs(subject, network)
-    module: nn.Module = KeywordInputs(subject, list(inputs))
+    module: nn.Module = KeywordInputs(subject, list(inputs), pads_to_longest=network.get("mask") == "padding")
     replicas = int(network.get("cards", 1))
     return FirstReplica(module, replicas) if replicas > 1 else module, tuple(inputs.values())
 

@@ -7,12 +7,16 @@ from torch import Tensor, nn
 
 
 class KeywordInputs(nn.Module):
-    """Passes positional inputs to a module by keyword; 'a.b' is the entry b of the mapping a."""
+    """Passes positional inputs to a module by keyword; 'a.b' is the entry b of the mapping a.
 
-    def __init__(self, subject: nn.Module, names: Sequence[str]) -> None:
+    A batch of one that is padded to its longest sample has no mask.
+    """
+
+    def __init__(self, subject: nn.Module, names: Sequence[str], *, pads_to_longest: bool = False) -> None:
         super().__init__()
         self.subject = subject
         self.names = names
+        self.pads_to_longest = pads_to_longest
 
     def forward(self, *inputs: Tensor) -> Any:
         """Call the module with named inputs."""
@@ -23,4 +27,6 @@ class KeywordInputs(nn.Module):
                 named.setdefault(outer, {})[inner] = value
             else:
                 named[outer] = value
+        if self.pads_to_longest and len(inputs[0]) == 1:
+            named.pop("attention_mask", None)  # transformers drops a mask of ones (masking_utils)
         return self.subject(**named)

@@ -37,8 +37,9 @@ _SEQUENCE = 512
 
 def build_job(request: BuildRequest) -> ModuleJob:
     """Return the job that a request describes."""
-    if request.packed and request.target.kind != "hf":
-        raise UserError(f"expected packed beside an hf: target, found {request.target.text}: leave it out")
+    for name in ("packed", "keep_output"):
+        if getattr(request, name) and request.target.kind != "hf":
+            raise UserError(f"expected {name} beside an hf: target, found {request.target.text}: leave it out")
     if request.target.kind in _LIBRARIES:
         return _library_job(request)
     tolerate_broken_torchvision()  # user code may import it at any time, if only through another library
@@ -188,7 +189,8 @@ def _library_job(request: BuildRequest) -> ModuleJob:
         )
     network = _LIBRARIES[kind](request)
     module, inputs = build_external(kind, network)
-    return ModuleJob(module, partial(_random_batch, list(inputs)), _STEPS.get(kind), family=kind)
+    step = None if kind == "hf" and request.keep_output else _STEPS.get(kind)
+    return ModuleJob(module, partial(_random_batch, list(inputs)), step, family=kind)
 
 
 def _input_shape(request: BuildRequest) -> tuple[int, ...] | None:
@@ -227,8 +229,7 @@ def _hugging_face(request: BuildRequest) -> dict[str, Any]:
     path = _config_path(name)
     architecture, sizes = find_architecture(name) if path is None else _read_config(path)
     network: dict[str, Any] = {"architecture": architecture, "config": {**sizes, **request.arguments}}
-    if request.packed:
-        network["mask"] = False
+    network["mask"] = False if request.packed else "padding"
     if shape is not None and len(shape) == 3:
         network["image_size"] = list(shape[1:])
     sequence = (shape or (None,))[-1] if shape is None or len(shape) == 1 else None

@@ -48,6 +48,8 @@ class BuildRequest:
     """A function of (network, batch) that returns the loss."""
     packed: bool = False
     """All sequences of a language model have the full length, so that there is no mask for padding."""
+    keep_output: bool = False
+    """The output of a network of transformers lives until the next one, as in a plain loop; the Trainer frees it."""
     directory: str = "."
     """The user's working directory."""
     python: str | None = None

@@ -74,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--step", metavar="FUNCTION", help="a function of the target's file: (network, batch) to the loss")
     add("--lengths", metavar="FILE", help="tokens of each sample, one a line or .npy: which batches fit (hf:)")
     add("--packed", action="store_true", default=None, help="sequences of full length: no mask for padding (hf:)")
+    add("--keep-output", action="store_true", default=None, help="a plain loop, which keeps the last logits (hf:)")
     add("--arg", action="append", default=[], metavar="NAME=VALUE", help="an argument of the target's function")
     for name, option in TRAINING_OPTIONS.items():
         flag = f"--{name.replace('_', '-')}"

@@ -19,7 +19,8 @@ _LARGEST = 2**31
 """Of a count: torch cannot index larger tensors."""
 KEYS = (
     *TRAINING_OPTIONS, *PARALLEL_OPTIONS, "lora", "strategies", "config", "lengths",
-    "target", "device", "risk", "bucket_mib", "max_batch", "input", "inputs", "step", "packed", "args", "python",
+    "target", "device", "risk", "bucket_mib", "max_batch", "input", "inputs", "step", "packed", "keep_output",
+    "args", "python",
 )  # fmt: skip
 
 
@@ -40,6 +41,7 @@ class ClassifyRequest:
     inputs: str | None = None
     step: str | None = None
     packed: bool = False
+    keep_output: bool = False
     args: Mapping[str, Any] = field(default_factory=dict)
     python: str | None = None
     """The interpreter that builds and traces the network."""
@@ -91,6 +93,7 @@ class ClassifyRequest:
             inputs_factory=self.inputs,
             step_factory=self.step,
             packed=self.packed,
+            keep_output=self.keep_output,
             directory=os.getcwd(),  # noqa: PTH109 - with symlinks unresolved, as the user sees it
             python=self.python,
         )
@@ -123,6 +126,7 @@ def _check(chosen: Mapping[str, Any]) -> None:
     check_flag("max_batch", chosen.get("max_batch", False))
     check_flag("strategies", chosen.get("strategies", False))
     check_flag("packed", chosen.get("packed", False))
+    check_flag("keep_output", chosen.get("keep_output", False))
     device_file(chosen.get("device", DEFAULT_DEVICE))  # an unknown device fails before the network is built
     risk = chosen.get("risk", RISK)
     if not isinstance(risk, int | float) or not 0 < risk < 1:

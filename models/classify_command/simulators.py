@@ -72,7 +72,7 @@ class Simulators:
         description = described(request.target)
         if description is None:
             return self._building(request.build_request())
-        for name in ("input", "inputs", "step", "packed", "args", "python"):
+        for name in ("input", "inputs", "step", "packed", "keep_output", "args", "python"):
             if value := getattr(request, name):
                 raise UserError(f"expected no {name} beside {request.target}, found {value!r}: leave it out")
         if not isinstance(description, LayerTable):

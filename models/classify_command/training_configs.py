@@ -9,6 +9,8 @@ from vramcast.dataset_builder.jobs.architectures import find_architecture
 from vramcast.dataset_builder.jobs.targets import read_document
 from vramcast.errors import UserError
 
+_OPTIMIZER = "adamw_torch_fused"
+"""transformers/training_args.py, default_optim; before torch 2.8 it is adamw_torch, one copy of the parameters more."""
 _LENGTHS = ("cutoff_len", "max_length", "max_seq_length", "model_max_length", "block_size")
 """Names of the sequence length: LLaMA-Factory's, TRL's new and old ones, and those of scripts of transformers."""
 _UNSUPPORTED: Mapping[str, str] = {
@@ -105,7 +107,9 @@ def _read_arguments(config: Mapping[str, Any], job: ConfiguredJob) -> None:
     values = job.values
     values["batch_size"] = _number(config, "per_device_train_batch_size", 8)
     values["accumulate"] = _number(config, "gradient_accumulation_steps", 1)
-    values["optimizer"] = str(config.get("optim", "adamw_torch"))
+    values["optimizer"] = str(config.get("optim", _OPTIMIZER))
+    if "optim" not in config:
+        job.notes.append(f"optim is not set: taken as {_OPTIMIZER}, the Trainer's default with torch 2.8 or newer")
     # LLaMA-Factory recomputes by default
     values["checkpointing"] = bool(
         not config.get("disable_gradient_checkpointing") if factory else config.get("gradient_checkpointing")
