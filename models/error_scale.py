@@ -1,7 +1,7 @@
 """The usual error of a simulation, learned from measured jobs: extremely randomised trees, stored as plain arrays.
 
-The trees do not correct an estimate. They tell jobs whose workspaces a rule guesses well from those that it does not, so
-that a margin of a few jobs does not apply to all.
+The trees do not correct an estimate. They tell jobs whose workspaces a rule guesses well from jobs whose workspaces it
+does not, so that the margin of a few jobs does not apply to all.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,7 +63,7 @@ class ErrorScale:
             above = columns[rows, self.columns[nodes]] > self.thresholds[nodes]
             following = self.children[nodes, above.astype(np.int8)]
             if np.array_equal(following, nodes):
-                return self.values[nodes].mean(axis=1).astype(np.float64)
+                return np.asarray(self.values[nodes].mean(axis=1), dtype=np.float64)
             nodes = following
 
     @classmethod

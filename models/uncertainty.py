@@ -102,10 +102,11 @@ def _kind(example: Example) -> str:
 def unit_bytes(example: Example, stratum: str, scale: float) -> float:
     """Return the unit in which a job's errors are counted.
 
-    It is the memory of the largest trial beyond the job's own; for a generated network with convolutions the usual error
-    of such jobs (`scale`, relative to their memory); otherwise the geometric mean of the job's memory and what is guessed
-    in it, because errors grow with a job, but more slowly, and with the convolutions whose workspaces a rule guesses. On
-    a measured stack, the unit of an exact job is a constant: most of its errors are other processes.
+    With trials, it is the memory of the largest one beyond the job's own. For a generated network with convolutions, it
+    is the usual error of such jobs (`scale`, relative to their memory). On a measured stack, it is a constant for an
+    exact job: most of its errors are other processes. Otherwise it is the geometric mean of the job's memory and what
+    is guessed in it, because errors grow with a job, but more slowly, and with the convolutions whose workspaces a rule
+    guesses.
     """
     own = _own_bytes(example)
     kind = _kind(example)
@@ -120,8 +121,11 @@ def unit_bytes(example: Example, stratum: str, scale: float) -> float:
 
 
 def has_learned_scale(example: Example) -> bool:
-    """Return whether the unit of a job is learned: generated networks with convolutions have enough measured rows."""
-    return example.family in FAMILIES and _kind(example) != _EXACT
+    """Return whether the unit of a job is learned: generated networks with convolutions have enough measured rows.
+
+    On a device that was not measured, what is learned of another one does not hold.
+    """
+    return example.family in FAMILIES and example.calibrated and _kind(example) != _EXACT
 
 
 def _guess_bytes(example: Example, own: int) -> float:

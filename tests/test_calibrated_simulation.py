@@ -15,6 +15,8 @@ from vramcast.models.features.full import simulated_need_bytes
 from vramcast.models.uncertainty import calibrated_strata, strata, unit_bytes
 from vramcast.virtual_gpu.sizes import MIB
 
+GIB = 1024 * MIB
+
 
 class TestCalibratedSimulation(EstimatorContract):
     @staticmethod
@@ -56,7 +58,7 @@ def test_a_job_far_from_the_calibration_jobs_is_widened_by_its_distance(fitted):
     ratios = fitted.novelty_.ratios(fitted.encoder_.matrix([*near, *far]))
     assert ratios[0] < 1 < ratios[1]
     outlook = fitted.outlook([*near, *far])
-    units = [unit_bytes(job, fitted.calibration_.stratum_of(job, 0.01)) for job in (*near, *far)]
+    units = [unit_bytes(job, fitted.calibration_.stratum_of(job, 0.01), 0.0) for job in (*near, *far)]
     assert outlook.unit_bytes[0] == units[0]
     assert outlook.unit_bytes[1] == pytest.approx(units[1] * (1 + 0.5 * np.log(ratios[1])))
 
@@ -68,20 +70,43 @@ def test_strata_follow_what_is_uncertain():
     assert "generated, exact, assumed values" in strata(replace(mlp, assumed=True))
     assert "generated, exact, uncalibrated device" in strata(replace(mlp, calibrated=False))
     assert "real, exact" in strata(replace(mlp, family="hf"))
-    assert unit_bytes(replace(mlp, assumed=True), "all") > unit_bytes(mlp, "all")
-    assert unit_bytes(replace(cnn, calibrated=False), "all") > unit_bytes(cnn, "all")
-    assert unit_bytes(cnn, "all") > unit_bytes(replace(cnn, layers=()), "all")
-    assert unit_bytes(mlp, strata(mlp)[0]) == 512 * MIB
+    real = replace(cnn, family="timm")
+    assert unit_bytes(replace(mlp, assumed=True), "all", 0.0) > unit_bytes(mlp, "all", 0.0)
+    assert unit_bytes(replace(real, calibrated=False), "all", 0.0) > unit_bytes(real, "all", 0.0)
+    assert unit_bytes(real, "all", 0.0) > unit_bytes(replace(real, layers=()), "all", 0.0)
+    assert unit_bytes(mlp, strata(mlp)[0], 0.0) == 512 * MIB
 
 
-def test_trials_of_cudnn_calibrate_jobs_that_try():
+def test_the_unit_of_a_generated_network_with_convolutions_is_learned():
+    cnn = replace(example_of(cnn_spec(depth=5)), calibrated=True)
+    reserved = cnn.simulation.reserved_bytes
+    assert unit_bytes(cnn, "all", 0.3) - unit_bytes(cnn, "all", 0.1) == pytest.approx(0.2 * reserved)
+    elsewhere = replace(cnn, calibrated=False)  # where nothing was learned
+    assert unit_bytes(elsewhere, "all", 0.3) == unit_bytes(elsewhere, "all", 0.1)
+
+
+def trying(tried_gib, beyond_gib=4):
+    """Return an example in which cuDNN tries so many GiB, the largest trial with so many beyond the job's memory."""
     example = replace(example_of(cnn_spec(depth=5, cudnn_benchmark=True)), family="timm", calibrated=True)
-    tried = replace(example, label=Label(1, fits=True, trial=True))
-    assert "trials" in calibrated_strata(tried, disturbed=True)
-    assert not any(name.startswith(("real", "all")) for name in calibrated_strata(tried, disturbed=True))
-    assert {"trials", "real, workspaces", "all"} <= set(calibrated_strata(example, disturbed=False))
-    without = replace(example, training=replace(example.training, cudnn_benchmark=False))
-    assert not any("trials" in name for name in strata(without))
+    reserved = example.simulation.reserved_bytes
+    trials = {"tried_bytes": int(tried_gib * GIB), "trial_bytes": int(reserved + beyond_gib * GIB)}
+    return replace(example, simulated=replace(example.simulation, **trials))
+
+
+def test_a_job_with_trials_has_strata_of_its_own():
+    few, some, many = (trying(gib) for gib in (3, 20, 90))
+    assert not any("trials" in name for name in strata(few))
+    assert {"real, workspaces", "all"} <= set(calibrated_strata(few, disturbed=False))
+    for example, name in ((some, "some trials"), (many, "many trials")):
+        assert strata(example)[:2] == (f"{example.source}/timm/{name}", name)
+        assert calibrated_strata(example, disturbed=False) == strata(example)[:2]
+        assert calibrated_strata(example, disturbed=True) == strata(example)[:1]
+
+
+def test_the_unit_of_a_job_with_trials_is_the_memory_of_the_largest():
+    small, large = (unit_bytes(trying(90, beyond), "many trials", 0.0) for beyond in (4, 9))
+    assert large - small == pytest.approx(5 * GIB)
+    assert unit_bytes(trying(90, 4), "all", 0.0) == unit_bytes(trying(90, 9), "all", 0.0)
 
 
 def test_a_constant_that_recurs_is_another_process_and_does_not_widen_other_devices():
@@ -94,12 +119,14 @@ def test_a_constant_that_recurs_is_another_process_and_does_not_widen_other_devi
     assert found[:9].all()
     assert not found[9:].any()
     assert not disturbed([*held[:2], *plain[2:]], estimated).any()  # two may be chance
-    calibration = CalibratedErrors.fit([*held, *plain[9:]], estimated)
+    scales = np.zeros(len(rows))
+    calibration = CalibratedErrors.fit([*held, *plain[9:]], estimated, scales)
     own, elsewhere = plain[20], replace(plain[20], source="another device", capacity_bytes=2**40)
     bounds = [
-        calibration.outlook([job], estimated[20:21], 0.01).quantile_bytes(0.99)[0] - job.overhead_bytes - estimated[20]
+        calibration.outlook([job], estimated[20:21], 0.01, scales[:1]).quantile_bytes(0.99)[0] - job.overhead_bytes
         for job in (own, elsewhere)
     ]
+    bounds = [bound - estimated[20] for bound in bounds]
     assert bounds[0] > 500 * MIB
     assert bounds[1] < MIB
 
@@ -114,5 +141,5 @@ def test_a_band_has_no_error_inside_it():
     need = needs([row])
     used = int(row.overhead_bytes + need[0]) + 300 * MIB
     band = replace(row, label=Label(used, fits=True, least_used_bytes=used - 400 * MIB), capacity_bytes=2**40)
-    assert CalibratedErrors.fit([band], need).scores["all"] == pytest.approx([0])
+    assert CalibratedErrors.fit([band], need, np.zeros(1)).scores["all"] == pytest.approx([0])
     assert CalibratedErrors.fit([band], need - 200 * MIB).scores["all"][0] > 0
