@@ -16,6 +16,8 @@ _REFERENCES = 256
 """Training examples that are stored as reference: enough to cover the set, few enough to ship."""
 _FAMILIAR = 0.995
 """The share of validation examples that count as familiar."""
+_LEAST_THRESHOLD = 1e-9
+"""Instead of 0, which equal examples have."""
 _SLACK = 1.1
 """Factor on the threshold, because a few hundred validation examples underestimate it."""
 
@@ -42,7 +44,7 @@ class Novelty:
 
     def ratios(self, matrix: Matrix) -> Matrix:
         """Return [n]: the distance of each job relative to that of unfamiliar ones."""
-        return self.distances(matrix) / self.threshold
+        return self.distances(matrix) / max(self.threshold, _LEAST_THRESHOLD)
 
     def flags(self, matrix: Matrix) -> NDArray[np.bool_]:
         """Return [n]: true for unfamiliar jobs."""

@@ -2,8 +2,8 @@
 
 Run `python -m benchmarks.collocation.measured_traces --data DIR`. The four published traces are few, and chance decides
 how each of them packs. This benchmark draws jobs from the public timm table, which has their measured peaks and
-FakeTensor's figures. Our bounds are the virtual GPU's figures with margins from other designs, in five folds: a job's
-own design never enters its bound. Arrivals and solo times are random. All runs are simulated.
+FakeTensor's figures. Our bounds are calibrated on other designs, in five folds: a job's own design never enters its
+bound. Arrivals and solo times are random. All runs are simulated.
 """
 
 import math
@@ -27,7 +27,7 @@ from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.store.importers import read_rows
 from vramcast.errors import check_count
 from vramcast.models.baselines.fake_tensor import read_published
-from vramcast.models.conformal import SafeMargins, raised, score
+from vramcast.models.calibrated_simulation import CalibratedSimulation
 from vramcast.models.example import Example
 from vramcast.models.examples import examples_of_rows
 from vramcast.models.simulation_store import SimulationStore
@@ -60,34 +60,36 @@ class Measured:
 def measured(data: Path, cache: SimulationStore) -> Measured:
     path, profile = next(data.rglob(TABLE)), load_profile(PROFILE)
     rows = (row for row in read_rows(path) if row.measurement.status is Status.OK)
-    examples = [item for item in examples_of_rows(rows, {PROFILE: profile}, cache) if not item.measured.trial]
+    examples = examples_of_rows(rows, {PROFILE: profile}, cache)
+    examples = [_without_trials(item) for item in examples if not item.measured.trial]
     fake_tensor = read_published(path)
     others_bytes = profile.other_mib * MIB
     overheads = np.array([example.overhead_bytes for example in examples], dtype=np.float64)
     own = np.array([example.measured.used_bytes for example in examples]) - overheads
-    bounds = {f"ours, risk {risk:.1%}": bound for risk, bound in bounds_of(examples, own)}
-    needs = {name: bound + overheads - others_bytes for name, bound in bounds.items()}
+    needs = {f"ours, risk {risk:.1%}": bound - others_bytes for risk, bound in bounds_of(examples)}
     needs["FakeTensor"] = np.array([fake_tensor[example.id] for example in examples], dtype=np.float64)
     needs[f"none, {FLOOR_MIB} MiB free"] = np.full(len(examples), FLOOR_MIB * MIB, dtype=np.float64)
     return Measured(own + overheads - others_bytes, needs)
 
 
-def bounds_of(examples: Sequence[Example], own: Array) -> Iterator[tuple[float, Array]]:
-    """Yield the bounds at each risk, without the device's overhead."""
-    estimated = np.array([example.simulation.reserved_bytes for example in examples], dtype=np.float64)
-    scores = score(own, estimated)
+def bounds_of(examples: Sequence[Example]) -> Iterator[tuple[float, Array]]:
+    """Yield the bounds at each risk on a device, by the kind of the released checkpoint, fitted to other designs."""
     designs = sorted({example.design for example in examples})
     Random(0).shuffle(designs)
     fold_of = {design: index % FOLDS for index, design in enumerate(designs)}
     folds = np.array([fold_of[example.design] for example in examples])
-    strata = [replace(item, training=replace(item.training, cudnn_benchmark=False)).stratum for item in examples]
-    for risk in RISKS:
-        margins = np.zeros(len(examples))
-        for fold in range(FOLDS):
-            train, test = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
-            fitted = SafeMargins.fit([strata[index] for index in train], scores[train])
-            margins[test] = fitted.margins([strata[index] for index in test], risk)
-        yield risk, raised(estimated, margins)
+    bounds = {risk: np.zeros(len(examples)) for risk in RISKS}
+    for fold in range(FOLDS):
+        test = [example for example, own in zip(examples, folds, strict=True) if own == fold]
+        fitted = CalibratedSimulation().fit([item for item, own in zip(examples, folds, strict=True) if own != fold], [])
+        for risk, bound in bounds.items():
+            bound[folds == fold] = fitted.outlook(test, risk).quantile_bytes(1 - risk)
+    yield from bounds.items()
+
+
+def _without_trials(example: Example) -> Example:
+    """Return the job as without cudnn.benchmark, of whose trials its peak shows none."""
+    return replace(example, simulated=replace(example.simulation, trial_bytes=None, tried_bytes=None))
 
 
 def traces(
@@ -144,7 +146,7 @@ def _error(values: Array) -> str:
 def main() -> None:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="the directory with the public tables")
-    parser.add_argument("--cache", default="runs/simulations")
+    parser.add_argument("--cache", help="directory of simulations; default: the user's cache")
     parser.add_argument("--traces", type=int, default=150, help="number of traces, at least 2")
     parser.add_argument("--page", type=Path, help="also write into the marked part of this page")
     arguments = parser.parse_args()
