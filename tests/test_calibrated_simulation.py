@@ -142,4 +142,4 @@ def test_a_band_has_no_error_inside_it():
     used = int(row.overhead_bytes + need[0]) + 300 * MIB
     band = replace(row, label=Label(used, fits=True, least_used_bytes=used - 400 * MIB), capacity_bytes=2**40)
     assert CalibratedErrors.fit([band], need, np.zeros(1)).scores["all"] == pytest.approx([0])
-    assert CalibratedErrors.fit([band], need - 200 * MIB).scores["all"][0] > 0
+    assert CalibratedErrors.fit([band], need - 200 * MIB, np.zeros(1)).scores["all"][0] > 0
