@@ -158,16 +158,14 @@ def points():
         for name, family, shown, mib in (
             ("vgg16", UNSEEN, f"{UNSEEN} + {UNSEEN_2024}", 8222.0), ("", "mlp", "mlp", 1500.0),
         )
-        for estimator, estimate in (("universal ensemble", mib * 1.1), ("Horus", inf), ("Horus (published)", 82_000.0))
+        for estimator, estimate in (("universal", mib * 1.1), ("Horus", inf), ("Horus (published)", 82_000.0))
     ]  # fmt: skip
     return pd.DataFrame(rows)
 
 
 def test_does_not_fit_counts_as_an_error_of_one_and_is_drawn_at_the_capacity():
     errors = errors_table(points())
-    assert errors.groupby("estimator")["error"].max().to_dict() == pytest.approx(
-        {"Horus": 1, "universal ensemble": 0.1}
-    )
+    assert errors.groupby("estimator")["error"].max().to_dict() == pytest.approx({"Horus": 1, "universal": 0.1})
     scatter = scatter_table(points()).query("estimator == 'Horus'")
     assert scatter["refused"].all()
     assert set(scatter["estimate_gb"]) == {40_000 / 1024}

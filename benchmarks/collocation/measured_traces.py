@@ -81,7 +81,9 @@ def bounds_of(examples: Sequence[Example]) -> Iterator[tuple[float, Array]]:
     bounds = {risk: np.zeros(len(examples)) for risk in RISKS}
     for fold in range(FOLDS):
         test = [example for example, own in zip(examples, folds, strict=True) if own == fold]
-        fitted = CalibratedSimulation().fit([item for item, own in zip(examples, folds, strict=True) if own != fold], [])
+        fitted = CalibratedSimulation().fit(
+            [item for item, own in zip(examples, folds, strict=True) if own != fold], []
+        )
         for risk, bound in bounds.items():
             bound[folds == fold] = fitted.outlook(test, risk).quantile_bytes(1 - risk)
     yield from bounds.items()

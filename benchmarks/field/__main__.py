@@ -29,7 +29,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.field", description=__doc__)
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("VRAMCAST_DATA", "data")))
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="the directory of page, CSV and pictures")
-    parser.add_argument("--cache", default="runs/simulations")
+    parser.add_argument("--cache", help="directory of simulations; default: the user's cache")
     parser.add_argument("--results", type=Path, default=Path("runs/field"), help="cached results, reused by later runs")
     parser.add_argument("--one-in", type=int, default=ONE_IN, help="MemTracker estimates one row in this many")
     parser.add_argument("--workers", type=int, default=min(2, len(os.sched_getaffinity(0))))

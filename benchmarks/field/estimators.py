@@ -29,7 +29,7 @@ from vramcast.models.fitting import PlainFitter
 from vramcast.models.released import RELEASED
 
 RISK = 0.01
-TRAINED = "for its training rows"
+TRAINED, CALIBRATED = "for its training rows", "for its calibration rows"
 TABLE, TRACE, FAKE, TRACKED = "table", "trace", "fake", "tracked"
 """Inputs whose time counts towards an estimate: a layer table, a trace and its replay, a pass under another mode."""
 _FITTERS = {
@@ -40,12 +40,12 @@ _FITTERS = {
 
 
 class SafeBucket(Formula):
-    """The ensemble's safe bound, as an estimator."""
+    """The safe bound of an estimator, as an estimator."""
 
     name = "safe"
 
-    def __init__(self, ensemble: Estimator, risk: float = RISK) -> None:
-        self.ensemble = ensemble
+    def __init__(self, bounded: Estimator, risk: float = RISK) -> None:
+        self.bounded = bounded
         self.risk = risk
 
     def used_bytes(self, example: Example) -> float:
@@ -53,7 +53,7 @@ class SafeBucket(Formula):
 
     def predict_bytes(self, examples: Sequence[Example]) -> NDArray[np.float64]:
         """Predict all examples in one batch, a hundred times faster than one by one."""
-        safe_bytes = self.ensemble.safe_bytes(examples, self.risk)
+        safe_bytes = self.bounded.safe_bytes(examples, self.risk)
         if safe_bytes is None:
             raise TypeError(f"expected an estimator with calibrated bounds in {UNIVERSAL}, found none")
         return safe_bytes
@@ -104,16 +104,15 @@ def fit_all(entries: Sequence[Entry], train: Sequence[Example], validation: Sequ
 
 def ready(data: Path, tracked_mib: dict[str, float]) -> list[Entry]:
     """Return the estimators that need no fitting: formulas, the released checkpoint, published estimates."""
-    ensemble = load_checkpoint(RELEASED / UNIVERSAL)
-    ours, learned = (TABLE, TRACE), "simulated, then learned"
+    universal = load_checkpoint(RELEASED / UNIVERSAL)
     fake = FakeTensor(
         {key: size for path in sorted(data.rglob("timm_*.csv")) for key, size in read_fake_tensor(path).items()}
     )
     tracked = frozenset(tracked_mib)
     return [
         Entry("virtual GPU alone", "ours", "simulated", Virtual(), (TRACE,)),
-        Entry("universal ensemble", "ours", learned, ensemble, ours, TRAINED),
-        Entry("universal, safe bucket at 1 %", "ours", learned, SafeBucket(ensemble), ours, TRAINED),
+        Entry("universal", "ours", "simulated", universal, (TRACE,), CALIBRATED),
+        Entry("universal, safe bucket at 1 %", "ours", "simulated", SafeBucket(universal), (TRACE,), CALIBRATED),
         Entry("Horus", "field", "computed", Horus()),
         Entry("FakeTensor", "field", "published for timm, else computed", fake, (FAKE,)),
         Entry("PyTorch's MemTracker", "field", "computed", Tracked(tracked_mib), (TRACKED,), supported=tracked),
@@ -135,7 +134,7 @@ def _published(data: Path) -> list[Entry]:
 
 
 ORDER = (
-    "virtual GPU alone", "gap regressor (TBEM)", "MLP classifier", "Transformer classifier", "universal ensemble",
+    "virtual GPU alone", "gap regressor (TBEM)", "MLP classifier", "Transformer classifier", "universal",
     "universal, safe bucket at 1 %", "Horus", "FakeTensor", "PyTorch's MemTracker", "shape formula of the talk",
     "weights x 4 (accelerate)", "MLP on GPUMemNet's features", "ExtraTrees", "majority",
 )  # fmt: skip

@@ -17,7 +17,7 @@ from benchmarks.small_pictures import light_picture
 from vramcast.models.drawing import quiet
 
 COLOURS = {
-    "universal ensemble": "#1f5fbf",
+    "universal": "#1f5fbf",
     "universal, safe bucket at 1 %": "#7fb0ee",
     "virtual GPU alone": "#12a594",
     "gap regressor (TBEM)": "#6a4fb3",
@@ -38,19 +38,19 @@ FAMILIES = {
     "unseen": ("unseen real networks", "#c2185b"),
 }
 KINDS = {
-    "universal ensemble": "simulated + learned",
+    "universal": "simulated + learned",
     "virtual GPU alone": "simulated",
     "MLP on GPUMemNet's features": "learned",
     "gap regressor (TBEM)": "learned",
     "ExtraTrees": "learned",
 }
 SCATTERED = (
-    "universal ensemble", "universal, safe bucket at 1 %", "virtual GPU alone", "MLP on GPUMemNet's features",
+    "universal", "universal, safe bucket at 1 %", "virtual GPU alone", "MLP on GPUMemNet's features",
     "PyTorch's MemTracker", "FakeTensor", "Horus", "weights x 4 (accelerate)",
 )  # fmt: skip
 BARS = {
     "measured": ("measured (2024)", "#20242a"),
-    "universal ensemble": ("ours: estimate (simulated, then learned)", "#1f5fbf"),
+    "universal": ("ours: estimate (simulated, then learned)", "#1f5fbf"),
     "universal, safe bucket at 1 %": ("ours: safe at 1 % risk", "#9cc3f5"),
     "GPUMemNet (published)": ("GPUMemNet (published)", "#8e9aa6"),
     "FakeTensor (published)": ("FakeTensor (published)", "#c0392b"),
@@ -97,12 +97,12 @@ def draw_errors(table: pd.DataFrame, path: Path) -> None:
 def _draw_share(axes: Any, errors: np.ndarray, estimator: str, colour: str) -> None:
     shares = np.arange(1, len(errors) + 1) / len(errors)
     xs = np.concatenate([[_LEAST_ERROR], np.clip(errors, _LEAST_ERROR, _MOST_ERROR)])
-    front = 5 if estimator == "universal ensemble" else 3
+    front = 5 if estimator == "universal" else 3
     axes.step(xs, np.concatenate([[0], shares]), where="post", color=colour, linewidth=_width(estimator), zorder=front)
 
 
 def _width(estimator: str) -> float:
-    return {"universal ensemble": 2.8, "virtual GPU alone": 2.0}.get(estimator, 1.3)
+    return {"universal": 2.8, "virtual GPU alone": 2.0}.get(estimator, 1.3)
 
 
 def _label(estimator: str) -> str:

@@ -29,6 +29,8 @@ TITLES = {
     "transformer": "GPUMemNet's Transformers",
     "timm": "timm networks",
     BLIND_TIMM: "timm networks of the odd half, to which no constant was fitted",
+    "hf": "xMem's Transformers, on an RTX 3060, an RTX 4060 and an A100",
+    "torchvision": "xMem's CNNs, on an RTX 3060 and an RTX 4060",
     UNSEEN: "Real networks outside all training data, on four stacks",
     UNSEEN_2024: "The same on GPUMemNet's stack of 2024, with the published estimates",
 }
@@ -68,9 +70,9 @@ class Field:
         return {part: sum(part in item.parts for item in self.tested) for part in TITLES}
 
 
-def load_field(data: Path, cache: str, workers: int) -> Field:
+def load_field(data: Path, cache: str | None, workers: int) -> Field:
     """Repeat the split of the released checkpoint, and add the unseen networks to its test rows."""
-    words = [*read_release(RELEASES / f"{UNIVERSAL}.yaml").overrides, f"data.path={data}", f"data.cache={cache}"]
+    words = [*read_release(RELEASES / f"{UNIVERSAL}.yaml").overrides, f"data.path={data}"]
     configuration, simulations = configure(words), SimulationStore(cache, workers)
     rows = measured_rows(configuration.data)
     examples = sorted(_examples(rows, simulations), key=lambda example: (example.source, example.id))
