@@ -117,6 +117,8 @@ def in_backward() -> bool:
     return torch._C._current_autograd_node() is not None
 
 
+GUESSED_TRUTH = "a truth value was read from a tensor and taken as False"
+"""A note of a trace. Networks of transformers check masks like that."""
 _LARGEST_STAND_IN_BYTES = 2**28
 """Limit for the arguments of an operator without a meta function, which is run on zeros on the host."""
 
@@ -128,7 +130,7 @@ def without_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], appro
     """
     if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
         if args[0].dtype == torch.bool:
-            approximations.add("a truth value was read from a tensor and taken as False")
+            approximations.add(GUESSED_TRUTH)
             return False
         raise UntraceableError(
             f"expected a training step whose shapes do not depend on data, found a number read from a tensor ({func}): "

@@ -27,14 +27,15 @@ All estimators on the same rows, in one run. `{command}` writes this page, its
 [CSV](benchmark.csv) and the pictures.
 
 **The truth is measured**, by others on real GPUs (GPUMemNet, CARMA and AEGIS, E. Yousefzadeh-Asl-Miandoab et al., IT
-University of Copenhagen, CC BY 4.0; xMem, J. Shi et al., MIT): maxima of nvidia-smi or NVML. **Estimates are made without a GPU**; a column says whether
-an estimate is computed by a formula, simulated, or learned. *Published* marks figures that other authors published
-about their own estimators.
+University of Copenhagen, CC BY 4.0; xMem, J. Shi et al., MIT): maxima of nvidia-smi or NVML. **Estimates are made
+without a GPU**; a column says whether an estimate is computed by a formula, simulated, or learned. *Published* marks
+figures that other authors published about their own estimators.
 
 Rows: the {tested:,} test rows of the split by configuration of the released checkpoint `universal`, and {unseen}
 measurements of real networks outside all training data. Learned estimators were fitted to the {train:,} training rows
 of the same split and selected on its {validation:,} validation rows: one network of each kind with a short training.
-`universal` is the released checkpoint: the simulation with the errors of its calibration rows. MemTracker is slow, so it estimated one row in {one_in}: {tracked} rows{failed}.
+`universal` is the released checkpoint: the simulation with the errors of its calibration rows. xMem's Transformers were
+traced with transformers 4.51.3. MemTracker is slow, so it estimated one row in {one_in}: {tracked} rows{failed}.
 
 - *median, mean, p95*: relative error of the point estimate, over rows that fit. "Does not fit" for a row that fits
   counts as 100 %.
