@@ -73,12 +73,14 @@ def example_of_row(row: Row, profile: DeviceProfile, simulation: Simulation | No
         if simulation
         else example_of_table(table_of(row.spec), row.spec.training, profile, None, row.spec.family)
     )
+    label = _label(row)
     return replace(
         example,
+        assumed=example.assumed or label.varying,
         id=row.spec.id,
         group=row.spec.group,
         design=row.spec.design,
-        label=_label(row),
+        label=label,
         backend=row.provenance.backend,
         time=row.provenance.time,
     )
