@@ -144,5 +144,6 @@ def convolution_bytes(example: Example) -> int:
 
 
 def _own_bytes(example: Example) -> int:
-    """Return the simulated memory of the job's allocator, or the static estimate of a layer table."""
-    return (example.simulated.reserved_bytes or 0) if example.simulated else example.static.total_bytes
+    """Return the simulated memory of the allocator or the static estimate of a layer table, up to the capacity."""
+    own = (example.simulated.reserved_bytes or 0) if example.simulated else example.static.total_bytes
+    return min(own, example.capacity_bytes)
