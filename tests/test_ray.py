@@ -44,10 +44,12 @@ class TestLostNodes:
         before: list[str] = []
 
         def lose_a_node() -> None:
-            assert wait_until(lambda: log.exists() and len(log.read_text().split()) == 2, 30)
-            before.extend(log.read_text().split())
-            lose(ray_cluster, second_node)
-            gate.touch()
+            try:
+                assert wait_until(lambda: log.exists() and len(log.read_text().split()) == 2, 120)
+                before.extend(log.read_text().split())
+                lose(ray_cluster, second_node)
+            finally:
+                gate.touch()  # else a failure here would leave the specs waiting
 
         thread = threading.Thread(target=lose_a_node)
         thread.start()

@@ -56,9 +56,22 @@ def test_another_profile_or_another_virtual_gpu_is_computed_anew(computed, tmp_p
     cache.measure(SPECS[:1], PROFILE)
     cache.measure(SPECS[:1], replace(PROFILE, context_mib=201))
     assert len(computed) == 2
-    monkeypatch.setattr(simulation_store, "simulation_versions", lambda: {"virtual_gpu": 0})
+    monkeypatch.setattr(simulation_store, "simulation_versions", lambda family: {"virtual_gpu": 0})
     cache.measure(SPECS[:1], PROFILE)
     assert len(computed) == 3
+
+
+def test_a_release_of_a_library_invalidates_its_own_networks_alone(monkeypatch):
+    def versions_of(family, release):
+        simulation_store.simulation_versions.cache_clear()
+        monkeypatch.setattr(simulation_store, "_installed", lambda name: release if name == "transformers" else "1")
+        return simulation_store.simulation_versions(family)
+
+    try:
+        for family, changes in (("mlp", False), ("timm", False), ("hf", True), ("script", True)):
+            assert (versions_of(family, "4") != versions_of(family, "5")) == changes, family
+    finally:
+        simulation_store.simulation_versions.cache_clear()
 
 
 def test_the_cache_of_the_user_is_the_default(tmp_path, monkeypatch):
@@ -79,7 +92,7 @@ def test_an_interrupted_computation_keeps_what_it_had(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             SimulationStore(tmp_path, workers=1).measure(SPECS, PROFILE)
     found = SimulationStore(tmp_path, workers=1)
-    known = dict(simulation_store._read(found._journal(PROFILE), {spec.id: spec for spec in SPECS}))
+    known = dict(simulation_store._read(found._journal(PROFILE, SPECS[0].family), {spec.id: spec for spec in SPECS}))
     assert list(known) == [SPECS[0].id]
 
 
