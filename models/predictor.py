@@ -31,6 +31,7 @@ from vramcast.models.checkpoint import load_checkpoint
 from vramcast.models.example import Example
 from vramcast.models.examples import UNBOUNDED_BYTES, example_of_simulation, example_of_table
 from vramcast.models.released import checkpoint_directory
+from vramcast.models.uncertainty import may_show_trials
 from vramcast.virtual_gpu.measurement import Measurement
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.sizes import MIB
@@ -59,14 +60,15 @@ class Question:
     def of_simulation(cls, target: str, simulation: Simulation, profile: DeviceProfile) -> Self:
         """Return the question about a simulated job on one of its devices."""
         peaks = simulation.peaks[profile.name]
+        example = example_of_simulation(simulation, profile)
         return cls(
             target,
-            example_of_simulation(simulation, profile),
+            example,
             profile,
             example_of_simulation(simulation, profile, unbounded=True) if peaks.unbounded else None,
             peaks.unbounded,
             simulation,
-            (*simulation.notes, *peaks.bounded.notes),
+            (*simulation.notes, *peaks.bounded.notes, *_trial_notes(example)),
         )
 
     @classmethod
@@ -83,6 +85,13 @@ class Question:
         notes = () if simulated else (_TABLE_NOTE,)
         example = replace(example_of_table(table, training, profile, family=family), simulated=simulated)
         return cls(target, example, profile, notes=(*notes, *profile.notes))
+
+
+def _trial_notes(example: Example) -> tuple[str, ...]:
+    if not may_show_trials(example):
+        return ()
+    most_mib = (example.simulation.trial_bytes or 0) // MIB
+    return (f"cudnn.benchmark tries workspaces: for moments of the first step the job reserves up to {most_mib:,} MiB",)
 
 
 class Predictor:

@@ -68,6 +68,11 @@ def _trial_strata(example: Example) -> tuple[str, ...]:
     return ("many trials" if tried >= _MANY_TRIED_BYTES else "some trials",)
 
 
+def may_show_trials(example: Example) -> bool:
+    """Return whether cuDNN tries so much that a monitor may see it, so that the bound of a job includes it."""
+    return bool(_trial_strata(example))
+
+
 def _clean_strata(example: Example, kind: str) -> tuple[str, ...]:
     origin = "generated" if example.family in FAMILIES else "real"
     names = (*(f"{kind}, {doubt}" for doubt in _doubts(example)), kind, kind.split(", ", maxsplit=1)[0])

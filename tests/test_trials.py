@@ -6,7 +6,11 @@ import pytest
 
 from vramcast.dataset_builder.devices import load_device
 from vramcast.dataset_builder.families import make_spec
+from vramcast.dataset_builder.jobs.job import SpecJob
 from vramcast.dataset_builder.measure.virtual import trace_spec
+from vramcast.dataset_builder.simulation.simulator import Simulator
+from vramcast.models import load
+from vramcast.models.predictor import Question
 from vramcast.virtual_gpu.allocator import AllocatorOptions
 from vramcast.virtual_gpu.profile import parse_profile
 from vramcast.virtual_gpu.simulate import measurement_of, replay_on, simulate
@@ -75,3 +79,19 @@ def test_a_job_without_the_switch_tries_nothing() -> None:
     spec = make_spec("cnn", {**network, "depth": 2}, _cnn(cudnn_benchmark=False))
     simulated = simulate(trace_spec(spec), A100, AllocatorOptions())
     assert simulated.trial_bytes is simulated.tried_bytes is None
+
+
+def test_an_answer_says_what_is_tried_and_its_bound_includes_it() -> None:
+    network = {
+        "arch": "uniform", "input_channels": 3, "input_size": 30, "num_classes": 10, "depth": 3, "base_filters": 1024,
+    }  # fmt: skip
+    answers = {}
+    for tries in (True, False):
+        simulation = Simulator(SpecJob(make_spec("cnn", network, _cnn(cudnn_benchmark=tries)))).simulate({}, [A100])
+        answers[tries] = load("universal").answers([Question.of_simulation("cnn", simulation, A100)], 0.01)[0]
+    (note,) = [item for item in answers[True].notes if "tries workspaces" in item]
+    largest_mib = int(note.split()[-2].replace(",", ""))
+    assert largest_mib > 9000
+    assert answers[True].safe_mib > 0.9 * largest_mib
+    assert answers[False].safe_mib < 0.5 * largest_mib
+    assert not any("tries workspaces" in item for item in answers[False].notes)
