@@ -13,7 +13,7 @@ PICTURES = {
     "field_errors.png": "Share of rows (measured by others) with at most a given relative error, by family.",
     "field_scatter.png": "Estimated against measured memory of every row; the grey line marks equality.",
     "field_unseen.png": "Real networks outside all training data: measured in 2024 by GPUMemNet's authors, their "
-    "published estimates, and ours, which are simulated, then learned.",
+    "published estimates, and ours, which are simulated.",
 }
 ABSENT = (
     "The public measurements are missing: set `VRAMCAST_DATA` to their directory and run "

@@ -38,7 +38,7 @@ FAMILIES = {
     "unseen": ("unseen real networks", "#c2185b"),
 }
 KINDS = {
-    "universal": "simulated + learned",
+    "universal": "simulated",
     "virtual GPU alone": "simulated",
     "MLP on GPUMemNet's features": "learned",
     "gap regressor (TBEM)": "learned",
@@ -50,7 +50,7 @@ SCATTERED = (
 )  # fmt: skip
 BARS = {
     "measured": ("measured (2024)", "#20242a"),
-    "universal": ("ours: estimate (simulated, then learned)", "#1f5fbf"),
+    "universal": ("ours: estimate (simulated)", "#1f5fbf"),
     "universal, safe bucket at 1 %": ("ours: safe at 1 % risk", "#9cc3f5"),
     "GPUMemNet (published)": ("GPUMemNet (published)", "#8e9aa6"),
     "FakeTensor (published)": ("FakeTensor (published)", "#c0392b"),
