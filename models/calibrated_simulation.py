@@ -52,28 +52,28 @@ class CalibratedSimulation(Estimator):
         examples = [*train, *validation]
         need = _need_bytes(examples)
         self.encoder_ = ExampleEncoder.fit(examples, _FEATURES)
-        self.novelty_ = self._novelty(examples)
-        self.scale_, scales = self._error_scale(examples, need)
+        matrix = self.encoder_.matrix(examples)
+        self.novelty_ = self._novelty(examples, matrix)
+        self.scale_, scales = self._error_scale(examples, matrix, need)
         self.calibration_ = CalibratedErrors.fit(examples, need, scales)
         return self
 
-    def _error_scale(self, examples: Sequence[Example], need_bytes: Array) -> tuple[ErrorScale, Array]:
+    def _error_scale(self, examples: Sequence[Example], matrix: Array, need_bytes: Array) -> tuple[ErrorScale, Array]:
         """Return the learned scale of errors, and [n] what it gives for examples that it has not seen."""
         chosen = np.array([has_learned_scale(item) for item in examples])
         if not chosen.any():
             chosen[:] = True
-        matrix = self.encoder_.matrix(examples)[chosen]
+        rows = matrix[chosen]
         errors = (own_bytes_of(examples, need_bytes) / np.maximum(need_bytes, 1) - 1)[chosen]
         designs = [item.design for item, use in zip(examples, chosen, strict=True) if use]
         scales = np.zeros(len(examples))
-        scales[chosen] = ErrorScale.of_other_folds(matrix, errors, designs, self.seed)
-        return ErrorScale.fit(matrix, errors, self.seed), scales
+        scales[chosen] = ErrorScale.of_other_folds(rows, errors, designs, self.seed)
+        return ErrorScale.fit(rows, errors, self.seed), scales
 
-    def _novelty(self, examples: Sequence[Example]) -> Novelty:
+    def _novelty(self, examples: Sequence[Example], matrix: Array) -> Novelty:
         """Learn the distance from which a job is unfamiliar, between jobs of different designs."""
         split = make_split([item.design for item in examples], {"apart": 0.3, "reference": 0.7}, self.seed)
         apart = np.array([split.part_of(item.design) == "apart" for item in examples])
-        matrix = self.encoder_.matrix(examples)
         return Novelty.fit(matrix[~apart], matrix[apart], self.seed)
 
     def outlook(self, examples: Sequence[Example], risk: float = RISK) -> Outlook:

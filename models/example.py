@@ -65,9 +65,9 @@ class Example:
     time: str = ""
     """When the label was measured, where one device was measured with several software stacks."""
     calibrated: bool = True
-    """Whether the device profile was fitted to measurements."""
+    """True if the device profile was fitted to measurements."""
     assumed: bool = False
-    """Whether the trace assumed values of data, or a kernel that the virtual GPU does not know."""
+    """True if the trace assumed values of data, or a kernel that the virtual GPU does not know."""
 
     @property
     def stratum(self) -> str:

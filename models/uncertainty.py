@@ -1,4 +1,4 @@
-"""What is uncertain in a job: the strata that it is calibrated in, and the unit of its errors.
+"""Uncertainty of a job: the strata that it is calibrated in, and the unit of its errors.
 
 Both follow from the job and its simulation alone, never from a measurement.
 """

@@ -1,4 +1,4 @@
-"""What other estimators say about fine-tuning jobs: run by `peers` in an environment that has them.
+"""Estimates of fine-tuning jobs by other estimators: run by `peers` in an environment that has them.
 
 Usage: python peer_estimates.py < JOBS, a JSON list; prints a list with the bytes of each estimator, or why it has none.
 Each estimator gets as much of the job as it can take. CUDA's context and fragmentation are left out where it lists

@@ -126,7 +126,7 @@ class ModuleJob(Job):
     """A module on the meta device with batches of any structure, and optionally its own step and optimizer."""
 
     runs_live = False
-    """Whether it trains on a virtual GPU without a trial on meta tensors."""
+    """True if it trains on a virtual GPU without an attempt on meta tensors first."""
     steps = 5
     """Training steps on a virtual GPU."""
     nonzero_fraction = 1.0

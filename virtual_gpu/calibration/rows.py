@@ -104,7 +104,7 @@ class _Fitter:
     """Simulates candidate profiles; each distinct lowering of a trace is replayed once."""
 
     samples: Sequence[Sample]
-    """Those with the shortest traces first."""
+    """The samples, shortest traces first."""
     _reserved: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict)
 
     def _reserved_bytes(self, index: int, profile: DeviceProfile) -> int:

@@ -22,7 +22,7 @@ from vramcast.virtual_gpu.cuda.operators import (
 from vramcast.virtual_gpu.cuda.sparse import is_sparse, storage_key
 
 MOST_ELEMENTS = 2**20
-"""Of whole numbers."""
+"""The most elements of a tensor of whole numbers."""
 MOST_TRUTHS = 2**24
 """Of a mask, such as one of the weights of a layer."""
 MOST_FLOATS = 2**12

@@ -21,7 +21,7 @@ ABSENT = (
     "check_valid_checkpoint_dir", "load_checkpoint", "copy_config_files", "save_hyperparameters", "save_prompt_style",
     "merge_lora", "save_lora_checkpoint", "save_adapter_checkpoint", "save_adapter_v2_checkpoint",
 )  # fmt: skip
-"""What reads or writes files of a checkpoint."""
+"""Functions that read or write files of a checkpoint."""
 
 
 def main():
