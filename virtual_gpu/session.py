@@ -52,6 +52,24 @@ def trace_training(
         return run.trace(epochs)
 
 
+def trace_lengths(
+    subject: nn.Module,
+    make_inputs: MakeInputs,
+    setup: TrainingSetup,
+    lengths: Sequence[int],
+    compute_capability: float = 8.0,
+    make_optimizer: MakeOptimizer | None = None,
+) -> tuple[Trace, list[list[int]]]:
+    """Trace one step for each length, all batches of which have that length; `make_inputs` takes the length.
+
+    Return the trace, and [steps, batches] the first event of each batch.
+    """
+    run = _Run(subject, make_inputs, setup, compute_capability, make_optimizer)
+    with cuda_paths(compute_capability), traced_resizes(run.tracer):
+        trace = run.trace_each(lengths)
+    return trace, [run.starts[at : at + setup.accumulate] for at in range(0, len(run.starts), setup.accumulate)]
+
+
 class _Run:
     """Traces each kind of step once and repeats it."""
 
@@ -70,6 +88,8 @@ class _Run:
         self.scaler: MetaScaler | None = None
         self.tracer = Tracer(cuda_kernels(compute_capability), cudnn_benchmark=setup.cudnn_benchmark)
         self.inputs: tuple[Any, ...] = ()
+        self.starts: list[int] = []
+        """The first event of each batch."""
         self.dry_run_inputs: tuple[Any, ...] = ()
         self.make_optimizer = make_optimizer
         self.names = {id(module): name for name, module in named_parts(subject)}
@@ -90,6 +110,18 @@ class _Run:
             steps = list(self._steps(optimizer, sizes, len(start)))
             del ahead
         return self._compose(start, steps, epochs)
+
+    def trace_each(self, sizes: Sequence[int]) -> Trace:
+        """Trace one step for each size, without a dry run."""
+        self._place_parameters()
+        with self.tracer:
+            optimizer = self._optimizer()
+            self.scaler = MetaScaler() if self.setup.autocast == "fp16" else None
+            events: list[tuple[int, int]] = []
+            for _ in self._steps(optimizer, sizes, 0):
+                events = list(self.tracer.trace.events)  # without what is freed at the end
+        self.tracer.trace.events = events
+        return self.tracer.trace
 
     def _place_parameters(self) -> None:
         """Allocate in the order of `module.to(device)`: children first, then a module's own parameters and buffers."""
@@ -117,6 +149,7 @@ class _Run:
         return self.inputs
 
     def _next_batch(self, size: int) -> tuple[Tensor, ...]:
+        self.starts.append(len(self.tracer.trace.events))
         self.inputs = ()
         return self._batch(size)
 

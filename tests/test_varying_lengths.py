@@ -1,0 +1,125 @@
+"""Runs with batches of varying length: the interpolated steps against traces of every batch."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.virtual_gpu.allocator import CachingAllocator
+from vramcast.virtual_gpu.replay import replay
+from vramcast.virtual_gpu.session import trace_lengths
+from vramcast.virtual_gpu.simulate import lower
+from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.varying_lengths import TRACED_STEPS, StepsDifferError, VaryingRun, traced_lengths
+
+TOKENS, WIDTH = 5_000, 256
+
+
+class Decoder(nn.Module):
+    """A small language model; `eager` attention holds all scores, which grow with the square of the length."""
+
+    def __init__(self, eager: bool = False) -> None:
+        super().__init__()
+        self.eager = eager
+        self.embedding = nn.Embedding(TOKENS, WIDTH)
+        self.projections = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH) for _ in range(2))
+        self.head = nn.Linear(WIDTH, TOKENS)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        for layer in self.projections:
+            query, key, value = layer(x).view(*x.shape[:2], 3, 4, -1).permute(2, 0, 3, 1, 4)
+            scores = query @ key.transpose(-1, -2)
+            mixed = scores.softmax(-1) @ value if self.eager else F.relu(query) + key + value
+            x = x + mixed.transpose(1, 2).flatten(2)
+        return self.head(x)
+
+
+def run_of(network: nn.Module, setup: TrainingSetup, lengths: list[int]) -> tuple[VaryingRun, list[int]]:
+    steps = traced_lengths(lengths)
+    trace, starts = trace_lengths(network, batch, setup, steps)
+    return VaryingRun(trace, load_profile("a100_40gb"), starts, steps), list(steps)
+
+
+def batch(length: int) -> tuple[Tensor]:
+    return (torch.empty(2, length, dtype=torch.long, device="meta"),)
+
+
+def drawn(count: int, longest: int) -> list[int]:
+    generator = random.Random(7)
+    return [generator.randint(65, longest) | 1 for _ in range(count)]
+
+
+def on_meta(eager: bool) -> Decoder:
+    with torch.device("meta"):
+        return Decoder(eager)
+
+
+def traced_bytes(network: nn.Module, setup: TrainingSetup, lengths: list[int]) -> int:
+    """Return the reserved peak of a run that is traced batch by batch."""
+    trace, _ = trace_lengths(network, batch, setup, lengths)
+    allocator = CachingAllocator()
+    return replay(lower(trace, load_profile("a100_40gb")).events, allocator).peak_reserved_bytes
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_an_order_takes_what_a_trace_of_every_batch_takes(eager):
+    setup = TrainingSetup(batch_size=2, optimizer="AdamW", loss="cross_entropy")
+    order = drawn(30, 767)
+    run, lead_in = run_of(on_meta(eager), setup, order)
+    whole = traced_bytes(on_meta(eager), setup, [*lead_in[:2], *order])
+    # kernels of shorter batches differ: sums are split and embeddings sorted from some length on
+    assert run.reserved_bytes(order) == pytest.approx(whole, rel=0.03)
+
+
+def test_varying_lengths_reserve_more_than_the_longest_alone_and_by_their_order():
+    setup = TrainingSetup(batch_size=2, optimizer="AdamW", loss="cross_entropy")
+    lengths = drawn(60, 2047)
+    run, _ = run_of(on_meta(False), setup, lengths)
+    longest = run.reserved_bytes([max(lengths)] * 5)
+    orders = [random.Random(seed).sample(lengths, len(lengths)) for seed in range(6)]
+    peaks = [run.reserved_bytes(order) for order in orders]
+    assert min(peaks) > 0.95 * longest
+    assert sorted(peaks)[3] > 1.1 * longest
+    assert max(peaks) > 1.4 * min(peaks)
+
+
+def test_steps_of_many_batches_repeat_those_between_the_second_and_the_last():
+    setup = TrainingSetup(batch_size=2, optimizer="SGD", loss="cross_entropy", accumulate=4)
+    run, _ = run_of(on_meta(False), setup, [100, 900])
+    six = TrainingSetup(batch_size=2, optimizer="SGD", loss="cross_entropy", accumulate=6)
+    steps = [901, 333, 777]
+    whole = traced_bytes(on_meta(False), six, [900, 900, *steps])
+    order = [length for length in steps for _ in range(6)]
+    # sums over rows are split from some length on: their temporaries are interpolated
+    assert run.reserved_bytes(order, 6) == pytest.approx(whole, rel=0.015)
+
+
+def test_the_order_runs_out_of_memory_where_the_device_is_too_small():
+    setup = TrainingSetup(batch_size=2, optimizer="AdamW", loss="cross_entropy")
+    run, _ = run_of(on_meta(False), setup, [100, 900])
+    assert run.reserved_bytes([900]) is not None
+    assert run.reserved_bytes([1_000_000]) is None
+
+
+def test_steps_that_depend_on_the_length_are_refused():
+    class Odd(Decoder):
+        def forward(self, ids: Tensor) -> Tensor:
+            out = super().forward(ids)
+            return out * 2 if ids.shape[1] > 850 else out
+
+    with torch.device("meta"):
+        network = Odd()
+    with pytest.raises(StepsDifferError, match="other allocations"):
+        run_of(network, TrainingSetup(batch_size=2, optimizer="SGD", loss="cross_entropy"), [100, 900])
+
+
+@pytest.mark.parametrize("lengths", [[1], [7, 8, 9], [2048], [91, 2048], [64, 64]])
+def test_the_traced_lengths_are_distinct_and_no_multiple_of_eight(lengths):
+    steps = traced_lengths(lengths)
+    assert len(steps) == TRACED_STEPS
+    assert len(set(steps[2:])) == 3
+    assert all(length % 8 for length in steps[2:])
