@@ -67,7 +67,10 @@ class CalibratedErrors:
         return ScoredOutlook(
             estimate_bytes=overheads + own_bytes,
             unit_bytes=units if widening is None else units * widening,
-            scores=[self.scores[name] for name in chosen],
+            scores=[
+                _over_orders(self.scores[name], example, own, unit)
+                for name, example, own, unit in zip(chosen, examples, own_bytes.tolist(), units.tolist(), strict=True)
+            ],
             floor_bytes=overheads,
             capacity_bytes=capacities_of(examples),
         )
@@ -85,3 +88,12 @@ class CalibratedErrors:
     def least_risk(self) -> float:
         """The smallest risk that the largest stratum supports."""
         return 1 / (max(map(len, self.scores.values())) + 1)
+
+
+def _over_orders(scores: Array, example: Example, own_bytes: float, unit_bytes: float) -> Array:
+    """Return the scores of a job whose batches vary in length: the error of any row, around any order of batches."""
+    if not example.by_order:
+        return scores
+    room_bytes = 2 * example.capacity_bytes
+    shifts = (np.array([room_bytes if item is None else item for item in example.by_order]) - own_bytes) / unit_bytes
+    return np.sort((scores[None] + shifts[:, None]).ravel())

@@ -68,6 +68,8 @@ class Example:
     """True if the device profile was fitted to measurements."""
     assumed: bool = False
     """True if the trace assumed values of data, or a kernel that the virtual GPU does not know."""
+    by_order: tuple[int | None, ...] = ()
+    """Reserved memory with each order of batches, if their lengths vary; None for a run that runs out of memory."""
 
     @property
     def stratum(self) -> str:

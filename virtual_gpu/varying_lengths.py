@@ -16,21 +16,12 @@ import torch
 
 from vramcast.virtual_gpu.allocator import Block, CachingAllocator, OutOfMemory
 from vramcast.virtual_gpu.allocator_options import AllocatorOptions
+from vramcast.virtual_gpu.length_orders import STEP_BATCHES, TRACED_STEPS
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.replay import EMPTY_CACHE, FREE, Event
 from vramcast.virtual_gpu.sizes import MIB, SMALL_SIZE_BYTES
 from vramcast.virtual_gpu.trace import Trace, call_of
 
-TRACED_STEPS = 5
-"""A first step, which makes the optimizer's state, a steady one, and one of each traced length."""
-MOST_BATCHES = 4
-"""Batches of a traced step: a first one, two like all others, and one with the optimizer's step."""
-_ALIGNMENT = 8
-"""Kernels for lengths that are a multiple of it differ from those for most lengths."""
-_SHARES = (0.78, 0.89, 1.0)
-"""The traced lengths as shares of the longest. Shorter ones are extrapolated, which is exact for a polynomial."""
-_SHORTEST = 64
-"""Below it, shares of a length are too close to each other."""
 _OWN, _PREVIOUS, _TWO_BACK, _FIRST, _FIRST_BEFORE, _LAST_BEFORE = range(6)
 """Tables of live blocks: of this batch, of the two before it, of the first batch of this step, and of the first and the
 last batch of the step before."""
@@ -60,20 +51,6 @@ class _Batch:
     """The block of each allocation in the trace."""
     temporaries: Mapping[int, tuple[int, ...]]
     """Sizes by the number of operations before them."""
-
-
-def traced_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
-    """Return the length of each step to trace for batches of these lengths.
-
-    They are close to the longest, which decides most: some kernels change with the length, and steps must be alike.
-    """
-    longest = max(*lengths, _SHORTEST)
-    typical = sorted(lengths)[len(lengths) // 2]
-    return (typical, typical, *(_unaligned(round(share * longest)) for share in _SHARES))
-
-
-def _unaligned(length: int) -> int:
-    return length - 1 if length % _ALIGNMENT == 0 else length
 
 
 class VaryingRun:
@@ -120,14 +97,17 @@ class VaryingRun:
     def _positions(self, accumulate: int) -> Iterator[int]:
         """Yield which of the traced batches comes next; those between the second and the last are alike."""
         count = len(self._batches)
-        if (count < MOST_BATCHES and accumulate != count) or accumulate < count:
+        if (count < STEP_BATCHES and accumulate != count) or accumulate < count:
             raise ValueError(f"expected steps of {accumulate} batches, found {count} traced")
         step = [*range(count - 1), *[count - 2] * (accumulate - count), count - 1]
         while True:
             yield from step
 
     def _lead(self, allocator: CachingAllocator) -> list[_Live]:
-        """Play the first two steps as they were traced, and return the tables of their live blocks."""
+        """Play the first two steps as they were traced, and return the tables of their live blocks.
+
+        Their cache is dropped: no run begins with the longest batch on purpose.
+        """
         live: dict[int, Block] = {}
         for block, size in self._lead_in:
             if block < 0:
@@ -136,6 +116,7 @@ class VaryingRun:
                 allocator.free(live.pop(block))
             else:
                 live[block] = allocator.malloc(size)
+        allocator.empty_cache()
         tables: list[_Live] = [
             [live.get(batch.blocks[ordinal]) for ordinal in batch.survivors] for batch in self._steady
         ]
@@ -145,18 +126,21 @@ class VaryingRun:
         """Return the batches of all traced steps."""
         ends = [*(item for step in starts for item in step), len(self._events)]
         count = len(starts[0])
-        births: dict[int, tuple[int, int]] = {}
+        births: dict[int, tuple[int, int, int]] = {}
         batches = []
         for place, (start, end) in enumerate(pairwise(ends)):
             batches.append(self._batch(self._events[start:end], place, count, births))
             for index, ordinal in enumerate(batches[-1].survivors):
-                births[batches[-1].blocks[ordinal]] = place, index
+                births[batches[-1].blocks[ordinal]] = place, index, batches[-1].sizes[ordinal]
         return [batches[first : first + count] for first in range(0, len(batches), count)]
 
-    def _batch(self, events: Sequence[Event], place: int, count: int, births: dict[int, tuple[int, int]]) -> _Batch:
-        """Read one batch; `births` has the batch of each live block, and its place in the table of that batch."""
+    def _batch(
+        self, events: Sequence[Event], place: int, count: int, births: dict[int, tuple[int, int, int]]
+    ) -> _Batch:
+        """Read one batch; `births` has the batch of each live block, its place in the table of that batch, its size."""
         operations: list[_Operation] = []
-        sizes, blocks = [], []
+        sizes: list[int] = []
+        blocks: list[int] = []
         temporaries: dict[int, list[int]] = defaultdict(list)
         skipped = None
         for (block, size), following in zip_longest(events, events[1:]):
@@ -168,15 +152,17 @@ class VaryingRun:
                 temporaries[len(operations)].append(size)
                 skipped = block
             elif size != FREE:
-                births[block] = place, len(sizes)
+                births[block] = place, len(sizes), size
                 operations.append((_ALLOCATE, len(sizes)))
                 sizes.append(size)
                 blocks.append(block)
             elif block in births:
-                born, ordinal = births[block]
-                operations.append((_table(born, place, count), ordinal))
-            elif place >= 2 * count:
-                raise StepsDifferError("a later step frees what was allocated before the first")
+                born, ordinal, born_bytes = births[block]
+                table = _table(born, place, count)
+                if table is not None:
+                    operations.append((table, ordinal))
+                elif born_bytes > SMALL_SIZE_BYTES and place >= 2 * count:
+                    raise StepsDifferError(f"a batch frees {born_bytes} bytes that were allocated long before it")
         by_place = {index: tuple(values) for index, values in temporaries.items()}
         freed = {ordinal for table, ordinal in operations if table == _OWN}
         survivors = tuple(ordinal for ordinal in range(len(sizes)) if ordinal not in freed)
@@ -236,8 +222,11 @@ class _Varying:
         return self._sizes[length]
 
 
-def _table(born: int, place: int, count: int) -> int:
-    """Return the table that holds a block of batch `born` while batch `place` runs, with `count` batches a step."""
+def _table(born: int, place: int, count: int) -> int | None:
+    """Return the table that holds a block of batch `born` while batch `place` runs, with `count` batches a step.
+
+    Return None for a block from long before.
+    """
     back = place - born
     if back <= _TWO_BACK:
         return (_OWN, _PREVIOUS, _TWO_BACK)[back]
@@ -246,7 +235,7 @@ def _table(born: int, place: int, count: int) -> int:
         return _FIRST_BEFORE if steps_back else _FIRST
     if born % count == count - 1 and steps_back == 1:
         return _LAST_BEFORE
-    raise StepsDifferError("a batch frees what was allocated long before it")
+    return None
 
 
 def _sized(trace: Trace, profile: DeviceProfile) -> list[Event]:

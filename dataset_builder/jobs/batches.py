@@ -86,6 +86,17 @@ def _with_batch(item: Tensor, sample_size: int, size: int) -> Tensor:
     return torch.empty(shape, dtype=item.dtype, device="meta")
 
 
+def with_length(batch: Any, length: int) -> Any:
+    """Return a batch of sequences of tokens with another length: the second dimension of whole numbers."""
+    return tree_map_only(Tensor, lambda item: _of_length(item, length), batch)
+
+
+def _of_length(item: Tensor, length: int) -> Tensor:
+    if item.dim() < 2 or item.is_floating_point():
+        return item
+    return torch.empty((item.shape[0], length, *item.shape[2:]), dtype=item.dtype, device=item.device)
+
+
 def call(network: Callable[..., Any], batch: Any) -> Any:
     """Call a network on a batch: a mapping holds keyword arguments, a tuple or list positional ones."""
     if isinstance(batch, Mapping):

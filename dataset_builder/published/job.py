@@ -2,9 +2,10 @@
 
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from vramcast.virtual_gpu.length_orders import LengthOrders
 from vramcast.virtual_gpu.records import content_hash
 
 Record = Mapping[str, str]
@@ -30,12 +31,15 @@ class PublishedJob:
     """The part of its places that a mask with unknown values selects, such as the tokens of an expert."""
     runs: int = 1
     assumptions: tuple[str, ...] = field(default=())
+    orders: LengthOrders | None = None
+    """Orders of batches of varying lengths: the reserved figure is the median over them."""
 
     @property
     def key(self) -> str:
         """Return a hash of everything that decides the simulation."""
         names = ("script", "parameters", "stack", "device", "nonzero_fraction")
-        return content_hash({name: getattr(self, name) for name in names})
+        orders = {"orders": asdict(self.orders)} if self.orders else {}
+        return content_hash({**{name: getattr(self, name) for name in names}, **orders})
 
 
 def combined(jobs: Iterable[PublishedJob]) -> list[PublishedJob]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vramcast.dataset_builder.published import fms, liger, litgpt, peft_comparison
+from vramcast.dataset_builder.published import fms, liger, litgpt, peft_comparison, swift
 from vramcast.dataset_builder.published.job import PublishedJob, Record, combined
 from vramcast.errors import UserError
 
@@ -16,6 +16,7 @@ _SOURCES: dict[str, Callable[[Record], PublishedJob | str]] = {
     "Liger-Kernel kernel benchmarks": liger.job_of,
     "litgpt config_hub": litgpt.job_of,
     "litgpt resource-tables": litgpt.job_of,
+    "ms-swift Benchmark.md": swift.job_of,
     "PEFT method_comparison/MetaMathQA": peft_comparison.job_of,
     "PEFT method_comparison/image-gen": peft_comparison.job_of,
 }

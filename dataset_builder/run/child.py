@@ -125,6 +125,9 @@ class _Runner:
         ran_out_of_memory: bool = False,
     ) -> None:
         from vramcast.dataset_builder.run.observation import report_of  # noqa: PLC0415
+        from vramcast.virtual_gpu.length_orders import LengthOrders  # noqa: PLC0415
+
+        orders = self._request["orders"]
 
         signal.setitimer(signal.ITIMER_REAL, 0)
         with self._gpu.paused():
@@ -139,6 +142,7 @@ class _Runner:
                 internal=error is not None and is_fault_of_virtual_gpu(error),
                 ran_out_of_memory=ran_out_of_memory,
                 seconds=time.perf_counter() - self._start,
+                orders=LengthOrders.from_json(orders) if orders and error is None and failure is None else None,
             )
         write_line(self._fd, {"event": DONE, "report": report.to_json()})
 

@@ -20,6 +20,7 @@ from vramcast.dataset_builder.run.report import RunReport
 from vramcast.dataset_builder.simulation.client import InternalError, NetworkError
 from vramcast.dataset_builder.simulation.simulation import Peaks
 from vramcast.errors import UserError
+from vramcast.virtual_gpu.length_orders import LengthOrders
 from vramcast.virtual_gpu.measurement import Status
 from vramcast.virtual_gpu.sizes import MIB
 
@@ -50,6 +51,8 @@ class RunOptions:
     """Libraries that a stand-in replaces where they are absent."""
     world_size: int = 1
     """The number of ranks, known after the first has run."""
+    orders: LengthOrders | None = None
+    """Orders of batches that the steps of the script are replayed with."""
 
 
 def run_script(
@@ -115,6 +118,7 @@ def _run_once(
         "rank": options.rank or 0,
         "stand_ins": list(options.stand_ins),
         "world_size": options.world_size,
+        "orders": asdict(options.orders) if options.orders else None,
         "snapshot": str(options.snapshot.absolute()) if options.snapshot else None,
     }
     words = [interpreter, *flags, start.__file__, "vramcast.dataset_builder.run.child"]

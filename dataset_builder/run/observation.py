@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -9,13 +10,16 @@ import torch
 from vramcast.dataset_builder.run.report import LineCost, PhasePeak, RunReport, StepPeak
 from vramcast.dataset_builder.simulation.live_simulation import simulation_of_run, unbounded
 from vramcast.dataset_builder.simulation.simulation import Curve
+from vramcast.errors import UserError
 from vramcast.virtual_gpu.allocator import AllocatorOptions
 from vramcast.virtual_gpu.cuda.run_record import PHASES, RunRecord
 from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+from vramcast.virtual_gpu.length_orders import TRACED_STEPS, LengthOrders
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.replay import FREE, Replay
 from vramcast.virtual_gpu.simulate import Lowered, replay_on
 from vramcast.virtual_gpu.timeline import timeline_of
+from vramcast.virtual_gpu.varying_lengths import StepsDifferError, VaryingRun
 
 _MOST_LINES = 10
 _MOST_COSTS = 50
@@ -34,6 +38,7 @@ def report_of(
     internal: bool = False,
     ran_out_of_memory: bool = False,
     seconds: float = 0.0,
+    orders: LengthOrders | None = None,
 ) -> RunReport:
     """Return the report of a run; `others` are devices that its trace is replayed on."""
     trace, record = gpu.tracer.trace, gpu.record
@@ -64,7 +69,26 @@ def report_of(
         operators=gpu.tracer.operators,
         seconds=seconds,
         curve=_curve(gpu),
+        reserved_by_order=_reserved_by_order(gpu, orders) if orders else (),
     )
+
+
+def _reserved_by_order(gpu: VirtualCuda, orders: LengthOrders) -> tuple[int | None, ...]:
+    """Replay orders of batches with the steps of the script, which had the lengths to be traced and one step more."""
+    starts: dict[int, list[int]] = {}
+    for step, event in gpu.record.batch_starts:
+        starts.setdefault(step, []).append(event)
+    if gpu.history.dropped_events or len(starts) <= TRACED_STEPS:
+        raise UserError(
+            f"expected {TRACED_STEPS + 1} steps that are kept whole, found {len(starts)}: change the script"
+        )
+    trace = replace(gpu.tracer.trace, events=gpu.tracer.trace.events[: starts[TRACED_STEPS][0]])
+    steps = [starts[step] for step in range(TRACED_STEPS)]
+    try:
+        run = VaryingRun(trace, gpu.profile, steps, orders.traced, gpu.options)
+    except StepsDifferError as error:
+        raise UserError(f"expected steps that differ in length alone, found that {error}: replay no orders") from error
+    return tuple(run.reserved_bytes(order, orders.accumulate) for order in orders.orders)
 
 
 def _phases(record: RunRecord) -> tuple[PhasePeak, ...]:

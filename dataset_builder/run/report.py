@@ -66,6 +66,8 @@ class RunReport:
     operators: int
     seconds: float
     curve: Curve | None
+    reserved_by_order: tuple[int | None, ...] = ()
+    """The reserved peak with each order of batches that was asked for; None where it runs out of memory."""
 
     @property
     def first_step(self) -> StepPeak | None:
@@ -98,6 +100,6 @@ class RunReport:
         read["steps"] = tuple(
             StepPeak(**{**item, "shapes": tuple(tuple(shape) for shape in item["shapes"])}) for item in read["steps"]
         )
-        for name in ("assumptions", "unwritten"):
+        for name in ("assumptions", "unwritten", "reserved_by_order"):
             read[name] = tuple(read[name])
         return cls(**read)

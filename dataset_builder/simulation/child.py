@@ -81,6 +81,14 @@ class _Service:
 
         return {"curve": vars(self.simulator.curve(request["options"], parse_profile(request["device"])))}
 
+    def by_order(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the peaks of runs whose batches come in several orders."""
+        from vramcast.virtual_gpu.length_orders import LengthOrders  # noqa: PLC0415
+        from vramcast.virtual_gpu.profile import parse_profile  # noqa: PLC0415
+
+        orders = LengthOrders.from_json(request["orders"])
+        return {"peaks": vars(self.simulator.by_order(request["options"], parse_profile(request["device"]), orders))}
+
 
 def _check_torch() -> None:
     try:

@@ -17,11 +17,12 @@ from vramcast.dataset_builder.isolation import ALLOWED, BLOCKED, OPEN, clean_env
 from vramcast.dataset_builder.jobs.targets import BuildRequest
 from vramcast.dataset_builder.process_tree import descendants, memory_bytes
 from vramcast.dataset_builder.simulation.child import DONE, INTERNAL, REFUSED
-from vramcast.dataset_builder.simulation.simulation import Curve, Simulation
+from vramcast.dataset_builder.simulation.simulation import Curve, OrderPeaks, Simulation
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.sizes import MIB
 
 if TYPE_CHECKING:  # the child starts before this process imports torch
+    from vramcast.virtual_gpu.length_orders import LengthOrders
     from vramcast.virtual_gpu.profile import DeviceProfile
 
 TIMEOUT_SECONDS = 600.0
@@ -114,6 +115,12 @@ class ChildSimulator:
     def curve(self, options: Mapping[str, Any], profile: "DeviceProfile") -> Curve:
         """Return the memory over time on a device."""
         return Curve(**self._ask({"do": "curve", "options": dict(options), "device": asdict(profile)})["curve"])
+
+    def by_order(self, options: Mapping[str, Any], profile: "DeviceProfile", orders: "LengthOrders") -> OrderPeaks:
+        """Return the peaks of runs whose batches come in these orders."""
+        request = {"do": "by_order", "options": dict(options), "device": asdict(profile), "orders": asdict(orders)}
+        peaks = self._ask(request)["peaks"]
+        return OrderPeaks(tuple(peaks["reserved_bytes"]), peaks["expandable_bytes"], peaks["reason"])
 
     def _ask(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         if not self._built:  # requested when the child started, so that it builds while this process imports torch

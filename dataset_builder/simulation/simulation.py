@@ -1,7 +1,8 @@
 """A simulation: what the virtual GPU found for a job, in a form that passes through a pipe as JSON."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from vramcast.dataset_builder.schema import LayerTable
@@ -31,6 +32,21 @@ class Peaks:
     bounded: Measurement
     unbounded: Measurement | None = None
     """On the device without a memory limit: the need of a job that does not fit. None if it was not replayed."""
+    by_order: tuple[int | None, ...] = ()
+    """Reserved memory of runs whose batches of varying lengths come in other orders; None for a run that runs out of
+    memory. The measurements are then those of the median order."""
+
+
+@dataclass(frozen=True)
+class OrderPeaks:
+    """The reserved memory of runs whose batches of varying lengths come in several orders, on one device."""
+
+    reserved_bytes: tuple[int | None, ...] = ()
+    """By order; None for a run that runs out of memory. Empty if the orders cannot be replayed."""
+    expandable_bytes: int | None = None
+    """With expandable segments and the first order."""
+    reason: str | None = None
+    """Why the orders cannot be replayed."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +89,7 @@ class Simulation:
                 device: {
                     "bounded": dict(vars(item.bounded)),
                     "unbounded": None if item.unbounded is None else dict(vars(item.unbounded)),
+                    "by_order": list(item.by_order),
                 }
                 for device, item in self.peaks.items()
             },
@@ -92,7 +109,9 @@ class Simulation:
             training=TrainingSetup(**values["training"]),
             peaks={
                 device: Peaks(
-                    _measurement(item["bounded"]), _measurement(item["unbounded"]) if item["unbounded"] else None
+                    _measurement(item["bounded"]),
+                    _measurement(item["unbounded"]) if item["unbounded"] else None,
+                    tuple(item.get("by_order", ())),
                 )
                 for device, item in values["peaks"].items()
             },
@@ -103,6 +122,38 @@ class Simulation:
             traced_with=values["traced_with"],
             ranks=tuple(RankPeaks(**item) for item in values["ranks"]),
         )
+
+
+def with_orders(simulation: Simulation, device: str, by_order: Sequence[int | None]) -> Simulation:
+    """Return the simulation of a run whose batches vary in length, from that of its longest batch alone.
+
+    The peaks on the device become those of the median order.
+    """
+    ordered = sorted(math.inf if item is None else item for item in by_order)
+    median = ordered[len(ordered) // 2]
+    peaks = simulation.peaks[device]
+    if math.isinf(median):
+        bounded = replace(peaks.bounded, status=Status.OOM)
+    else:
+        bounded = _with_reserved(peaks.bounded, int(median))
+    unbounded = peaks.unbounded
+    if unbounded is not None and not math.isinf(median):
+        unbounded = _with_reserved(unbounded, int(median))
+    changed = {**simulation.peaks, device: Peaks(bounded, unbounded, tuple(by_order))}
+    return replace(simulation, peaks=changed)
+
+
+def _with_reserved(measurement: Measurement, reserved_bytes: int) -> Measurement:
+    """Return a measurement with another reserved peak: what it has more is cache."""
+    more = reserved_bytes - (measurement.reserved_bytes or 0)
+    cache = measurement.breakdown.get("allocator_cache", 0) + more
+    return replace(
+        measurement,
+        status=Status.OK,
+        reserved_bytes=reserved_bytes,
+        device_used_bytes=(measurement.device_used_bytes or 0) + more,
+        breakdown={**measurement.breakdown, "allocator_cache": cache},
+    )
 
 
 def _measurement(values: Mapping[str, Any]) -> Measurement:

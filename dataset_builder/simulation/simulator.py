@@ -14,25 +14,27 @@ from torch import nn
 from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS
 from vramcast.dataset_builder.families import FAMILIES
 from vramcast.dataset_builder.families.live_scripts import live_script
-from vramcast.dataset_builder.jobs.batches import input_shapes
+from vramcast.dataset_builder.jobs.batches import input_shapes, with_length
 from vramcast.dataset_builder.jobs.job import Job, ModuleJob, PreparedJob, SpecJob, own_name
 from vramcast.dataset_builder.jobs.live_spec import LiveSpecJob
 from vramcast.dataset_builder.jobs.optimizers import SPARSE, stand_in
 from vramcast.dataset_builder.schema import LayerTable
 from vramcast.dataset_builder.simulation.live_job import LiveJob, needs_device
-from vramcast.dataset_builder.simulation.simulation import Curve, LayerCost, Peaks, RankPeaks, Simulation
+from vramcast.dataset_builder.simulation.simulation import Curve, LayerCost, OrderPeaks, Peaks, RankPeaks, Simulation
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.allocator import AllocatorOptions
 from vramcast.virtual_gpu.capability import RecordedCapability
 from vramcast.virtual_gpu.distributed.parallelism import RankGroup
+from vramcast.virtual_gpu.length_orders import STEP_BATCHES, LengthOrders
 from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.replay import FREE, Replay
-from vramcast.virtual_gpu.session import trace_training
+from vramcast.virtual_gpu.session import trace_lengths, trace_training
 from vramcast.virtual_gpu.simulate import Lowered, measurement_of, replay_on, simulate
 from vramcast.virtual_gpu.timeline import timeline_of
 from vramcast.virtual_gpu.trace import Trace, Use
 from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
+from vramcast.virtual_gpu.varying_lengths import StepsDifferError, VaryingRun
 
 _UNBOUNDED_MIB = 2**30
 _CURVE_POINTS = 600
@@ -52,6 +54,9 @@ class JobSimulator(Protocol):
 
     def curve(self, options: Mapping[str, Any], profile: DeviceProfile) -> Curve:
         """Return the memory over time on a device."""
+
+    def by_order(self, options: Mapping[str, Any], profile: DeviceProfile, orders: LengthOrders) -> OrderPeaks:
+        """Return the peaks of runs whose batches come in these orders; the job's own sequences are the longest."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +172,29 @@ class Simulator:
             timeline.context_bytes,
             profile.available_bytes,
         )
+
+    def by_order(self, options: Mapping[str, Any], profile: DeviceProfile, orders: LengthOrders) -> OrderPeaks:
+        """Trace steps of some lengths and replay the orders with them, the first also with expandable segments."""
+        setup = self.job.setup(options)
+        setup = replace(setup, accumulate=min(setup.accumulate, STEP_BATCHES))
+        prepared = self.job.prepare(setup)
+        trace, starts = trace_lengths(
+            prepared.subject,
+            lambda length: with_length(prepared.make_inputs(setup.batch_size), length),
+            prepared.training,
+            orders.traced,
+            profile.compute_capability,
+            prepared.make_optimizer,
+        )
+        expandable = replace(self.allocator, expandable_segments=True)
+        try:
+            run, other = (
+                VaryingRun(trace, profile, starts, orders.traced, options) for options in (self.allocator, expandable)
+            )
+        except StepsDifferError as error:
+            return OrderPeaks(reason=str(error))
+        reserved = tuple(run.reserved_bytes(order, orders.accumulate) for order in orders.orders)
+        return OrderPeaks(reserved, other.reserved_bytes(orders.orders[0], orders.accumulate))
 
     @contextmanager
     def _spec_errors(self) -> Iterator[None]:

@@ -180,13 +180,19 @@ def _lengths(request: ClassifyRequest, answer: Answer, simulators: Simulators, p
     """Add which batches fit, if the request has the lengths of samples."""
     if not request.lengths:
         return answer
-    from vramcast.models.classify_command.job_answers import answer_request
+    from vramcast.models.classify_command.job_answers import JobAnswers, answer_request
 
     def answer_for(length: int) -> Answer:
         shorter = replace(request, input=(str(length),), max_batch=False, strategies=False)
         return answer_request(shorter, simulators.start(shorter), predictor, time.perf_counter())
 
-    return with_lengths(answer, request.lengths, answer_for)
+    start = time.perf_counter()
+    varied, subject = answer, simulators.start(request)
+    if not answer.parallel and not isinstance(subject, LayerTable):
+        varied = JobAnswers(request, subject, predictor).over_orders(answer, request.lengths)
+    shares = with_lengths(answer, request.lengths, answer_for).lengths
+    seconds = answer.seconds + time.perf_counter() - start
+    return replace(varied, lengths={**shares, **varied.lengths}, max_batch_size=answer.max_batch_size, seconds=seconds)
 
 
 def _predictor(checkpoint: str) -> "Predictor":

@@ -8,15 +8,17 @@ from typing import Any
 from vramcast.dataset_builder.devices import gpu_profiles, load_profile
 from vramcast.dataset_builder.jobs.optimizers import DEFAULT, parse_optimizer
 from vramcast.dataset_builder.schema import LayerTable
-from vramcast.dataset_builder.simulation.simulation import Simulation
+from vramcast.dataset_builder.simulation.simulation import OrderPeaks, Simulation, with_orders
 from vramcast.dataset_builder.simulation.simulator import JobSimulator
-from vramcast.models.answer import FITS, Answer
+from vramcast.models.answer import FITS, TOO_LARGE, Answer
 from vramcast.models.batch_search import largest_batch
 from vramcast.models.classify_command.page import Page
 from vramcast.models.classify_command.request import ClassifyRequest
 from vramcast.models.classify_command.strategies import strategy_answers
 from vramcast.models.classify_command.suggestions import Suggestion, suggestions
 from vramcast.models.predictor import Predictor, Question
+from vramcast.virtual_gpu.length_orders import LengthOrders
+from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.training_setup import TrainingSetup, check_trained_whole
 
 
@@ -47,9 +49,38 @@ class JobAnswers:
         answer = self.answers(self.simulate([device], **changes), [device])[0]
         return replace(answer, seconds=time.perf_counter() - start)
 
+    def over_orders(self, longest: Answer, lengths: Sequence[int]) -> Answer:
+        """Return the answer for batches of varying lengths, from the answer for the longest one alone.
+
+        If only the cache exceeds the device, the job fits: the allocator frees its cache before it runs out of memory.
+        """
+        profile = load_profile(longest.device)
+        simulation = self.simulate([longest.device])
+        orders = LengthOrders.of_samples(lengths, 1, simulation.training.accumulate)
+        peaks = self.simulator.by_order(self.request.options, profile, orders)
+        if longest.verdict == TOO_LARGE or peaks.reason:
+            notes = (f"the figures are those of the longest batch: {peaks.reason}",) if peaks.reason else ()
+            return replace(longest, notes=(*longest.notes, *notes))
+        answer = self.answers(with_orders(simulation, profile.name, peaks.reserved_bytes), [profile.name])[0]
+        if None not in peaks.reserved_bytes:
+            safe_mib = max(min(answer.safe_mib, answer.capacity_mib), longest.safe_mib)
+            answer = replace(answer, safe_mib=safe_mib, oom_probability=longest.oom_probability)
+        return replace(answer, lengths=_order_figures(longest, peaks))
+
     def largest_batch(self, start: Answer) -> tuple[int, Answer | None]:
         """Return the largest batch whose safe figure fits the device of an answer, and the answer for it."""
         return largest_batch(lambda size: self.answer(start.device, batch_size=size, last_batch_size=None), start)
+
+
+def _order_figures(longest: Answer, peaks: OrderPeaks) -> dict[str, float]:
+    """Return what orders of batches reserve, in MiB, beside the longest batch alone."""
+    reserved = [item / MIB for item in peaks.reserved_bytes if item is not None]
+    figures = {"orders": len(peaks.reserved_bytes), "longest_reserved_mib": longest.reserved_mib}
+    if reserved:
+        figures |= {"least_reserved_mib": min(reserved), "most_reserved_mib": max(reserved)}
+    if peaks.expandable_bytes is not None:
+        figures["expandable_reserved_mib"] = peaks.expandable_bytes / MIB
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 def answer_request(

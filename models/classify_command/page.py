@@ -203,9 +203,25 @@ def _lengths(answer: Answer, width: int) -> Iterator[str]:
     text = (
         f"Of {lengths['batches']} batches, padded to their longest sample, {share:.4g} % fit this device safely "
         f"({fits}). Half of them have at most {lengths['p50']} tokens, 90 % {lengths['p90']}, 99 % {lengths['p99']}, "
-        f"all {lengths['longest']}; the figures above are those of the longest."
+        f"all {lengths['longest']}{'.' if 'orders' in lengths else '; the figures above are those of the longest.'}"
     )
     yield from textwrap.wrap(text, width)
+    if "most_reserved_mib" in lengths:
+        yield from textwrap.wrap(_orders(lengths), width)
+
+
+def _orders(lengths: Mapping[str, float]) -> str:
+    """Say how far the cache grows if batches of all lengths come in random orders."""
+    longest, least, most, expandable = (
+        shown_size(lengths[name]) if name in lengths else ""
+        for name in ("longest_reserved_mib", "least_reserved_mib", "most_reserved_mib", "expandable_reserved_mib")
+    )
+    text = (
+        f"In {lengths['orders']} random orders, the allocator reserves {least} to {most} for these batches, and "
+        f"{longest} for the longest alone: its cache falls to pieces."
+    )
+    hint = f" PYTORCH_ALLOC_CONF=expandable_segments:True would reserve {expandable}."
+    return text + hint if expandable else text
 
 
 def _advice(page: Page, width: int, paint: _Paint) -> Iterator[str]:
