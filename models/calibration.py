@@ -19,6 +19,7 @@ from vramcast.models.disturbances import disturbed
 from vramcast.models.example import Example
 from vramcast.models.outlook import ScoredOutlook, capacities_of, overheads_of, own_bytes_of
 from vramcast.models.uncertainty import calibrated_strata, strata, unit_bytes
+from vramcast.virtual_gpu.sizes import MIB
 
 Array = NDArray[np.float64]
 
@@ -63,10 +64,11 @@ class CalibratedErrors:
         chosen = [self.stratum_of(example, risk) for example in examples]
         jobs = zip(examples, chosen, scales.tolist(), strict=True)
         units = np.array([unit_bytes(*job) for job in jobs], dtype=np.float64)
+        units = units if widening is None else units * widening
         overheads = overheads_of(examples)
         return ScoredOutlook(
             estimate_bytes=overheads + own_bytes,
-            unit_bytes=units if widening is None else units * widening,
+            unit_bytes=units,
             scores=[
                 _over_orders(self.scores[name], example, own, unit)
                 for name, example, own, unit in zip(chosen, examples, own_bytes.tolist(), units.tolist(), strict=True)
@@ -91,9 +93,16 @@ class CalibratedErrors:
 
 
 def _over_orders(scores: Array, example: Example, own_bytes: float, unit_bytes: float) -> Array:
-    """Return the scores of a job whose batches vary in length: the error of any row, around any order of batches."""
-    if not example.by_order:
+    """Return the scores of a job whose batches vary in length: the error of any row, around any order of batches.
+
+    A run whose cache does not fit runs all the same, since the allocator frees its cache before it runs out of memory:
+    it fills the device, if the longest batch alone fits.
+    """
+    if example.orders is None:
         return scores
-    room_bytes = 2 * example.capacity_bytes
-    shifts = (np.array([room_bytes if item is None else item for item in example.by_order]) - own_bytes) / unit_bytes
-    return np.sort((scores[None] + shifts[:, None]).ravel())
+    room_bytes = example.capacity_bytes - example.overhead_bytes
+    errors = unit_bytes * scores[None]
+    orders = np.array([2 * room_bytes if item is None else item for item in example.orders.reserved_bytes])[:, None]
+    runs_out = orders >= 2 * room_bytes
+    most = np.where(runs_out, np.inf, np.maximum(example.orders.longest_bytes + errors, room_bytes - MIB))
+    return np.sort(((np.minimum(orders + errors, most) - own_bytes) / unit_bytes).ravel())

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from vramcast.dataset_builder.families import FAMILIES
 from vramcast.dataset_builder.schema import LayerRecord, StaticEstimate
+from vramcast.dataset_builder.simulation.simulation import OrderPeaks
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.measurement import Measurement
 from vramcast.virtual_gpu.training_setup import TrainingSetup
@@ -68,8 +69,8 @@ class Example:
     """True if the device profile was fitted to measurements."""
     assumed: bool = False
     """True if the trace assumed values of data, or a kernel that the virtual GPU does not know."""
-    by_order: tuple[int | None, ...] = ()
-    """Reserved memory with each order of batches, if their lengths vary; None for a run that runs out of memory."""
+    orders: OrderPeaks | None = None
+    """The memory with each order of batches, if their lengths vary."""
 
     @property
     def stratum(self) -> str:

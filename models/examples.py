@@ -63,7 +63,7 @@ def example_of_simulation(simulation: Simulation, profile: DeviceProfile, unboun
     peaks = simulation.peaks[profile.name]
     measurement = (peaks.unbounded or peaks.bounded) if unbounded else peaks.bounded
     example = example_of_table(simulation.table, simulation.training, profile, measurement, simulation.family)
-    example = replace(example, by_order=peaks.by_order)
+    example = replace(example, orders=peaks.orders)
     return replace(example, capacity_bytes=UNBOUNDED_BYTES) if unbounded else example
 
 

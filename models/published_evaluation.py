@@ -22,7 +22,7 @@ from vramcast.dataset_builder.published.stacks import releases
 from vramcast.dataset_builder.published.tables import PublishedTable
 from vramcast.dataset_builder.run.report import RunReport
 from vramcast.dataset_builder.simulation.client import NetworkError
-from vramcast.dataset_builder.simulation.simulation import with_orders
+from vramcast.dataset_builder.simulation.simulation import OrderPeaks, with_orders
 from vramcast.dataset_builder.store.durable import replacing
 from vramcast.errors import UserError
 from vramcast.models.predictor import Predictor, Question
@@ -115,7 +115,7 @@ class PublishedStore:
             return Result({"allocated": allocated, "reserved": reserved}, {})
         profile = load_profile(job.device)
         if report is not None and report.reserved_by_order:
-            simulation = with_orders(simulation, profile.name, report.reserved_by_order)
+            simulation = with_orders(simulation, profile.name, OrderPeaks(report.reserved_by_order))
             reserved = int(simulation.peaks[profile.name].bounded.reserved_bytes or 0)
         question = Question.of_simulation(job.title, simulation, profile)
         with self._one_at_a_time[ANSWERS]:

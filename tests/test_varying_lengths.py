@@ -1,18 +1,29 @@
 """Runs with batches of varying length: the interpolated steps against traces of every batch."""
 
 import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.schema import LayerTable
+from vramcast.dataset_builder.simulation.simulation import OrderPeaks
+from vramcast.models.buckets import Buckets
+from vramcast.models.calibration import CalibratedErrors
+from vramcast.models.example import Example
+from vramcast.models.examples import example_of_table
+from vramcast.models.outlook import ScoredOutlook
 from vramcast.virtual_gpu.allocator import CachingAllocator
 from vramcast.virtual_gpu.length_orders import TRACED_STEPS, traced_lengths
+from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.replay import EMPTY_CACHE, replay
 from vramcast.virtual_gpu.session import trace_lengths
 from vramcast.virtual_gpu.simulate import lower
+from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.training_setup import TrainingSetup
 from vramcast.virtual_gpu.varying_lengths import StepsDifferError, VaryingRun
 
@@ -125,3 +136,35 @@ def test_the_traced_lengths_are_distinct_and_no_multiple_of_eight(lengths):
     assert len(steps) == TRACED_STEPS
     assert len(set(steps[2:])) == 3
     assert all(length % 8 for length in steps[2:])
+
+
+def outlook_of(orders: OrderPeaks, capacity_mib: int = 1000) -> ScoredOutlook:
+    """Return the outlook of a job whose orders reserve so much, with errors of up to 10 % of its memory."""
+    example = example_made(capacity_mib, orders)
+    rows = CalibratedErrors({"all": np.linspace(-1, 1, 199)})
+    return rows.outlook([example], np.array([float(example.simulation.reserved_bytes)]), 0.01, np.zeros(1))
+
+
+def example_made(capacity_mib: int, orders: OrderPeaks) -> Example:
+    table, training = LayerTable((), (), 1), TrainingSetup(batch_size=2)
+    measurement = Measurement(status=Status.OK, reserved_bytes=500 * MIB, breakdown={"context": 0})
+    made = example_of_table(table, training, load_profile("a100_40gb"), measurement)
+    return replace(made, capacity_bytes=capacity_mib * MIB, orders=orders)
+
+
+def test_a_bound_covers_the_orders_and_the_errors_of_the_simulation():
+    fixed = outlook_of(OrderPeaks((500 * MIB,), longest_bytes=300 * MIB)).quantile_bytes(0.99)[0]
+    varied = outlook_of(OrderPeaks((400 * MIB, 500 * MIB, 800 * MIB), longest_bytes=300 * MIB)).quantile_bytes(0.99)[0]
+    assert varied - fixed == pytest.approx(300 * MIB, rel=0.05)
+
+
+def test_a_cache_that_does_not_fit_is_freed_if_the_longest_batch_fits():
+    buckets = Buckets(1000 * MIB, 1000 * MIB)
+    orders = (500 * MIB, 990 * MIB, 995 * MIB)
+    fits = outlook_of(OrderPeaks(orders, longest_bytes=300 * MIB))
+    assert fits.proba(buckets)[0, -1] < 0.005  # what is rarer than the rows
+    assert fits.quantile_bytes(0.99)[0] < 1000 * MIB
+    tight = outlook_of(OrderPeaks(orders, longest_bytes=980 * MIB))
+    assert tight.proba(buckets)[0, -1] > 0.1
+    runs_out = outlook_of(OrderPeaks((500 * MIB, None, None), longest_bytes=300 * MIB))
+    assert runs_out.proba(buckets)[0, -1] == pytest.approx(2 / 3, abs=0.01)

@@ -119,8 +119,7 @@ class ChildSimulator:
     def by_order(self, options: Mapping[str, Any], profile: "DeviceProfile", orders: "LengthOrders") -> OrderPeaks:
         """Return the peaks of runs whose batches come in these orders."""
         request = {"do": "by_order", "options": dict(options), "device": asdict(profile), "orders": asdict(orders)}
-        peaks = self._ask(request)["peaks"]
-        return OrderPeaks(tuple(peaks["reserved_bytes"]), peaks["expandable_bytes"], peaks["reason"])
+        return OrderPeaks.from_json(self._ask(request)["peaks"])
 
     def _ask(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         if not self._built:  # requested when the child started, so that it builds while this process imports torch

@@ -1,7 +1,7 @@
 """A simulation: what the virtual GPU found for a job, in a form that passes through a pipe as JSON."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -26,18 +26,6 @@ class LayerCost:
 
 
 @dataclass(frozen=True)
-class Peaks:
-    """The peaks of a job on one device."""
-
-    bounded: Measurement
-    unbounded: Measurement | None = None
-    """On the device without a memory limit: the need of a job that does not fit. None if it was not replayed."""
-    by_order: tuple[int | None, ...] = ()
-    """Reserved memory of runs whose batches of varying lengths come in other orders; None for a run that runs out of
-    memory. The measurements are then those of the median order."""
-
-
-@dataclass(frozen=True)
 class OrderPeaks:
     """The reserved memory of runs whose batches of varying lengths come in several orders, on one device."""
 
@@ -47,6 +35,24 @@ class OrderPeaks:
     """With expandable segments and the first order."""
     reason: str | None = None
     """Why the orders cannot be replayed."""
+    longest_bytes: int = 0
+    """Of a run whose batches all have the greatest length: what the job needs beside its cache."""
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read the fields of an instance."""
+        return cls(**{**values, "reserved_bytes": tuple(values["reserved_bytes"])})
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The peaks of a job on one device."""
+
+    bounded: Measurement
+    unbounded: Measurement | None = None
+    """On the device without a memory limit: the need of a job that does not fit. None if it was not replayed."""
+    orders: OrderPeaks | None = None
+    """Of a job whose batches vary in length; the measurements are then those of the median order."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ class Simulation:
                 device: {
                     "bounded": dict(vars(item.bounded)),
                     "unbounded": None if item.unbounded is None else dict(vars(item.unbounded)),
-                    "by_order": list(item.by_order),
+                    "orders": None if item.orders is None else dict(vars(item.orders)),
                 }
                 for device, item in self.peaks.items()
             },
@@ -111,7 +117,7 @@ class Simulation:
                 device: Peaks(
                     _measurement(item["bounded"]),
                     _measurement(item["unbounded"]) if item["unbounded"] else None,
-                    tuple(item.get("by_order", ())),
+                    OrderPeaks.from_json(item["orders"]) if item.get("orders") else None,
                 )
                 for device, item in values["peaks"].items()
             },
@@ -124,23 +130,22 @@ class Simulation:
         )
 
 
-def with_orders(simulation: Simulation, device: str, by_order: Sequence[int | None]) -> Simulation:
+def with_orders(simulation: Simulation, device: str, orders: OrderPeaks) -> Simulation:
     """Return the simulation of a run whose batches vary in length, from that of its longest batch alone.
 
     The peaks on the device become those of the median order.
     """
-    ordered = sorted(math.inf if item is None else item for item in by_order)
-    median = ordered[len(ordered) // 2]
     peaks = simulation.peaks[device]
-    if math.isinf(median):
-        bounded = replace(peaks.bounded, status=Status.OOM)
+    ordered = sorted(orders.reserved_bytes, key=lambda item: math.inf if item is None else item)
+    median = ordered[len(ordered) // 2]
+    if median is None:
+        varied = Peaks(replace(peaks.bounded, status=Status.OOM), peaks.unbounded)
     else:
-        bounded = _with_reserved(peaks.bounded, int(median))
-    unbounded = peaks.unbounded
-    if unbounded is not None and not math.isinf(median):
-        unbounded = _with_reserved(unbounded, int(median))
-    changed = {**simulation.peaks, device: Peaks(bounded, unbounded, tuple(by_order))}
-    return replace(simulation, peaks=changed)
+        unbounded = None if peaks.unbounded is None else _with_reserved(peaks.unbounded, median)
+        varied = Peaks(_with_reserved(peaks.bounded, median), unbounded)
+    longest = (peaks.unbounded or peaks.bounded).reserved_bytes or 0
+    varied = replace(varied, orders=replace(orders, longest_bytes=longest))
+    return replace(simulation, peaks={**simulation.peaks, device: varied})
 
 
 def _with_reserved(measurement: Measurement, reserved_bytes: int) -> Measurement:

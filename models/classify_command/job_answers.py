@@ -50,10 +50,7 @@ class JobAnswers:
         return replace(answer, seconds=time.perf_counter() - start)
 
     def over_orders(self, longest: Answer, lengths: Sequence[int]) -> Answer:
-        """Return the answer for batches of varying lengths, from the answer for the longest one alone.
-
-        If only the cache exceeds the device, the job fits: the allocator frees its cache before it runs out of memory.
-        """
+        """Return the answer for batches of varying lengths, from the answer for the longest one alone."""
         profile = load_profile(longest.device)
         simulation = self.simulate([longest.device])
         orders = LengthOrders.of_samples(lengths, 1, simulation.training.accumulate)
@@ -61,10 +58,7 @@ class JobAnswers:
         if longest.verdict == TOO_LARGE or peaks.reason:
             notes = (f"the figures are those of the longest batch: {peaks.reason}",) if peaks.reason else ()
             return replace(longest, notes=(*longest.notes, *notes))
-        answer = self.answers(with_orders(simulation, profile.name, peaks.reserved_bytes), [profile.name])[0]
-        if None not in peaks.reserved_bytes:
-            safe_mib = max(min(answer.safe_mib, answer.capacity_mib), longest.safe_mib)
-            answer = replace(answer, safe_mib=safe_mib, oom_probability=longest.oom_probability)
+        answer = self.answers(with_orders(simulation, profile.name, peaks), [profile.name])[0]
         return replace(answer, lengths=_order_figures(longest, peaks))
 
     def largest_batch(self, start: Answer) -> tuple[int, Answer | None]:
