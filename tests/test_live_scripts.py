@@ -8,6 +8,7 @@ from itertools import islice
 import pytest
 import torch
 
+from benchmarks.collocation.assumptions import CASES, TERABYTE_ROWS
 from benchmarks.collocation.varying_shapes import line
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.families.dlrm import Dlrm
@@ -16,6 +17,7 @@ from vramcast.dataset_builder.families.mask_rcnn import ASPECT_RATIOS, MOST_INST
 from vramcast.dataset_builder.families.padded_lines import line_lengths, padded_batches
 from vramcast.dataset_builder.jobs.job import SpecJob
 from vramcast.dataset_builder.measure.virtual import VirtualBackend
+from vramcast.dataset_builder.recipes import recipes as all_recipes
 from vramcast.dataset_builder.recipes import spec_of_recipe
 from vramcast.dataset_builder.simulation.simulator import Simulator
 from vramcast.errors import UserError
@@ -54,6 +56,16 @@ def test_dlrm_has_the_published_tables_and_layers() -> None:
     assert network.top[0].in_features == 16 + 27 * 26 // 2
     shapes = [tuple(item.shape) for item in next(script.batches(32))]
     assert shapes == [(32, 13), (26, 32), (26, 32), (32, 1)]  # one index to a table and sample
+
+
+def test_other_sizes_of_dlrm_are_the_published_ones() -> None:
+    assert sum(TERABYTE_ROWS) == 49_126_297
+    recipes = {recipe for _, recipe, *_ in CASES}
+    assert recipes <= set(all_recipes())
+    for _, recipe, batch_size, network, training in CASES:
+        spec = spec_of_recipe(recipe, batch_size, network)
+        assert set(network) <= set(spec.network)
+        assert replace(spec.training, **training).batch_size == batch_size
 
 
 def test_gradients_of_tables_are_as_large_as_a_batch_and_not_as_the_tables() -> None:
