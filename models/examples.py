@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vramcast.dataset_builder.analysis.static import static_estimate
+from vramcast.dataset_builder.families.live_scripts import LENGTHS_VARY
 from vramcast.dataset_builder.jobs.job import table_of
 from vramcast.dataset_builder.schema import LayerTable, Row
 from vramcast.dataset_builder.simulation.simulation import Peaks, Simulation
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
     from vramcast.models.simulation_store import SimulationStore
 
 UNBOUNDED_BYTES = 2**50
-_HARMLESS_NOTES = (GUESSED_TRUTH,)
-"""Assumptions that measured rows bear out: xMem's rows with this one are as close to their simulation as others."""
+_HARMLESS_NOTES = (GUESSED_TRUTH, LENGTHS_VARY)
+"""Assumptions that decide little: xMem's rows with the first are as close to their simulation as others, and lengths
+that vary up to a known one decide the fragmentation alone."""
 _UNNAMED = "unnamed"
 """The family of a network without a name, treated like that of any real network."""
 

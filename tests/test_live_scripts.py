@@ -8,16 +8,20 @@ from itertools import islice
 import pytest
 import torch
 
+from benchmarks.collocation.assumptions import CASES, TERABYTE_ROWS
 from benchmarks.collocation.varying_shapes import line
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.families.dlrm import Dlrm
-from vramcast.dataset_builder.families.live_scripts import live_script
+from vramcast.dataset_builder.families.live_scripts import LENGTHS_VARY, live_script
 from vramcast.dataset_builder.families.mask_rcnn import ASPECT_RATIOS, MOST_INSTANCES, coco_batches
+from vramcast.dataset_builder.families.padded_lines import line_lengths, padded_batches
 from vramcast.dataset_builder.jobs.job import SpecJob
 from vramcast.dataset_builder.measure.virtual import VirtualBackend
+from vramcast.dataset_builder.recipes import recipes as all_recipes
 from vramcast.dataset_builder.recipes import spec_of_recipe
 from vramcast.dataset_builder.simulation.simulator import Simulator
 from vramcast.errors import UserError
+from vramcast.models.examples import example_of_table
 from vramcast.virtual_gpu.sizes import MIB
 
 A100 = load_profile("a100_40gb")
@@ -46,11 +50,22 @@ def test_dlrm_has_the_published_tables_and_layers() -> None:
     assert script is not None
     with torch.device("meta"):
         network = script.make()
-    assert sum(table.num_embeddings for table in network.tables) == 49_126_297
-    assert {table.embedding_dim for table in network.tables} == {64}
-    assert network.top[0].in_features == 64 + 27 * 26 // 2
+    assert sum(table.num_embeddings for table in network.tables) == 33_762_577
+    assert {table.embedding_dim for table in network.tables} == {16}
+    assert 539e6 < sum(item.numel() for item in network.parameters()) < 542e6  # "approximately 540M", says the paper
+    assert network.top[0].in_features == 16 + 27 * 26 // 2
     shapes = [tuple(item.shape) for item in next(script.batches(32))]
     assert shapes == [(32, 13), (26, 32), (26, 32), (32, 1)]  # one index to a table and sample
+
+
+def test_other_sizes_of_dlrm_are_the_published_ones() -> None:
+    assert sum(TERABYTE_ROWS) == 49_126_297
+    recipes = {recipe for _, recipe, *_ in CASES}
+    assert recipes <= set(all_recipes())
+    for _, recipe, batch_size, network, training in CASES:
+        spec = spec_of_recipe(recipe, batch_size, network)
+        assert set(network) <= set(spec.network)
+        assert replace(spec.training, **training).batch_size == batch_size
 
 
 def test_gradients_of_tables_are_as_large_as_a_batch_and_not_as_the_tables() -> None:
@@ -86,6 +101,48 @@ def test_batches_of_coco_have_one_group_of_aspect_ratios_and_vary() -> None:
     assert shapes == [[tuple(item.shape) for item in images] for images, _ in islice(coco_batches(4), 40)]
     instances = [len(target["labels"]) for _, targets in batches for target in targets]
     assert 5 < sum(instances) / len(instances) < 10
+
+
+def test_batches_of_lines_are_padded_to_their_longest_line() -> None:
+    lines, batches = line_lengths(512, seed=3), padded_batches(8, inputs=3, longest=512, seed=3)
+    for batch in islice(batches, 50):
+        longest = max(islice(lines, 8))
+        assert [tuple(item.shape) for item in batch] == [*[(8, longest)] * 3, (8,)]
+    lengths = list(islice(line_lengths(512), 36_718))
+    assert max(lengths) == 512
+    assert 2.2e6 < sum(lengths) < 2.9e6  # tokens of the training text
+    assert 0.3 < sum(item == 2 for item in lengths) / len(lengths) < 0.4
+
+
+SMALL_XLNET = {"config": {"d_model": 64, "n_layer": 2, "n_head": 2, "d_inner": 128, "vocab_size": 1000}}
+
+
+def lines_of_xlnet(**training: object) -> SpecJob:
+    spec = spec_of_recipe("xlnet_base_on_lines", 8, {**SMALL_XLNET, "steps": 12})
+    return SpecJob(replace(spec, training=replace(spec.training, **training)))
+
+
+def test_lengths_that_vary_leave_more_in_the_cache_than_equal_ones() -> None:
+    pytest.importorskip("transformers")
+    backend = VirtualBackend(A100, tables=True)
+    varying, equal = (
+        backend.measure(spec) for spec in (lines_of_xlnet().spec, spec_of_recipe("xlnet_base", 8, SMALL_XLNET))
+    )
+    unused = [1 - item.measurement.allocated_bytes / item.measurement.reserved_bytes for item in (varying, equal)]
+    assert unused[0] > unused[1] + 0.05
+    assert LENGTHS_VARY in varying.measurement.notes
+    example = example_of_table(varying.table, lines_of_xlnet().spec.training, A100, varying.measurement)
+    assert not example.assumed
+
+
+def test_a_dry_run_passes_a_batch_forward_before_the_first_step() -> None:
+    pytest.importorskip("transformers")
+    with_one, without = (
+        Simulator(lines_of_xlnet(dry_run_batch_size=size)).simulate({}, [A100]).peaks["a100_40gb"].bounded
+        for size in (8, None)
+    )
+    assert with_one.allocated_bytes != without.allocated_bytes  # the loop starts with the second batch
+    assert with_one.reserved_bytes != without.reserved_bytes
 
 
 def test_the_table_of_varying_shapes_shows_the_steps_that_were_made() -> None:

@@ -156,6 +156,18 @@ def test_masks_select_what_they_are_assumed_to():
             assert sum(item.count for item in gpu.assumptions.all()) == 3
 
 
+def test_deterministic_algorithms_interpolate_by_indices(gpu):
+    # F.interpolate takes torch's decomposition then, which reads by _unsafe_index
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        images = torch.zeros(2, 3, 20, 30, device="cuda")
+        larger = torch.nn.functional.interpolate(images, size=(50, 70), mode="bilinear")
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert larger.shape == (2, 3, 50, 70) and larger.is_cuda
+
+
 def test_moving_a_network_keeps_ties_and_optimizers(gpu):
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
     first.weight = second.weight

@@ -1,7 +1,8 @@
-"""Show how the reserved memory of Mask R-CNN grows with the number of its batches, no two of which are alike.
+"""Show how the reserved memory of a script grows with the number of its batches, no two of which are alike.
 
-Run `python -m benchmarks.collocation.varying_shapes [--seeds N] [--steps N]`. All figures are simulated; a hundred
-steps take three to six minutes.
+Run `python -m benchmarks.collocation.varying_shapes [--recipe NAME --batch-size N] [--seeds N] [--steps N]`; without a
+recipe, Mask R-CNN with the batch size of its script. All figures are simulated, without the context; a hundred steps
+take one to six minutes.
 """
 
 import argparse
@@ -17,16 +18,15 @@ from vramcast.dataset_builder.simulation.live_job import LiveJob
 from vramcast.errors import check_count
 from vramcast.virtual_gpu.sizes import MIB
 
-RECIPE = "mask_rcnn"
 SHOWN = (10, 20, 30, 50, 100, 200)
 
 
-def peaks_mib(seed: int, steps: int) -> tuple[list[int], int]:
+def peaks_mib(recipe: str, batch_size: int, seed: int, steps: int) -> tuple[list[int], int]:
     """Return the highest reserved memory up to each step, and the highest allocated memory."""
-    spec = spec_of_recipe(RECIPE, 1, {"steps": steps, "seed": seed})
+    spec = spec_of_recipe(recipe, batch_size, {"steps": steps, "seed": seed})
     script = live_script(spec)
     if script is None:
-        raise RuntimeError(f"the recipe {RECIPE} is not that of a live script")
+        raise RuntimeError(f"the recipe {recipe} is not that of a live script")
     job = LiveJob(LiveSpecJob(spec, script), spec.training, load_profile(DEVICE))
     reserved = accumulate((step.peak.reserved_bytes // MIB for step in job.steps), max)
     return list(reserved), max(step.peak.allocated_bytes // MIB for step in job.steps)
@@ -40,6 +40,8 @@ def line(seed: int, reserved: Sequence[int], allocated: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--recipe", default="mask_rcnn")
+    parser.add_argument("--batch-size", type=int, default=8, help="if the recipe has none")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=100)
     arguments = parser.parse_args()
@@ -49,7 +51,7 @@ def main() -> None:
     print(f"| seed | reserved, MiB, after {' | '.join(shown)} steps | allocated, MiB |")
     print(f"| ---: |{' ---: |' * (len(shown) + 1)}")
     for seed in range(arguments.seeds):
-        print(line(seed, *peaks_mib(seed, arguments.steps)), flush=True)
+        print(line(seed, *peaks_mib(arguments.recipe, arguments.batch_size, seed, arguments.steps)), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,12 @@ from typing import Any
 from torch import nn
 
 from vramcast.dataset_builder.families.dlrm import Dlrm, criteo_batches
+from vramcast.dataset_builder.families.external import build_external
 from vramcast.dataset_builder.families.mask_rcnn import MaskRcnn, coco_batches
+from vramcast.dataset_builder.families.padded_lines import padded_batches
 from vramcast.dataset_builder.schema import Spec
+
+LENGTHS_VARY = "the lengths of batches vary: some batches with assumed lengths were traced, the longest among them"
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,22 @@ def _mask_rcnn(network: Mapping[str, Any]) -> LiveScript:
     )
 
 
-_SCRIPTS: Mapping[str, Callable[[Mapping[str, Any]], LiveScript]] = {"dlrm": _dlrm, "mask_rcnn": _mask_rcnn}
+def _padded_lines(network: Mapping[str, Any]) -> LiveScript:
+    """Return a network of transformers that is trained on lines, each batch as long as its longest line."""
+    inputs = len(build_external("hf", network)[1]) - 1  # without the labels
+    return LiveScript(
+        lambda: build_external("hf", network)[0],
+        partial(padded_batches, inputs=inputs, longest=network["sequence"], seed=int(network.get("seed", 0))),
+        int(network["steps"]),
+        notes=(LENGTHS_VARY,),
+    )
+
+
+_SCRIPTS: Mapping[str, Callable[[Mapping[str, Any]], LiveScript]] = {
+    "dlrm": _dlrm,
+    "mask_rcnn": _mask_rcnn,
+    "padded_lines": _padded_lines,
+}
 
 
 def live_script(spec: Spec) -> LiveScript | None:

@@ -99,6 +99,7 @@ class LiveJob:
         if copied is not None:
             self._place(copied)
         network = LossCall(module, job.step)
+        self._dry_run(job, network)
         optimizer = _optimizer(job, module, setup)
         dtype = DTYPES[setup.autocast] if setup.autocast else None
         autocast = partial(torch.autocast, "cuda", dtype) if dtype else nullcontext
@@ -106,6 +107,14 @@ class LiveJob:
         batches = (self._batches(job) for _ in range(job.steps))
         for _ in training_steps(network, optimizer, batches, "own", autocast, scaler, setup.zero_grad):
             pass
+
+    def _dry_run(self, job: ModuleJob, network: nn.Module) -> None:
+        """Pass a batch forward before the training, as scripts do that print a summary of their network."""
+        size = self.training.dry_run_batch_size
+        if size is not None:
+            batch = tree_map_only(Tensor, self._on_device, job.batch.with_values(size))
+            for _ in range(self.training.dry_run_passes):
+                network(batch)
 
     def _rebuilt(self, job: ModuleJob, make: Callable[[], nn.Module]) -> nn.Module:
         """Make the module again, on the device that it chooses: the virtual GPU."""

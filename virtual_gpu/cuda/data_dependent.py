@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from vramcast.virtual_gpu.cuda.live_tracer import LiveTracer
 
 _MASKS = (torch.bool, torch.uint8)
-_INDEXING = frozenset({aten.index.Tensor, aten.index_put.default, aten.index_put_.default,
-                       aten._index_put_impl_.default, aten._unsafe_index.Tensor})  # fmt: skip
+_READING = frozenset({aten.index.Tensor, aten._unsafe_index.Tensor})
+_INDEXING = _READING | {aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
 DYNAMIC = frozenset({
     aten.nonzero.default, aten.masked_select.default, aten._unique2.default, aten.unique_dim.default,
     aten.unique_consecutive.default, aten.repeat_interleave.Tensor, aten.bincount.default, *_INDEXING,
@@ -44,14 +44,14 @@ class DynamicShapes:
 
     def _index(self, func: Any, args: Any, kwargs: Any, values: Any) -> Any:
         """Index by places: a mask becomes the places that it selects, as on CUDA (IndexingUtils.h, expandTensors)."""
-        if func is not aten.index.Tensor and _is_masked_fill(args):
+        if func not in _READING and _is_masked_fill(args):
             return self._plain(func, (*args[:1], [None] * 0, *args[2:]), kwargs, values, filled=True)
         indices = [place for index in args[1] for place in self._places(index)]
         return self._plain(func, (args[0], indices, *args[2:]), kwargs, values, filled=False)
 
     def _plain(self, func: Any, args: Any, kwargs: Any, values: Any, *, filled: bool) -> Any:
         tracer = self._tracer
-        if filled or func is not aten.index.Tensor:
+        if filled or func not in _READING:
             in_place = func in (aten.index_put_.default, aten._index_put_impl_.default)
             out = args[0] if in_place else tracer.see(torch.empty_like(args[0]))
         else:
