@@ -258,12 +258,12 @@ class LiveTracer(Tracer):  # type: ignore[no-untyped-call]
         self._emit((block, size))
         return block
 
-    def _call(self, call: Call) -> int:
+    def _call(self, call: Call, use: Use = Use.WORKSPACE) -> int:
         """Record a block of a library; equal calls share an entry, so that a long run has few."""
         index = self._calls.setdefault(call, len(self.trace.calls))
         if index == len(self.trace.calls):
             self.trace.calls.append(call)
-        return self._birth(size_of_call(index), Use.WORKSPACE)
+        return self._birth(size_of_call(index), use)
 
     def give_up(self, blocks: Iterable[int]) -> None:
         """Use the numbers of blocks again that are no longer in the trace."""
