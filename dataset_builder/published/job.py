@@ -8,7 +8,7 @@ from typing import Any
 from vramcast.virtual_gpu.records import content_hash
 
 Record = Mapping[str, str]
-METRICS = ("allocated", "reserved", "smi")
+METRICS = ("allocated", "active", "reserved", "smi")
 
 
 @dataclass(frozen=True, kw_only=True)
