@@ -17,7 +17,7 @@ from vramcast.dataset_builder.defaults import CHECKPOINT, RISK, cache_directory
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.progress import bar
 from vramcast.dataset_builder.published.job import PublishedJob
-from vramcast.dataset_builder.published.runner import run_job, script_files
+from vramcast.dataset_builder.published.runner import Figures, run_job, script_files
 from vramcast.dataset_builder.published.stacks import releases
 from vramcast.dataset_builder.published.tables import PublishedTable
 from vramcast.dataset_builder.run.report import RunReport
@@ -25,6 +25,7 @@ from vramcast.dataset_builder.simulation.client import NetworkError
 from vramcast.dataset_builder.simulation.simulation import OrderPeaks, with_orders
 from vramcast.dataset_builder.store.durable import replacing
 from vramcast.errors import UserError
+from vramcast.models.metrics import wilson_interval
 from vramcast.models.predictor import Predictor, Question
 from vramcast.virtual_gpu.records import content_hash
 from vramcast.virtual_gpu.sizes import MIB
@@ -98,7 +99,7 @@ class PublishedStore:
         if path.exists():
             return Result(**json.loads(path.read_text(encoding="utf-8")))
         figures, report = run_job(job, self._stacks)
-        result = self._of_report(job, figures.allocated_bytes, figures.reserved_bytes, report)
+        result = self._of_report(job, figures, report)
         self.directory.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             temporary.write_text(json.dumps(asdict(result)), encoding="utf-8")
@@ -109,10 +110,14 @@ class PublishedStore:
         stack = releases(job.stack) if job.stack else None
         return content_hash({"job": job.key, "scripts": scripts, "stack": stack, "virtual_gpu": VERSION})
 
-    def _of_report(self, job: PublishedJob, allocated: int, reserved: int, report: RunReport | None) -> Result:
+    def _of_report(self, job: PublishedJob, figures: Figures, report: RunReport | None) -> Result:
+        reserved = figures.reserved_bytes
+        counted = {"allocated": figures.allocated_bytes, "reserved": reserved}
+        if figures.active_bytes is not None:
+            counted["active"] = figures.active_bytes
         simulation = None if report is None else report.simulation
         if simulation is None:
-            return Result({"allocated": allocated, "reserved": reserved}, {})
+            return Result(counted, {})
         profile = load_profile(job.device)
         if report is not None and report.reserved_by_order:
             simulation = with_orders(simulation, profile.name, OrderPeaks(report.reserved_by_order))
@@ -126,7 +131,7 @@ class PublishedStore:
         beside = int(peak.device_used_bytes or 0) - int(peak.reserved_bytes or 0)
         safe = int(answer.safe_mib * MIB)
         return Result(
-            {"allocated": allocated, "reserved": reserved, "smi": reserved + beside},
+            {**counted, "smi": reserved + beside},
             {"reserved": safe - beside, "smi": safe},
         )
 
@@ -159,7 +164,7 @@ def evaluate_published(
         "skipped": dict(table.left_out.most_common()),
         "failed": failed,
         "assumptions": sorted({text for item in compared for text in item.job.assumptions}),
-        "safe_too_low": _too_low(compared),
+        **_too_low(compared),
         "risk": RISK,
     }
 
@@ -171,28 +176,38 @@ def _figures(items: Sequence[PublishedComparison]) -> dict[str, Any]:
         "rows": sum(item.job.runs for item in items),
         "median": float(np.median(errors)),
         "p90": float(np.quantile(errors, 0.9)),
-        "safe_too_low": _too_low(items),
+        **_too_low(items),
     }
 
 
-def _too_low(items: Iterable[PublishedComparison]) -> float | None:
-    """Return the share of jobs whose safe figure is too low, None where no job has one."""
+def _too_low(items: Iterable[PublishedComparison]) -> dict[str, Any]:
+    """Return the share of jobs whose safe figure is too low with its confidence interval, None where no job has one."""
     judged = [item.safe_is_too_low for item in items if item.safe_is_too_low is not None]
-    return sum(judged) / len(judged) if judged else None
+    return {
+        "safe_too_low": sum(judged) / len(judged) if judged else None,
+        "safe_too_low_interval": wilson_interval(judged) if judged else None,
+        "safe_jobs": len(judged),
+    }
 
 
 def _worst(items: Sequence[PublishedComparison], count: int) -> list[dict[str, Any]]:
     return [item.to_json() for item in sorted(items, key=lambda item: -abs(item.error))[:count]]
 
 
+def _share(share: float, interval: tuple[float, float]) -> str:
+    return f"{share:.1%} ({interval[0]:.1%} to {interval[1]:.1%})"
+
+
 def published_text(figures: Mapping[str, Any]) -> str:
     """Return the figures as a table, with the reasons for which rows were left out."""
-    lines = [f"{'group':28} {'metric':10} {'jobs':>5} {'rows':>5} {'median':>9} {'p90':>9} {'safe too low':>13}"]
+    lines = [
+        f"{'group':28} {'metric':10} {'jobs':>5} {'rows':>5} {'median':>9} {'p90':>9} {'safe too low (interval)':>30}"
+    ]
     for item in figures["groups"]:
-        low = "" if item["safe_too_low"] is None else f"{item['safe_too_low']:.1%}"
+        low = "" if item["safe_too_low"] is None else _share(item["safe_too_low"], item["safe_too_low_interval"])
         lines.append(
             f"{item['group']:28} {item['metric']:10} {item['jobs']:5} {item['rows']:5} {item['median']:9.3%} "
-            f"{item['p90']:9.3%} {low:>13}"
+            f"{item['p90']:9.3%} {low:>30}"
         )
         lines += [
             f"  {row['relative_error']:+9.3%} published {row['published_gib']:9.4f} simulated "

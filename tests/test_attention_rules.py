@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from vramcast.virtual_gpu.attention import efficient_workspace_bytes
 from vramcast.virtual_gpu.cuda_paths import cuda_paths
+from vramcast.virtual_gpu.trace import AttentionCall
 
 
 def attention_kernel(q: Tensor, capability: float, **arguments: Any) -> str:
@@ -72,8 +73,8 @@ def test_flash_attention_pads_heads_to_eight() -> None:
     ],
 )
 def test_workspace_of_efficient_attention(dtype: torch.dtype, size: int, capability: float, expected: int) -> None:
-    q = numbers(2, 3, 100, size, dtype=dtype)
-    assert efficient_workspace_bytes(q, q, q, capability) == 2 * 3 * expected
+    call = AttentionCall((2, 3, 100, size), 100, size, is_half=dtype is HALF)
+    assert efficient_workspace_bytes(call, capability) == 2 * 3 * expected
 
 
 def test_bool_mask_becomes_a_padded_bias() -> None:

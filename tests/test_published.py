@@ -13,7 +13,13 @@ from vramcast.dataset_builder.published.runner import Figures, run_job
 from vramcast.dataset_builder.published.tables import is_published_table, read_published
 from vramcast.errors import UserError
 from vramcast.models.evaluate_command import main
-from vramcast.models.published_evaluation import PublishedComparison, PublishedStore, Result, evaluate_published
+from vramcast.models.published_evaluation import (
+    PublishedComparison,
+    PublishedStore,
+    Result,
+    _too_low,
+    evaluate_published,
+)
 from vramcast.virtual_gpu.sizes import MIB
 
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512}
@@ -177,6 +183,17 @@ def test_a_safe_figure_is_compared_by_the_metric_of_the_row() -> None:
     low, high = (Result({"smi": 1}, {"smi": safe}) for safe in (2**30, 2**40))
     assert PublishedComparison(job, low).safe_is_too_low and not PublishedComparison(job, high).safe_is_too_low
     assert PublishedComparison(replace(job, metric="allocated"), low).safe_is_too_low is None
+
+
+def test_the_share_of_safe_figures_that_are_too_low_has_an_interval() -> None:
+    job = fms.job_of({**FMS, "metric": "smi (peak memory.used)"})
+    assert isinstance(job, PublishedJob)
+    results = [Result({"smi": 1}, {"smi": safe}) for safe in (2**30, 2**40, 2**40, 2**40)]
+    figures = _too_low(PublishedComparison(job, item) for item in results)
+    low, high = figures["safe_too_low_interval"]
+    assert (figures["safe_too_low"], figures["safe_jobs"]) == (0.25, 4)
+    assert 0 < low < 0.25 < high < 0.75
+    assert _too_low([])["safe_too_low_interval"] is None
 
 
 def test_options_of_other_tables_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

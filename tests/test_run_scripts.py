@@ -323,6 +323,18 @@ def test_a_quantised_base_is_loaded_from_a_config_alone(tmp_path):
     assert any("has no weights" in item for item in report.assumptions)
 
 
+def test_layers_in_int8_take_a_byte_a_weight_and_pass_gradients(tmp_path):
+    report = run("int8_base.py", needs=("bitsandbytes",), tmp_path=tmp_path, steps=3)
+    width, batch = 1024, 256
+    trained = 2 * (width * width + width + 10 * width + 10)
+    base = 4 * (width * width + 4 * width)  # int8, and a scale for each row
+    by_phase = {item.phase: item.allocated_bytes for item in report.phases}
+    loading = trained + base + 2 * width * width  # the last layer in 16 bits, for a moment
+    assert by_phase["loading"] == pytest.approx(loading, rel=0.01)
+    inputs = 2 * batch * width
+    assert by_phase["backward"] > trained + base + 5 * inputs, "each layer keeps its input or its output"
+
+
 def test_mistral_7b_takes_what_was_measured_on_an_a100(tmp_path):
     report = run(
         "mistral_trainer.py", needs=("transformers", "accelerate"), device="a100_80gb", tmp_path=tmp_path,

@@ -236,7 +236,7 @@ def test_cards_on_which_a_network_runs_alike_share_a_trace():
     made = ModuleJob(copy_to_meta(nn.Linear(8, 8)), lambda size: torch.empty(size, 8))
     simulator = Simulator(made)
     simulation = simulator.simulate({"batch_size": 2}, gpu_profiles())
-    assert list(simulator._traces) == [(True, None)]
+    assert len(simulator._traces) == 1
     assert len(simulation.peaks) == len(gpu_profiles())
 
 

@@ -66,6 +66,8 @@ def unary_cases(operator: Any) -> Iterator[Case]:
         yield ((integers, *args), {})
     if name_of(operator).endswith("_like.default"):
         yield ((tensor(3, 4),), {"dtype": torch.float16})
+        yield ((tensor(3, 4),), {"dtype": torch.float32, "device": torch.device("meta"), "pin_memory": False})
+        yield ((tensor(2, 3, 4, 4, layout="channels_last"),), {"memory_format": torch.preserve_format})
         yield ((tensor(2, 3, 4, 4),), {"memory_format": torch.channels_last})
         yield ((tensor(2, 3, 4, 4, layout="channels_last"),), {"memory_format": torch.contiguous_format})
 
@@ -195,6 +197,8 @@ def other_cases(operator: Any) -> Iterator[Case]:
             yield ((x, 0.5, True), {})  # composite operators call it in training alone
         elif name == "_prelu_kernel_backward.default":
             yield ((torch.empty_like(x), x, torch.empty_like(x)), {})
+        elif name == "slice_backward.default" and x.dim() > 1:
+            yield ((x, [x.shape[0], 2 * x.shape[1], *x.shape[2:]], 1, 0, x.shape[1], 1), {})
         elif name == "log_sigmoid_forward.default":
             yield ((x,), {})
 
@@ -220,7 +224,13 @@ FAMILIES = {
     cat_cases: lambda name: name == "cat.default",
     reduction_cases: lambda name: name in ("sum.dim_IntList", "mean.dim"),
     other_cases: lambda name: (
-        name in ("native_dropout.default", "_prelu_kernel_backward.default", "log_sigmoid_forward.default")
+        name
+        in (
+            "native_dropout.default",
+            "_prelu_kernel_backward.default",
+            "log_sigmoid_forward.default",
+            "slice_backward.default",
+        )
     ),
 }
 

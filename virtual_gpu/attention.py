@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vramcast.virtual_gpu.trace import Kernel, Tracer
+from vramcast.virtual_gpu.trace import AttentionCall, Kernel, Tracer, Use
 
 aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
@@ -132,22 +132,19 @@ def _efficient_forward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, 
     return tracer.see(out), tracer.see(row_sums), seed, offset
 
 
-def _efficient_backward(capability: float) -> Kernel:
-    def backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Allocate gradients, row sums of grad * out, then the workspace (cuda/attention_backward.cu)."""
-        _, q, k, v, bias = args[:5]
-        if not q.is_meta:
-            return NotImplemented
-        made: list[Tensor | None] = [*_gradients(tracer, q, k, v), None]
-        if bias is not None and args[10][3]:
-            padded = _new(tracer, (*bias.shape[:-1], _up(bias.shape[-1], _MASK_ALIGNMENT)), bias.dtype)
-            made[3] = padded[..., : bias.shape[-1]]
-        delta = _row_sums(tracer, q, v.shape[-1])
-        tracer.temporary(efficient_workspace_bytes(q, k, v, capability))
-        del delta
-        return tuple(made)
-
-    return backward
+def _efficient_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Allocate gradients, row sums of grad * out, then the workspace (cuda/attention_backward.cu)."""
+    _, q, k, v, bias = args[:5]
+    if not q.is_meta:
+        return NotImplemented
+    made: list[Tensor | None] = [*_gradients(tracer, q, k, v), None]
+    if bias is not None and args[10][3]:
+        padded = _new(tracer, (*bias.shape[:-1], _up(bias.shape[-1], _MASK_ALIGNMENT)), bias.dtype)
+        made[3] = padded[..., : bias.shape[-1]]
+    delta = _row_sums(tracer, q, v.shape[-1])
+    tracer.workspace(AttentionCall(tuple(q.shape), k.shape[2], v.shape[-1], q.dtype in _HALF), Use.TEMPORARIES)
+    del delta
+    return tuple(made)
 
 
 def _row_sums(tracer: Tracer, q: Tensor, size: int) -> Tensor:
@@ -162,18 +159,18 @@ def _row_sums(tracer: Tracer, q: Tensor, size: int) -> Tensor:
     return delta
 
 
-def efficient_workspace_bytes(q: Tensor, k: Tensor, v: Tensor, capability: float) -> int:
+def efficient_workspace_bytes(call: AttentionCall, capability: float) -> int:
     """Return the bytes for gradients of queries, and of keys and values for large heads (kernel_backward.h)."""
-    batch, heads, length, size = q.shape
-    half, largest = q.dtype in _HALF, max(size, v.shape[-1])
+    batch, heads, length, size = call.queries
+    half, largest = call.is_half, max(size, call.value_size)
     block_i, block_j = _blocks(half, largest, capability)
     if capability < 7.0 and not half:
         return 0  # kNeedsAccumGradQ
     tiles = -(-length // block_i) * -(-size // block_j)
     elements = tiles * (block_i * block_j * 4 + 16) // 4  # GradQTempStorage: a tile, a lock and a counter
     if half and largest > block_i:  # kOutputInRF is false
-        splits = _key_splits(batch * heads, -(-k.shape[2] // block_j))
-        elements += splits * block_j * (_up(size, block_i) + _up(v.shape[-1], block_i))
+        splits = _key_splits(batch * heads, -(-call.keys // block_j))
+        elements += splits * block_j * (_up(size, block_i) + _up(call.value_size, block_i))
     return batch * heads * _up(elements, 4) * 4
 
 
@@ -195,10 +192,9 @@ def _up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def attention_kernels(compute_capability: float) -> dict[Any, Kernel]:
-    """Return the fused kernels that allocate other memory than torch's meta functions show."""
-    return {
-        aten._scaled_dot_product_efficient_attention.default: _efficient_forward,
-        aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
-        aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward(compute_capability),
-    }
+ATTENTION_KERNELS: dict[Any, Kernel] = {
+    aten._scaled_dot_product_efficient_attention.default: _efficient_forward,
+    aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+    aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+}
+"""The fused kernels that allocate other memory than torch's meta functions show."""

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vramcast.virtual_gpu.attention import attention_kernels
+from vramcast.virtual_gpu.attention import ATTENTION_KERNELS
 from vramcast.virtual_gpu.embedding import embedding_backward
 from vramcast.virtual_gpu.recurrent import recurrent_kernels
 from vramcast.virtual_gpu.reductions import reduction_kernels
-from vramcast.virtual_gpu.shapes import SHAPES, convolution_shape, multiply
+from vramcast.virtual_gpu.shapes import SHAPES, convolution_shape, empty_like, multiply
 from vramcast.virtual_gpu.trace import ConvolutionCall, Kernel, LibraryCall, Tracer, Use, in_backward
 
 aten = torch.ops.aten
@@ -55,7 +55,7 @@ def _convolution_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[st
     made: list[Tensor | None] = [None, None, None]
     for index, like in enumerate((x, weight)):
         if mask[index]:
-            made[index] = tracer.see(torch.empty_like(like))
+            made[index] = tracer.see(empty_like(like))
             tracer.workspace(_call(directions[index], sides[0], weight, sides[1], stride, groups))
     if mask[2]:
         made[2] = tracer.see(torch.empty(bias_sizes, dtype=x.dtype, device="meta"))
@@ -116,7 +116,7 @@ def _dropout(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if not x.is_meta:
         return NotImplemented
     mask = tracer.see(torch.empty_like(x, dtype=torch.bool))
-    return tracer.see(torch.empty_like(x)), mask
+    return tracer.see(empty_like(x)), mask
 
 
 def _softmax_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -132,7 +132,7 @@ def _softmax_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, A
 def _foreach(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Allocate a new tensor for each of a list (native/cuda/Foreach*.cu)."""
     items = _first_list(args)
-    return [tracer.see(torch.empty_like(item)) for item in items] if items else NotImplemented
+    return [tracer.see(empty_like(item)) for item in items] if items else NotImplemented
 
 
 def _in_place_lists(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -156,7 +156,7 @@ def _accumulate(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if not in_backward() or not isinstance(b, Tensor) or a.shape != b.shape or not a.is_meta or a.dtype != b.dtype:
         return NotImplemented
     alone = a._use_count() == _ONE_OWNER and torch._C._storage_Use_Count(a.untyped_storage()._cdata) == _ONE_STORAGE
-    return a if alone and a.numel() and torch.empty_like(a).stride() == a.stride() else NotImplemented
+    return a if alone and a.numel() and empty_like(a).stride() == a.stride() else NotImplemented
 
 
 def _read_number(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -172,7 +172,7 @@ def _list_operators() -> Iterator[Any]:
             yield getattr(getattr(aten, packet), overload or "default")
 
 
-def cuda_kernels(compute_capability: float = 8.0) -> dict[Any, Kernel]:
+def cuda_kernels() -> dict[Any, Kernel]:
     """Return all kernels by operator."""
     kernels: dict[Any, Kernel] = {
         aten.convolution.default: _convolution,
@@ -181,7 +181,7 @@ def cuda_kernels(compute_capability: float = 8.0) -> dict[Any, Kernel]:
         aten.native_batch_norm.default: _batch_norm,
         aten.native_dropout.default: _dropout,
         aten._softmax_backward_data.default: _softmax_backward,
-        **attention_kernels(compute_capability),
+        **ATTENTION_KERNELS,
         **recurrent_kernels(),
         aten.embedding_dense_backward.default: embedding_backward,
         aten._local_scalar_dense.default: _read_number,

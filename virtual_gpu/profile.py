@@ -8,10 +8,11 @@ from math import prod
 from typing import Any
 
 from vramcast.errors import UserError
+from vramcast.virtual_gpu.attention import efficient_workspace_bytes
 from vramcast.virtual_gpu.records import from_mapping
 from vramcast.virtual_gpu.reductions import split_bytes
 from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.trace import Call, ConvolutionCall, ReductionCall
+from vramcast.virtual_gpu.trace import AttentionCall, Call, ConvolutionCall, ReductionCall
 
 _TILE = 128
 
@@ -191,6 +192,8 @@ class DeviceProfile:
             return workspace_of_rule(call, rule, self.align_channels) if rule else 0
         if isinstance(call, ReductionCall):
             return split_bytes(call, self.multiprocessors, self.compute_capability)
+        if isinstance(call, AttentionCall):
+            return efficient_workspace_bytes(call, self.compute_capability)
         return {"cublas": self.cublas_workspace_bytes, "cublaslt": self.cublaslt_workspace_bytes}[call.library]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vramcast.virtual_gpu.accumulation import repeat_batch
 from vramcast.virtual_gpu.autocast import MetaScaler, autocast
 from vramcast.virtual_gpu.cuda_paths import cuda_paths
 from vramcast.virtual_gpu.kernels import cuda_kernels
@@ -20,6 +21,8 @@ from vramcast.virtual_gpu.trace import Trace, Tracer, Use
 from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
 from vramcast.virtual_gpu.training_step import make_optimizer, training_steps
 
+_TRACED_BATCHES = 2
+"""Batches of a step that are traced before one is repeated."""
 MakeInputs = Callable[[int], tuple[Any, ...]]
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -46,7 +49,7 @@ def trace_training(
     `make_optimizer` replaces the optimizer that the setup names. With `owners`, the trace records the layer of each
     block.
     """
-    run = _Run(subject, make_inputs, setup, compute_capability, make_optimizer)
+    run = _Run(subject, make_inputs, setup, make_optimizer)
     watched = _watched(subject, run.tracer) if owners else nullcontext()
     with cuda_paths(compute_capability), traced_resizes(run.tracer), watched:
         return run.trace(epochs)
@@ -78,7 +81,6 @@ class _Run:
         subject: nn.Module,
         make_inputs: MakeInputs,
         setup: TrainingSetup,
-        compute_capability: float,
         make_optimizer: MakeOptimizer | None = None,
     ) -> None:
         self.subject = subject
@@ -86,10 +88,11 @@ class _Run:
         self.setup = setup
         self.autocast = autocast(setup.autocast) if setup.autocast else nullcontext
         self.scaler: MetaScaler | None = None
-        self.tracer = Tracer(cuda_kernels(compute_capability), cudnn_benchmark=setup.cudnn_benchmark)
+        self.tracer = Tracer(cuda_kernels(), cudnn_benchmark=setup.cudnn_benchmark)
         self.inputs: tuple[Any, ...] = ()
         self.starts: list[int] = []
-        """The first event of each batch."""
+        """The first event of each traced batch."""
+        self.repeats_batches = True
         self.dry_run_inputs: tuple[Any, ...] = ()
         self.make_optimizer = make_optimizer
         self.names = {id(module): name for name, module in named_parts(subject)}
@@ -112,7 +115,8 @@ class _Run:
         return self._compose(start, steps, epochs)
 
     def trace_each(self, sizes: Sequence[int]) -> Trace:
-        """Trace one step for each size, without a dry run."""
+        """Trace one step for each size and every batch of it, without a dry run."""
+        self.repeats_batches = False
         self._place_parameters()
         with self.tracer:
             optimizer = self._optimizer()
@@ -153,6 +157,15 @@ class _Run:
         self.inputs = ()
         return self._batch(size)
 
+    def _batches(self, size: int) -> Iterator[tuple[Tensor, ...]]:
+        """Yield the batches of a step; those after the second repeat its events if they can."""
+        count = self.setup.accumulate
+        for index in range(count):
+            if index == _TRACED_BATCHES and self.repeats_batches:
+                if repeat_batch(self.tracer, self.starts[-_TRACED_BATCHES:], count - index):
+                    return
+            yield self._next_batch(size)
+
     def _optimizer(self) -> torch.optim.Optimizer:
         name, arguments = parse_call(self.setup.optimizer)
         # On CUDA torch picks the foreach implementation if there is one, except for Adafactor; on meta it would not
@@ -171,7 +184,7 @@ class _Run:
         self.tracer.phase = phase
 
     def _steps(self, optimizer: torch.optim.Optimizer, sizes: Sequence[int], start: int) -> Iterator[Step]:
-        batches = ((self._next_batch(size) for _ in range(self.setup.accumulate)) for size in sizes)
+        batches = map(self._batches, sizes)
         events = self.tracer.trace.events
         setup = self.setup
         for _ in training_steps(

@@ -5,7 +5,8 @@ CUDA kernel has. Each rule here allocates the outputs of the CUDA kernel. A rule
 be promoted, a tensor that is not on meta) returns NotImplemented, and torch's function runs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -32,6 +33,18 @@ def _empty(shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None)
     return torch.empty(shape, dtype=dtype or like.dtype, device="meta")
 
 
+def empty_like(x: Tensor) -> Tensor:
+    """Return torch.empty_like(x), whose meta function in Python takes several times as long."""
+    if x.is_contiguous():
+        return torch.empty(x.shape, dtype=x.dtype, device="meta")
+    return torch.empty_strided(x.shape, _strides_like(x.shape, x.stride()), dtype=x.dtype, device="meta")
+
+
+@lru_cache(maxsize=4096)
+def _strides_like(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
+    return torch.empty_like(torch.empty_strided(shape, stride, device="meta")).stride()
+
+
 def _flat(x: Tensor) -> bool:
     return x.is_meta and x.is_floating_point()
 
@@ -42,7 +55,7 @@ def _accumulating(x: Tensor) -> torch.dtype:
 
 
 def _like(x: Tensor | None, wanted: bool) -> Tensor | None:
-    return torch.empty_like(x) if wanted and x is not None else None
+    return empty_like(x) if wanted and x is not None else None
 
 
 @_rule(
@@ -56,8 +69,21 @@ def _like(x: Tensor | None, wanted: bool) -> Tensor | None:
     "_prelu_kernel.default", "celu.default",
 )  # fmt: skip
 def _unary(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Return an output with the input's layout; calls with a dtype, device or memory format are left to torch."""
-    return torch.empty_like(x) if _flat(x) and not any(kwargs.values()) else NotImplemented
+    """Return an output with the input's layout; calls with another dtype, device or memory format are left to torch."""
+    return empty_like(x) if _flat(x) and _keeps_layout(x, kwargs) else NotImplemented
+
+
+def _keeps_layout(x: Tensor, kwargs: Mapping[str, Any]) -> bool:
+    """Return whether keyword arguments name nothing but what a tensor has."""
+    if not kwargs:
+        return True
+    own = {"dtype": x.dtype, "device": x.device, "layout": x.layout, "memory_format": torch.preserve_format}
+    return all(not value or own.get(name) == value for name, value in kwargs.items())
+
+
+@_rule("slice_backward.default")
+def _slice_backward(grad: Tensor, sizes: Sequence[int], *args: Any) -> Any:
+    return _empty(sizes, grad) if _flat(grad) else NotImplemented
 
 
 @_rule("bernoulli.p")
@@ -67,7 +93,7 @@ def _bernoulli(x: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 @_rule("log_sigmoid_forward.default")
 def _log_sigmoid(x: Tensor) -> Any:
-    return (torch.empty_like(x), _empty((0,), x)) if _flat(x) else NotImplemented  # Activation.cpp: no buffer on CUDA
+    return (empty_like(x), _empty((0,), x)) if _flat(x) else NotImplemented  # Activation.cpp: no buffer on CUDA
 
 
 @_rule(
@@ -92,12 +118,12 @@ def _dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Any:
     if not _flat(grad) or grad.shape != mask.shape:
         return NotImplemented
     suggested = grad.dim() == 4 and grad.is_contiguous(memory_format=torch.channels_last)
-    return torch.empty_like(grad) if suggested else _empty(grad.shape, grad)
+    return empty_like(grad) if suggested else _empty(grad.shape, grad)
 
 
 def _pointwise(a: Tensor, b: Tensor) -> Any:
     """Return an output of the common layout; for different layouts, the result depends on the operator."""
-    return torch.empty_like(a) if a.stride() == b.stride() else NotImplemented
+    return empty_like(a) if a.stride() == b.stride() else NotImplemented
 
 
 @_rule("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor")
@@ -106,38 +132,43 @@ def _binary(a: Tensor, b: Any, **kwargs: Any) -> Any:
         return NotImplemented
     # a tensor's dtype takes precedence over a scalar's (aten/src/ATen/native/TypeProperties.cpp, result_type)
     if not isinstance(b, Tensor) or (b.dim() == 0 and a.dim() > 0):
-        return torch.empty_like(a)
+        return empty_like(a)
     return _broadcast(a, b) if b.dtype == a.dtype and b.is_meta else NotImplemented
 
 
 def _broadcast(a: Tensor, b: Tensor) -> Any:
     if b.shape == a.shape and b.stride() == a.stride():
-        return torch.empty_like(a)
-    shape = torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
+        return empty_like(a)
+    shape = _broadcast_shape(a.shape, b.shape)
     if a.is_contiguous() and b.is_contiguous():
         return _empty(shape, a)
-    out = torch.empty_like(a)
+    out = empty_like(a)
     # the first operand's layout decides, if it has one (aten/src/ATen/TensorIterator.cpp, reorder_dimensions)
     return out if shape == a.shape and out.stride() == a.stride() and 1 not in shape else NotImplemented
+
+
+@lru_cache(maxsize=4096)
+def _broadcast_shape(a: Sequence[int], b: Sequence[int]) -> torch.Size:
+    return torch.broadcast_shapes(a, b)  # type: ignore[no-untyped-call, no-any-return]
 
 
 @_rule("_prelu_kernel_backward.default")
 def _prelu_backward(grad: Tensor, x: Tensor, weight: Tensor) -> Any:
     # Activation.cpp, _prelu_kernel_backward: the weight's gradient is as large as the input's; the caller sums it
-    return (torch.empty_like(x), torch.empty_like(x)) if _flat(x) and grad.shape == x.shape else NotImplemented
+    return (empty_like(x), empty_like(x)) if _flat(x) and grad.shape == x.shape else NotImplemented
 
 
 @_rule("native_batch_norm.default")
 def _batch_norm(x: Tensor, *args: Any) -> Any:
     """Allocate as cuDNN and the native kernel both do (cudnn/BatchNorm.cpp, cuda/Normalization.cu)."""
-    return torch.empty_like(x), *(_empty((x.shape[1],), x, _accumulating(x)) for _ in range(2))
+    return empty_like(x), *(_empty((x.shape[1],), x, _accumulating(x)) for _ in range(2))
 
 
 @_rule("native_batch_norm_backward.default")
 def _batch_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, *args: Any) -> Any:
     """Allocate the input's gradient in any case: cudnn_batch_norm_backward has no mask."""
     mask = args[-1]
-    return torch.empty_like(x), _like(weight, mask[1]), _like(weight, mask[2])
+    return empty_like(x), _like(weight, mask[1]), _like(weight, mask[2])
 
 
 @_rule("native_layer_norm.default")

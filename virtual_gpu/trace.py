@@ -1,7 +1,7 @@
 """Records a training step: every storage that is allocated on the device or freed, in order."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -72,7 +72,19 @@ class ReductionCall:
     bytes_a_split: int
 
 
-Call = ConvolutionCall | LibraryCall | ReductionCall
+@dataclass(frozen=True)
+class AttentionCall:
+    """The gradient of memory-efficient attention, whose tiles depend on the device (see attention.py)."""
+
+    queries: tuple[int, ...]
+    keys: int
+    """Positions of the keys."""
+    value_size: int
+    """Size of a head of the values."""
+    is_half: bool
+
+
+Call = ConvolutionCall | LibraryCall | ReductionCall | AttentionCall
 
 
 @dataclass
@@ -235,6 +247,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         entry = self._live.get(tensor.untyped_storage()._cdata)
         return entry[0] if entry else None
 
+    def rename(self, blocks: Mapping[int, int]) -> None:
+        """Give living storages other blocks."""
+        for key, (block, reference) in self._live.items():
+            if block in blocks:
+                self._live[key] = (blocks[block], reference)
+
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Record that a storage changed its size: the old block is freed and a new one allocated, none for size 0."""
         key, size_bytes = storage._cdata, storage.nbytes()
@@ -272,10 +290,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         block = self._birth(size_bytes, Use.TEMPORARIES)
         self._emit((block, FREE))
 
-    def workspace(self, call: Call) -> None:
+    def workspace(self, call: Call, use: Use = Use.WORKSPACE) -> None:
         """Record a block for the duration of one library call."""
         self._try_algorithms(call)
-        block = self._call(call)
+        block = self._call(call, use)
         self._emit((block, FREE))
 
     def _try_algorithms(self, call: Call) -> None:
@@ -296,6 +314,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._held.add(key)
             self._call(LibraryCall(library))
 
-    def _call(self, call: Call) -> int:
+    def _call(self, call: Call, use: Use = Use.WORKSPACE) -> int:
         self.trace.calls.append(call)
-        return self._birth(size_of_call(len(self.trace.calls) - 1), Use.WORKSPACE)
+        return self._birth(size_of_call(len(self.trace.calls) - 1), use)

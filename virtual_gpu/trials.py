@@ -50,6 +50,8 @@ def _side(size: int) -> int:
 
 def trials_of(trace: Trace, replayed: Replay, capacity_bytes: int) -> Iterator[Trial]:
     """Yield the trials of a replayed trace whose workspace fits beside the memory that is in use then."""
+    if not replayed.before_emptying:
+        return
     for call, (allocated, reserved) in zip(_tried(trace), replayed.before_emptying, strict=False):
         workspace_bytes = transform_bytes(call) if call else 0
         if call and workspace_bytes and allocated + workspace_bytes <= capacity_bytes:

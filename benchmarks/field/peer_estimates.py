@@ -12,6 +12,12 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import torch
+
+try:
+    import torchvision  # noqa: F401
+except (ImportError, RuntimeError):  # compiled for another torch: transformers must not try it
+    sys.modules["torchvision"] = None
+
 from transformers import AutoConfig, AutoModelForCausalLM
 
 NOT_DESCRIBED = "-"

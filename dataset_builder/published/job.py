@@ -9,7 +9,7 @@ from vramcast.virtual_gpu.length_orders import LengthOrders
 from vramcast.virtual_gpu.records import content_hash
 
 Record = Mapping[str, str]
-METRICS = ("allocated", "reserved", "smi")
+METRICS = ("allocated", "active", "reserved", "smi")
 
 
 @dataclass(frozen=True, kw_only=True)

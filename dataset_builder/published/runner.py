@@ -29,6 +29,8 @@ class Figures:
 
     allocated_bytes: int
     reserved_bytes: int
+    active_bytes: int | None = None
+    """Allocated bytes and freed blocks that another stream still uses, where the script reports them."""
 
 
 def script_files(job: PublishedJob) -> list[Path]:

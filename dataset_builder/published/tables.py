@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vramcast.dataset_builder.published import fms, liger, litgpt, peft_comparison, swift
+from vramcast.dataset_builder.published import fms, liger, litgpt, peft_comparison, swift, torchao, torchtune
 from vramcast.dataset_builder.published.job import PublishedJob, Record, combined
 from vramcast.errors import UserError
 
@@ -19,6 +19,9 @@ _SOURCES: dict[str, Callable[[Record], PublishedJob | str]] = {
     "ms-swift Benchmark.md": swift.job_of,
     "PEFT method_comparison/MetaMathQA": peft_comparison.job_of,
     "PEFT method_comparison/image-gen": peft_comparison.job_of,
+    "torchao": torchao.job_of,
+    "torchtitan": lambda _: "more than one GPU (python -m benchmarks.field.published_ranks simulates ranks)",
+    "torchtune": torchtune.job_of,
 }
 
 

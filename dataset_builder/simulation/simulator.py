@@ -85,7 +85,7 @@ class Simulator:
         self._resolved: TrainingSetup | None = None
         self._inputs: tuple[Mapping[str, Any], ...] = ()
         self._traced_with: Mapping[str, str] = {}
-        self._traces: dict[tuple[bool, float | None], _RankTraces] = {}
+        self._traces: list[tuple[bool, RecordedCapability, _RankTraces]] = []
         self._replays: dict[Any, _UnboundedReplay] = {}
         self._live: LiveJob | None = None
 
@@ -212,12 +212,20 @@ class Simulator:
     def _use(self, options: Mapping[str, Any]) -> TrainingSetup:
         training = self.job.setup(options)
         if training != self._setup:
-            self._setup, self._traces, self._replays = training, {}, {}
+            self._setup, self._traces, self._replays = training, [], {}
         return training
 
     def _trace(self, compute_capability: float, owners: bool = True) -> _RankTraces:
-        """Return the trace of each distinct rank; one for a run on one GPU."""
-        traces = self._traces.get((owners, None)) or self._traces.get((owners, compute_capability))
+        """Return the trace of each distinct rank; one for a run on one GPU.
+
+        A trace serves all devices whose compute capability leads to the same decisions.
+        """
+        alike = (
+            traces
+            for kind, capability, traces in self._traces
+            if kind == owners and capability.decides_alike(compute_capability)
+        )
+        traces = next(alike, None)
         if traces is None:
             if self._setup is None:
                 raise RuntimeError("there is no setup to trace")
@@ -244,7 +252,7 @@ class Simulator:
                 trace.approximations = {
                     f"{phrase} (at {places[phrase]})" if phrase in places else phrase for phrase in trace.approximations
                 } | set(prepared.notes)
-            self._traces[owners, compute_capability if capability.compared else None] = traces
+            self._traces.append((owners, capability, traces))
         return traces
 
     def _trace_ranks(self, prepared: PreparedJob, compute_capability: float) -> _RankTraces:

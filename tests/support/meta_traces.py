@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vramcast.virtual_gpu.attention import efficient_workspace_bytes
 from vramcast.virtual_gpu.cuda_paths import cuda_paths
 from vramcast.virtual_gpu.kernels import cuda_kernels
 from vramcast.virtual_gpu.replay import FREE
-from vramcast.virtual_gpu.trace import LibraryCall, Trace, Tracer, Use, call_of
+from vramcast.virtual_gpu.trace import AttentionCall, LibraryCall, Trace, Tracer, Use, call_of
 
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
 
@@ -26,7 +27,7 @@ def numbers(*shape: int, dtype: torch.dtype = SINGLE, grad: bool = False) -> Ten
 
 def traced(step: Callable[[], Any], *known: Tensor, capability: float = 8.0, phase: Use = Use.ACTIVATIONS) -> Trace:
     """Trace a function, with some tensors allocated before."""
-    tracer = Tracer(cuda_kernels(capability))
+    tracer = Tracer(cuda_kernels())
     tracer.phase = phase
     for item in known:
         tracer.see(item.detach())
@@ -45,7 +46,11 @@ def told(step: Callable[[], Any], *known: Tensor, capability: float = 8.0) -> li
         index = call_of(size)
         if index is not None:
             call = trace.calls[index]
-            story.append(call.library if isinstance(call, LibraryCall) else call.direction)
+            if isinstance(call, AttentionCall):
+                sizes[block] = efficient_workspace_bytes(call, capability)
+                story.append(sizes[block])
+            else:
+                story.append(call.library if isinstance(call, LibraryCall) else call.direction)
         elif size != FREE:
             sizes[block] = size
             story.append(size)

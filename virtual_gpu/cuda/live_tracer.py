@@ -24,6 +24,8 @@ from vramcast.virtual_gpu.trace import Call, Kernel, Tracer, Use, in_backward, s
 
 _PLACED_FROM_BYTES = 2**14
 """Smaller blocks get no line of the user's code: finding it takes longer than the operator."""
+_UNWRAPPED = "torchao."
+"""Classes of tensors that hold others and have operators of their own: weights and states in few bits."""
 _TAKE_HOST_TENSORS = ("aten::copy_", "aten::index", "aten::_index_put", "aten::_pack_padded", "aten::_pad_packed",
                       "aten::set_", "aten::_unsafe_index", "aten::_scaled_dot_product", "aten::_cudnn",
                       "aten::_to_copy", "aten::_efficient", "aten::_flash")  # fmt: skip
@@ -92,6 +94,8 @@ class LiveTracer(Tracer):  # type: ignore[no-untyped-call]
             with self:  # outside of inference mode, autograd takes such operators apart before they get here
                 return func.decompose(*args, **(kwargs or {}))
         local = self.local
+        if types and any(kind.__module__.startswith(_UNWRAPPED) for kind in types):
+            return NotImplemented  # the class runs the operator on the tensors that it holds, which come here again
         local.depth += 1
         self.operators += 1
         try:
@@ -258,12 +262,12 @@ class LiveTracer(Tracer):  # type: ignore[no-untyped-call]
         self._emit((block, size))
         return block
 
-    def _call(self, call: Call) -> int:
+    def _call(self, call: Call, use: Use = Use.WORKSPACE) -> int:
         """Record a block of a library; equal calls share an entry, so that a long run has few."""
         index = self._calls.setdefault(call, len(self.trace.calls))
         if index == len(self.trace.calls):
             self.trace.calls.append(call)
-        return self._birth(size_of_call(index), Use.WORKSPACE)
+        return self._birth(size_of_call(index), use)
 
     def give_up(self, blocks: Iterable[int]) -> None:
         """Use the numbers of blocks again that are no longer in the trace."""

@@ -101,7 +101,7 @@ class VirtualCuda:
         self.unwritten: dict[str, None] = {}
         """Checkpoints that were not written, since their tensors have no data."""
         self.capability = RecordedCapability(profile.compute_capability)
-        self.tracer = LiveTracer(cuda_kernels(self.capability), self.assumptions, nonzero_fraction)
+        self.tracer = LiveTracer(cuda_kernels(), self.assumptions, nonzero_fraction)
         self.options = options or options_of_environment()
         self.memory = LiveMemory(self.tracer.trace, profile, self.options, unbounded=unbounded)
         self.tracer.connect(self.memory)

@@ -79,7 +79,7 @@ class _RankRun:
         self.rank = rank
         self.compute_capability = compute_capability
         self.make_optimizer = make_optimizer
-        self.tracer = RankTracer(cuda_kernels(compute_capability), cudnn_benchmark=setup.cudnn_benchmark)
+        self.tracer = RankTracer(cuda_kernels(), cudnn_benchmark=setup.cudnn_benchmark)
         self.names = _owner_names(subject)
         self.pipeline: Pipeline | None = None
         self.zero: ZeroStage | None = None

@@ -61,9 +61,20 @@ def apply(patches: Patches, gpu: "VirtualCuda") -> None:
     for name in _FROM_VALUES:
         patches.set(torch, name, _from_values(gpu, getattr(torch, name)))
     patches.set(Tensor, "new", _legacy_new(gpu, Tensor.new))
+    patches.set(Tensor, "_make_wrapper_subclass", staticmethod(_wrapper(Tensor._make_wrapper_subclass)))
     for name in _METHODS:
         wrap = _new_tensor if name == "new_tensor" else _from_shape
         patches.set(Tensor, name, wrap(gpu, getattr(Tensor, name)))
+
+
+def _wrapper(original: Any) -> Any:
+    """Put a tensor that only wraps others on meta: torch without CUDA runs no operator on one of CUDA."""
+
+    @functools.wraps(original)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **{**kwargs, "device": "meta"} if names_cuda(kwargs.get("device")) else kwargs)
+
+    return make
 
 
 def _is_meta_name(device: Any) -> bool:
