@@ -67,7 +67,7 @@ def trace_lengths(
 
     Return the trace, and [steps, batches] the first event of each batch.
     """
-    run = _Run(subject, make_inputs, setup, compute_capability, make_optimizer)
+    run = _Run(subject, make_inputs, setup, make_optimizer)
     with cuda_paths(compute_capability), traced_resizes(run.tracer):
         trace = run.trace_each(lengths)
     return trace, [run.starts[at : at + setup.accumulate] for at in range(0, len(run.starts), setup.accumulate)]
@@ -161,9 +161,9 @@ class _Run:
         """Yield the batches of a step; those after the second repeat its events if they can."""
         count = self.setup.accumulate
         for index in range(count):
-            if index == _TRACED_BATCHES and self.repeats_batches:
-                if repeat_batch(self.tracer, self.starts[-_TRACED_BATCHES:], count - index):
-                    return
+            may_repeat = index == _TRACED_BATCHES and self.repeats_batches
+            if may_repeat and repeat_batch(self.tracer, self.starts[-_TRACED_BATCHES:], count - index):
+                return
             yield self._next_batch(size)
 
     def _optimizer(self) -> torch.optim.Optimizer:
