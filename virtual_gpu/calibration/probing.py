@@ -19,7 +19,7 @@ _DESIGN = 900
 _CHECKS = 400
 """Random probes that the rules of a round are checked on."""
 _MOST_ROUNDS = 20
-_RIGHT_ROUNDS = 2
+_RIGHT_ROUNDS = 3
 _MISTAKES = 60
 """Mistakes of a round that the next one learns from."""
 _AROUND = 12
