@@ -16,10 +16,10 @@ from vramcast.virtual_gpu.profile import ConvolutionWorkspace
 from vramcast.virtual_gpu.trace import ConvolutionCall
 
 _DESIGN = 900
-_CHECKS = 400
+_CHECKS = 600
 """Random probes that the rules of a round are checked on."""
 _MOST_ROUNDS = 20
-_RIGHT_ROUNDS = 3
+_RIGHT_ROUNDS = 2
 _MISTAKES = 60
 """Mistakes of a round that the next one learns from."""
 _AROUND = 12
