@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from vramcast.errors import UserError
 from vramcast.models.disturbances import disturbed
 from vramcast.models.example import Example
-from vramcast.models.outlook import ScoredOutlook, capacities_of, overheads_of, own_bytes_of
+from vramcast.models.outlook import ScoredOutlook, capacities_of, overheads_of, own_bytes_of, score_quantile
 from vramcast.models.uncertainty import calibrated_strata, strata, unit_bytes
 from vramcast.virtual_gpu.sizes import MIB
 
@@ -49,7 +49,7 @@ class CalibratedErrors:
         for example, error, noisy, scale in zip(examples, errors.tolist(), odd.tolist(), scales.tolist(), strict=True):
             for name in calibrated_strata(example, noisy):
                 by_stratum[name].append(error / unit_bytes(example, name, scale))
-        return cls({name: np.sort(np.array(values)) for name, values in sorted(by_stratum.items())})
+        return cls({name: pinned(np.sort(np.array(values))) for name, values in sorted(by_stratum.items())})
 
     def outlook(
         self, examples: Sequence[Example], own_bytes: Array, risk: float, scales: Array, widening: Array | None = None
@@ -106,3 +106,14 @@ def _over_orders(scores: Array, example: Example, own_bytes: float, unit_bytes: 
     runs_out = orders >= 2 * room_bytes
     most = np.where(runs_out, np.inf, np.maximum(example.orders.longest_bytes + errors, room_bytes - MIB))
     return np.sort(((np.minimum(orders + errors, most) - own_bytes) / unit_bytes).ravel())
+
+
+def pinned(scores: Array) -> Array:
+    """Return sorted scores in which those between zero and the median are zero, so that the estimate is the median.
+
+    The median error of a stratum is far below a bucket. It corrects no job, and moves some across the edge of a bucket.
+    No score above the median rises or falls, so bounds stay the same.
+    """
+    middle = score_quantile(scores, 0.5)
+    between = (scores >= min(middle, 0.0)) & (scores <= max(middle, 0.0))
+    return np.where(between, 0.0, scores)

@@ -8,7 +8,7 @@ from estimator_contract import EstimatorContract
 from synthetic_examples import cnn_spec, example_of, mlp_examples, mlp_spec
 
 from vramcast.models.calibrated_simulation import CalibratedSimulation
-from vramcast.models.calibration import LEAST_ROWS, CalibratedErrors
+from vramcast.models.calibration import LEAST_ROWS, CalibratedErrors, pinned
 from vramcast.models.disturbances import disturbed
 from vramcast.models.example import Label
 from vramcast.models.features.full import simulated_need_bytes
@@ -77,6 +77,29 @@ def test_strata_follow_what_is_uncertain():
     assert unit_bytes(mlp, strata(mlp)[0], 0.0) == 512 * MIB
 
 
+def test_the_unit_of_a_real_network_with_convolutions_grows_with_its_cache():
+    real = replace(example_of(cnn_spec(depth=5)), calibrated=True, family="timm")
+    parts = {**real.simulation.breakdown, "allocator_cache": 0}
+    none = replace(real, simulated=replace(real.simulation, breakdown=parts))
+    full = real.simulation.reserved_bytes
+    all_cache = replace(none, simulated=replace(none.simulation, breakdown={**parts, "allocator_cache": full}))
+    ratio = unit_bytes(all_cache, "all", 0.0) / unit_bytes(none, "all", 0.0)
+    assert ratio == pytest.approx((1.2 / 0.2) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ([-3, -1, 0.5, 1, 4], [-3, -1, 0, 1, 4]),
+        ([-3, -2, -1, 2, 4], [-3, -2, 0, 2, 4]),
+        ([1, 2, 3, 4, 5], [0, 0, 0, 4, 5]),
+        ([-2, 0, 7], [-2, 0, 7]),
+    ],
+)
+def test_the_estimate_is_the_median_and_bounds_stay(scores, expected):
+    assert pinned(np.array(scores, dtype=np.float64)).tolist() == expected
+
+
 def test_the_unit_of_a_generated_network_with_convolutions_is_learned():
     cnn = replace(example_of(cnn_spec(depth=5)), calibrated=True)
     reserved = cnn.simulation.reserved_bytes
@@ -142,4 +165,5 @@ def test_a_band_has_no_error_inside_it():
     used = int(row.overhead_bytes + need[0]) + 300 * MIB
     band = replace(row, label=Label(used, fits=True, least_used_bytes=used - 400 * MIB), capacity_bytes=2**40)
     assert CalibratedErrors.fit([band], need, np.zeros(1)).scores["all"] == pytest.approx([0])
-    assert CalibratedErrors.fit([band], need - 200 * MIB, np.zeros(1)).scores["all"][0] > 0
+    needed = np.concatenate([need, need, need - 200 * MIB])
+    assert CalibratedErrors.fit([band] * 3, needed, np.zeros(3)).scores["all"][-1] > 0

@@ -22,8 +22,8 @@ SETTINGS = {"name": "x", "title": "X", "total_mib": 40960, "compute_capability":
 A100 = parse_profile(load_device("a100_40gb_gpumemnet_2024"))
 
 
-def call(direction: str, inputs: int, outputs: int, size: int = 64, kernel: int = 3) -> ConvolutionCall:
-    shapes = ((2, inputs, size, size), (outputs, inputs, kernel, kernel), (2, outputs, size, size))
+def call(direction: str, inputs: int, outputs: int, size: int = 64, kernel: int = 3, batch: int = 2) -> ConvolutionCall:
+    shapes = ((batch, inputs, size, size), (outputs, inputs, kernel, kernel), (batch, outputs, size, size))
     return ConvolutionCall(direction, *shapes, (1, 1), 1, 4)
 
 
@@ -50,6 +50,9 @@ def cnn(norm: str = "none", batch: int = 4, **network: object) -> Spec:
         ({"kernel": 3}, call("data", 64, 64), call("data", 64, 64, kernel=5)),
         ({"places": 64}, call("forward", 64, 64, size=8), call("forward", 64, 64, size=12)),  # 2 x 64, 2 x 144
         ({"aligned": True}, call("forward", 44, 48), call("forward", 44, 50)),
+        ({"aligned_outputs": True}, call("forward", 45, 48), call("forward", 48, 45)),
+        ({"min_growth": 1.5}, call("weight", 100, 150), call("weight", 100, 149)),
+        ({"min_samples": 45}, call("weight", 64, 64, batch=45), call("weight", 64, 64, batch=44)),
         ({"max_tiles": 9}, call("weight", 128, 128), call("weight", 128, 129)),  # 1 x 9 tiles of 128 x 128; 2 x 9
     ],
 )
@@ -73,19 +76,34 @@ def test_some_calls_take_more_than_their_copies() -> None:
     [
         (call("weight", 3, 111), 0, 0),  # the first layer's gradient is computed in place
         (call("forward", 64, 64), 0, 0),  # aligned channels, few outputs
-        (call("forward", 70, 72), 1, 0),
+        (call("forward", 72, 70), 1, 0),
         (call("forward", 200, 32, size=62), 0, 0),
         (call("weight", 200, 32), 1, 5),
         (call("weight", 33, 33), 1, 0),
         (call("data", 70, 70), 1, 0),
         (call("weight", 70, 70), 1, 5),
-        (call("weight", 1400, 1700), 1, 0),  # tiles enough for the whole card
+        (call("weight", 300, 330), 1, 0),  # tiles enough for the whole card
+        (call("weight", 1400, 1700), 1, 0),
         (call("weight", 70, 72, kernel=1), 1, 0),
         (call("weight", 72, 72, kernel=1), 0, 0),  # a product of matrices as they lie
     ],
 )
 def test_the_a100_of_the_cnn_rows(item: ConvolutionCall, copies: int, extra_mib: int) -> None:
     assert A100.workspace_bytes(item) == copies * copies_bytes(item) + extra_mib * MIB
+
+
+def test_the_a100_writes_outputs_in_place_if_their_channels_are_aligned() -> None:
+    item = call("forward", 70, 72)
+    assert A100.workspace_bytes(item) == copies_bytes(item) - 4 * 2 * 72 * 64 * 64
+
+
+@pytest.mark.parametrize(
+    ("item", "sums"),
+    [(call("weight", 400, 900), 3), (call("weight", 400, 440, batch=46), 2), (call("weight", 400, 440, batch=44), 0)],
+)
+def test_the_a100_adds_partial_sums_for_wide_outputs_and_large_batches(item: ConvolutionCall, sums: int) -> None:
+    outputs, inputs = item.weight[:2]
+    assert A100.workspace_bytes(item) == copies_bytes(item) + sums * 4 * 9 * outputs * inputs
 
 
 def test_aligned_outputs_are_written_where_they_belong() -> None:

@@ -34,6 +34,10 @@ class ConvolutionWorkspace:
     min_input_channels: int | None = None
     max_input_channels: int | None = None
     max_output_channels: int | None = None
+    min_growth: float | None = None
+    """Least number of outputs for each input, which is counted in halves."""
+    min_samples: int | None = None
+    """Least batch size."""
     max_size: int | None = None
     max_tiles: int | None = None
     """Tiles of the weight gradient. With few, cuDNN splits the sum over positions (split-K), which needs workspace."""
@@ -43,6 +47,8 @@ class ConvolutionWorkspace:
     """Matches if the number of output positions of all samples is a multiple of this."""
     aligned: bool | None = None
     """True matches calls whose channels are multiples of the profile's `align_channels`."""
+    aligned_outputs: bool | None = None
+    """The same for the output channels alone."""
     pointwise: bool | None = None
     """True matches kernels of size 1, which are plain matrix products."""
     grouped: bool | None = None
@@ -82,11 +88,14 @@ CONDITIONS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "min_input_channels": ("inputs", operator.ge),
     "max_input_channels": ("inputs", operator.le),
     "max_output_channels": ("outputs", operator.le),
+    "min_growth": ("growth", operator.ge),
+    "min_samples": ("samples", operator.ge),
     "max_size": ("size", operator.le),
     "max_tiles": ("tiles", operator.le),
     "kernel": ("kernel", operator.eq),
     "places": ("places", lambda places, multiple: places % multiple == 0),
     "aligned": ("aligned", operator.eq),
+    "aligned_outputs": ("aligned_outputs", operator.eq),
     "pointwise": ("pointwise", operator.eq),
     "grouped": ("grouped", operator.eq),
     "depthwise": ("depthwise", operator.eq),
@@ -103,11 +112,14 @@ def features_of(call: ConvolutionCall, align: int) -> Mapping[str, Any]:
         "channels": max(outputs, inputs),
         "inputs": inputs,
         "outputs": outputs,
+        "growth": 2 * outputs // inputs / 2,
+        "samples": call.x[0],
         "size": call.x[-1],
         "tiles": _tiles(call.weight),
         "kernel": kernel[0] if len(set(kernel)) == 1 else None,
         "places": _places(call.y),
         "aligned": outputs % align == inputs % align == 0,
+        "aligned_outputs": outputs % align == 0,
         "pointwise": max(kernel) == 1,
         "grouped": call.groups > 1,
         "depthwise": call.is_depthwise,

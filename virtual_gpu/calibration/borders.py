@@ -44,7 +44,7 @@ def near_rules(
 
 
 def _border(
-    probes: Sequence[Probe], decided: Sequence[Probe], name: str, limit: int, align: int, most: int
+    probes: Sequence[Probe], decided: Sequence[Probe], name: str, limit: float, align: int, most: int
 ) -> Iterator[Probe]:
     """Yield probes at a limit, beyond it, and between it and the next value of all probes."""
     feature, sign = CONDITIONS[name][0], 1 if name.startswith("max_") else -1

@@ -1,9 +1,10 @@
 """Probes: single convolutions whose workspace is measured, each in one direction.
 
-A probe varies what conditions of rules depend on: direction, channels, image size, kernel, groups, positions.
+A probe varies what conditions of rules depend on: direction, channels, batch, image size, kernel, groups, positions.
 """
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ _MOST_ELEMENTS = 2**24
 """Limit for each tensor: 64 MiB, so that a GPU measures a probe in milliseconds."""
 _CHANNELS = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 44, 47, 64, 90, 96, 128, 181, 256, 257, 362, 512, 724, 1024, 1448, 2048)
 _SIZES = (1, 2, 4, 7, 8, 12, 14, 16, 20, 24, 28, 32, 48, 56, 64, 112, 128, 224)
+_FIELDS = {"samples": "batch"}
+"""Fields of a probe that are named otherwise than the feature of its call."""
 _BATCHES = (1, 2, 3, 4, 6, 8, 16, 32, 64)
 
 
@@ -119,19 +122,23 @@ def neighbours(probe: Probe) -> Iterator[Probe]:
         yield from _valid(probe, kernel=kernel)
 
 
-def moved(probe: Probe, feature: str, value: int) -> Iterator[Probe]:
+def moved(probe: Probe, feature: str, value: float) -> Iterator[Probe]:
     """Yield the probe with another value of a feature that a condition limits, as far as one exists."""
+    number = int(value)
     if feature == "channels":
         larger = "outputs" if probe.outputs >= probe.inputs else "inputs"
-        bounded = {name: min(getattr(probe, name), value) for name in ("inputs", "outputs")}
-        yield from _valid(probe, **{**bounded, larger: value})
+        bounded = {name: min(getattr(probe, name), number) for name in ("inputs", "outputs")}
+        yield from _valid(probe, **{**bounded, larger: number})
     elif feature == "tiles":
         columns = -(-probe.inputs * probe.kernel**2 // 128)
-        rows = value // columns
-        yield from _valid(probe, outputs=128 * rows)
-        yield from _valid(probe, outputs=128, inputs=128 * value // probe.kernel**2)
+        yield from _valid(probe, outputs=128 * (number // columns))
+        yield from _valid(probe, outputs=128, inputs=128 * number // probe.kernel**2)
+    elif feature == "growth":
+        least = math.ceil(value * probe.inputs)
+        yield from _valid(probe, outputs=least)
+        yield from _valid(probe, outputs=least - 1)
     else:
-        yield from _valid(probe, **{feature: value})
+        yield from _valid(probe, **{_FIELDS.get(feature, feature): number})
 
 
 def _valid(probe: Probe, **changes: int | str) -> Iterator[Probe]:

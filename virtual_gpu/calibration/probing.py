@@ -16,7 +16,7 @@ from vramcast.virtual_gpu.profile import ConvolutionWorkspace
 from vramcast.virtual_gpu.trace import ConvolutionCall
 
 _DESIGN = 900
-_CHECKS = 400
+_CHECKS = 600
 """Random probes that the rules of a round are checked on."""
 _MOST_ROUNDS = 20
 _RIGHT_ROUNDS = 2

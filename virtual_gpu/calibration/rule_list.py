@@ -22,7 +22,7 @@ _LIMITS = tuple(name for name in CONDITIONS if name.startswith(("max_", "min_"))
 _CHOICES: Mapping[str, tuple[Any, ...]] = {
     "direction": ("forward", "data", "weight"),
     "places": tuple(2**power for power in range(1, 11)),
-    **dict.fromkeys(("aligned", "pointwise", "grouped", "depthwise"), (True, False)),
+    **dict.fromkeys(("aligned", "aligned_outputs", "pointwise", "grouped", "depthwise"), (True, False)),
 }
 _MOST_CONDITIONS = 6
 _BEAM = 6
