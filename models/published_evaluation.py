@@ -22,7 +22,7 @@ from vramcast.dataset_builder.published.stacks import releases
 from vramcast.dataset_builder.published.tables import PublishedTable
 from vramcast.dataset_builder.run.report import RunReport
 from vramcast.dataset_builder.simulation.client import NetworkError
-from vramcast.dataset_builder.simulation.simulation import OrderPeaks, with_orders
+from vramcast.dataset_builder.simulation.simulation import OrderPeaks, Simulation, with_orders
 from vramcast.dataset_builder.store.durable import replacing
 from vramcast.errors import UserError
 from vramcast.models.metrics import wilson_interval
@@ -32,6 +32,8 @@ from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.version import VERSION
 
 _WORST = 5
+_FORMAT = 2
+"""Of stored simulations."""
 HERE, ANSWERS = "here", "answers"
 """Locks: of jobs that run in this process, and of the estimator."""
 
@@ -94,46 +96,51 @@ class PublishedStore:
                 return str(error)
 
     def result(self, job: PublishedJob) -> Result:
-        """Return the result of a job, simulated now or before."""
+        """Return the result of a job, simulated now or before; its safe figures are those of the released checkpoint."""
         path = self.directory / f"{self._key(job)}.json"
         if path.exists():
-            return Result(**json.loads(path.read_text(encoding="utf-8")))
+            values = json.loads(path.read_text(encoding="utf-8"))
+            simulation = Simulation.from_json(values["simulation"]) if values["simulation"] else None
+            return self._result(job, Figures(**values["figures"]), simulation)
         figures, report = run_job(job, self._stacks)
-        result = self._of_report(job, figures, report)
+        simulation = None if report is None else _simulation_of(job, report)
+        values = {"figures": asdict(figures), "simulation": simulation.to_json() if simulation else None}
         self.directory.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
-            temporary.write_text(json.dumps(asdict(result)), encoding="utf-8")
-        return result
+            temporary.write_text(json.dumps(values), encoding="utf-8")
+        return self._result(job, figures, simulation)
 
     def _key(self, job: PublishedJob) -> str:
         scripts = sha256(b"".join(path.read_bytes() for path in script_files(job))).hexdigest()
         stack = releases(job.stack) if job.stack else None
-        return content_hash({"job": job.key, "scripts": scripts, "stack": stack, "virtual_gpu": VERSION})
+        parts = {"job": job.key, "scripts": scripts, "stack": stack, "virtual_gpu": VERSION, "format": _FORMAT}
+        return content_hash(parts)
 
-    def _of_report(self, job: PublishedJob, figures: Figures, report: RunReport | None) -> Result:
-        reserved = figures.reserved_bytes
-        counted = {"allocated": figures.allocated_bytes, "reserved": reserved}
+    def _result(self, job: PublishedJob, figures: Figures, simulation: Simulation | None) -> Result:
+        counted = {"allocated": figures.allocated_bytes, "reserved": figures.reserved_bytes}
         if figures.active_bytes is not None:
             counted["active"] = figures.active_bytes
-        simulation = None if report is None else report.simulation
         if simulation is None:
             return Result(counted, {})
         profile = load_profile(job.device)
-        if report is not None and report.reserved_by_order:
-            simulation = with_orders(simulation, profile.name, OrderPeaks(report.reserved_by_order))
-            reserved = int(simulation.peaks[profile.name].bounded.reserved_bytes or 0)
+        peaks = simulation.peaks[profile.name]
+        if peaks.orders:
+            counted["reserved"] = int(peaks.bounded.reserved_bytes or 0)
         question = Question.of_simulation(job.title, simulation, profile)
         with self._one_at_a_time[ANSWERS]:
             self._predictor = self._predictor or Predictor.load(CHECKPOINT)
             answer = self._predictor.answers([question], RISK)[0]
-        peaks = simulation.peaks[profile.name]
         peak = peaks.unbounded or peaks.bounded
         beside = int(peak.device_used_bytes or 0) - int(peak.reserved_bytes or 0)
         safe = int(answer.safe_mib * MIB)
-        return Result(
-            {**counted, "smi": reserved + beside},
-            {"reserved": safe - beside, "smi": safe},
-        )
+        return Result({**counted, "smi": counted["reserved"] + beside}, {"reserved": safe - beside, "smi": safe})
+
+
+def _simulation_of(job: PublishedJob, report: RunReport) -> Simulation | None:
+    """Return the simulation of a script, with the orders of its batches if their lengths vary."""
+    if report.simulation is None or not report.reserved_by_order:
+        return report.simulation
+    return with_orders(report.simulation, job.device, OrderPeaks(report.reserved_by_order))
 
 
 def evaluate_published(

@@ -75,6 +75,8 @@ class VaryingRun:
         self._options = options or AllocatorOptions()
         self._capacity_bytes = profile.capacity_bytes(trace.has_convolutions, trace.has_batch_norm, trace.world_size)
         self._total_bytes = profile.total_mib * MIB
+        self._freed = {block for block, size in self._events if size == FREE}
+        """Others stay, such as caches of positions."""
         self._lead_in = self._events[: starts[2][0]]
         steps = self._read(starts)
         self._steady, alike = steps[1], steps[2:]
@@ -118,7 +120,11 @@ class VaryingRun:
                 live[block] = allocator.malloc(size)
         allocator.empty_cache()
         tables: list[_Live] = [
-            [live.get(batch.blocks[ordinal]) for ordinal in batch.survivors] for batch in self._steady
+            [
+                live.get(block) if block in self._freed else None
+                for block in (batch.blocks[item] for item in batch.survivors)
+            ]
+            for batch in self._steady
         ]
         return [tables[-1], tables[-2] if len(tables) > 1 else [], tables[0], [], []]
 
@@ -126,18 +132,16 @@ class VaryingRun:
         """Return the batches of all traced steps."""
         ends = [*(item for step in starts for item in step), len(self._events)]
         count = len(starts[0])
-        births: dict[int, tuple[int, int, int]] = {}
+        births: dict[int, tuple[int, int]] = {}
         batches = []
         for place, (start, end) in enumerate(pairwise(ends)):
             batches.append(self._batch(self._events[start:end], place, count, births))
             for index, ordinal in enumerate(batches[-1].survivors):
-                births[batches[-1].blocks[ordinal]] = place, index, batches[-1].sizes[ordinal]
+                births[batches[-1].blocks[ordinal]] = place, index
         return [batches[first : first + count] for first in range(0, len(batches), count)]
 
-    def _batch(
-        self, events: Sequence[Event], place: int, count: int, births: dict[int, tuple[int, int, int]]
-    ) -> _Batch:
-        """Read one batch; `births` has the batch of each live block, its place in the table of that batch, its size."""
+    def _batch(self, events: Sequence[Event], place: int, count: int, births: dict[int, tuple[int, int]]) -> _Batch:
+        """Read one batch; `births` has the batch of each live block, and its place in the table of that batch."""
         operations: list[_Operation] = []
         sizes: list[int] = []
         blocks: list[int] = []
@@ -152,17 +156,14 @@ class VaryingRun:
                 temporaries[len(operations)].append(size)
                 skipped = block
             elif size != FREE:
-                births[block] = place, len(sizes), size
+                births[block] = place, len(sizes)
                 operations.append((_ALLOCATE, len(sizes)))
                 sizes.append(size)
                 blocks.append(block)
             elif block in births:
-                born, ordinal, born_bytes = births[block]
+                born, ordinal = births[block]
                 table = _table(born, place, count)
-                if table is not None:
-                    operations.append((table, ordinal))
-                elif born_bytes > SMALL_SIZE_BYTES and place >= 2 * count:
-                    raise StepsDifferError(f"a batch frees {born_bytes} bytes that were allocated long before it")
+                operations += [] if table is None else [(table, ordinal)]
         by_place = {index: tuple(values) for index, values in temporaries.items()}
         freed = {ordinal for table, ordinal in operations if table == _OWN}
         survivors = tuple(ordinal for ordinal in range(len(sizes)) if ordinal not in freed)
@@ -212,7 +213,9 @@ class _Varying:
                 tables[table][index] = None
                 allocator.free(block)
         left = [own[ordinal] for ordinal in self._survivors]
-        return [left, previous, left if opens else first, first_before, last_before]
+        following = [left, previous, left if opens else first, first_before, last_before]
+        _collect(allocator, live, following)
+        return following
 
     def _sizes_at(self, length: int) -> list[int]:
         if length not in self._sizes:
@@ -220,6 +223,17 @@ class _Varying:
             exact = (powers @ self._coefficients).clamp(min=0)
             self._sizes[length] = torch.ceil(exact - 0.5).long().tolist()
         return self._sizes[length]
+
+
+def _collect(allocator: CachingAllocator, tables: list[_Live], following: list[_Live]) -> None:
+    """Free the blocks of tables that come to an end: cycles of objects hold them until Python collects its garbage."""
+    kept = {id(table) for table in following}
+    for table in tables:
+        if id(table) not in kept:
+            for index, block in enumerate(table):
+                if block is not None:
+                    table[index] = None
+                    allocator.free(block)
 
 
 def _table(born: int, place: int, count: int) -> int | None:

@@ -1,6 +1,7 @@
 """The process that runs a user's script on a virtual GPU, in the user's interpreter: torch and stdlib alone."""
 
 import json
+import math
 import os
 import runpy
 import signal
@@ -68,6 +69,8 @@ class _Runner:
             device_count=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
             stand_ins=request["stand_ins"],
         )
+        if request["orders"]:
+            self._gpu.history.most_events = math.inf  # orders are replayed with the events of whole steps
         self._rule = StopRule(self._gpu.record, request["steps"])
         self._start = time.perf_counter()
 

@@ -24,6 +24,7 @@ class TraceHistory:
 
     def __init__(self, tracer: "LiveTracer", memory: "LiveMemory", record: "RunRecord") -> None:
         self.dropped_events = 0
+        self.most_events: float = MOST_EVENTS
         self._tracer = tracer
         self._memory = memory
         self._record = record
@@ -38,7 +39,7 @@ class TraceHistory:
         peaks = (peak.allocated_bytes, peak.reserved_bytes, self._memory.allocator.peak_requested_bytes)
         self._ends.append((count, peaks != self._peaks))
         self._peaks = peaks
-        if count > max(MOST_EVENTS, 2 * self._least):
+        if count > max(self.most_events, 2 * self._least):
             with self._memory.at_rest():
                 self._shorten()
 
