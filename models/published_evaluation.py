@@ -96,7 +96,7 @@ class PublishedStore:
                 return str(error)
 
     def result(self, job: PublishedJob) -> Result:
-        """Return the result of a job, simulated now or before; its safe figures are those of the released checkpoint."""
+        """Return the result of a job, simulated now or before; safe figures are those of the released checkpoint."""
         path = self.directory / f"{self._key(job)}.json"
         if path.exists():
             values = json.loads(path.read_text(encoding="utf-8"))

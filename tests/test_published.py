@@ -172,7 +172,7 @@ def test_a_table_is_evaluated_and_resumed(tmp_path: Path, capsys: pytest.Capture
     assert (group["metric"], group["jobs"], group["rows"]) == ("allocated", 1, 2)
     assert group["median"] < 1e-5 and figures["skipped"] == {"kernels of liger": 1}
     (stored,) = (tmp_path / "published").glob("*.json")
-    stored.write_text(json.dumps({"bytes_by_metric": {"allocated": 0}, "safe_bytes_by_metric": {}}))
+    stored.write_text(json.dumps({"figures": {"allocated_bytes": 0, "reserved_bytes": 0}, "simulation": None}))
     again = evaluate_published(read_published(path), PublishedStore(tmp_path, stacks.ROOT))
     assert again["groups"][0]["median"] == 1.0
 
