@@ -33,7 +33,7 @@ from vramcast.virtual_gpu.version import VERSION
 
 _WORST = 5
 _FORMAT = 2
-"""Of stored simulations."""
+"""The format of stored simulations."""
 HERE, ANSWERS = "here", "answers"
 """Locks: of jobs that run in this process, and of the estimator."""
 

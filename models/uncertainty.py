@@ -19,7 +19,7 @@ _STEADY_BYTES, _GUESSED_BYTES = 128 * MIB, 64 * MIB
 """Added to a job's memory and to what is guessed in it: errors of every job, such as a few segments of the allocator
 more or less. Without them, small jobs would set the margin of all."""
 _CACHED_BYTES, _LEAST_SHARE = 512 * MIB, 0.2
-"""What is guessed in a job with convolutions for each share of cache in its memory, and a share that is added: a
+"""The guess in a job with convolutions for each share of cache in its memory, and a share that is added: a
 workspace that a rule guesses wrongly changes which blocks are split, so errors are larger where more is cached."""
 _FEW = 0.01
 """Share of a job's memory below which its largest convolution does not count, such as one that cuts image patches."""

@@ -28,7 +28,7 @@ last batch of the step before."""
 _ALLOCATE, _EMPTY, _TEMPORARY = -1, -2, -3
 
 _Operation = tuple[int, int]
-"""What is done, and to which block: the ordinal of an allocation of this batch, the place in the table of another."""
+"""An action and its block: the ordinal of an allocation of this batch, or the place in the table of another."""
 _Live = list[Block | None]
 
 

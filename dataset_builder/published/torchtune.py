@@ -47,7 +47,7 @@ _LADDER: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         },
     ),
 }
-"""What the rows of the ladder add to each other, by their notes."""
+"""Settings that the rows of the ladder add to each other, by their notes."""
 
 
 def recipe_parameters(

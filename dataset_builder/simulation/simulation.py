@@ -36,7 +36,7 @@ class OrderPeaks:
     reason: str | None = None
     """Why the orders cannot be replayed."""
     longest_bytes: int = 0
-    """Of a run whose batches all have the greatest length: what the job needs beside its cache."""
+    """The peak of a run whose batches all have the greatest length: the need of the job beside its cache."""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -52,7 +52,7 @@ class Peaks:
     unbounded: Measurement | None = None
     """On the device without a memory limit: the need of a job that does not fit. None if it was not replayed."""
     orders: OrderPeaks | None = None
-    """Of a job whose batches vary in length; the measurements are then those of the median order."""
+    """None unless batches vary in length; the measurements are then those of the median order."""
 
 
 @dataclass(frozen=True)
