@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from vramcast.errors import UserError
 from vramcast.models.disturbances import disturbed
-from vramcast.models.example import Example
+from vramcast.models.example import UNBOUNDED_BYTES, Example
 from vramcast.models.outlook import ScoredOutlook, capacities_of, overheads_of, own_bytes_of, score_quantile
 from vramcast.models.uncertainty import calibrated_strata, strata, unit_bytes
 from vramcast.virtual_gpu.sizes import MIB
@@ -101,9 +101,11 @@ def _over_orders(scores: Array, example: Example, own_bytes: float, unit_bytes: 
     if example.orders is None:
         return scores
     room_bytes = example.capacity_bytes - example.overhead_bytes
+    peaks = example.orders.reserved_bytes
+    beyond_bytes = 2 * (room_bytes if example.capacity_bytes < UNBOUNDED_BYTES else example.orders.longest_bytes)
     errors = unit_bytes * scores[None]
-    orders = np.array([2 * room_bytes if item is None else item for item in example.orders.reserved_bytes])[:, None]
-    runs_out = orders >= 2 * room_bytes
+    runs_out = np.array([item is None for item in peaks])[:, None]
+    orders = np.array([beyond_bytes if item is None else item for item in peaks])[:, None]
     most = np.where(runs_out, np.inf, np.maximum(example.orders.longest_bytes + errors, room_bytes - MIB))
     return np.sort(((np.minimum(orders + errors, most) - own_bytes) / unit_bytes).ravel())
 
@@ -112,7 +114,7 @@ def pinned(scores: Array) -> Array:
     """Return sorted scores in which those between zero and the median are zero, so that the estimate is the median.
 
     The median error of a stratum is far below a bucket. It corrects no job, and moves some across the edge of a bucket.
-    No score above the median rises or falls, so bounds stay the same.
+    No positive score above the median changes, so bounds stay the same.
     """
     middle = score_quantile(scores, 0.5)
     between = (scores >= min(middle, 0.0)) & (scores <= max(middle, 0.0))

@@ -14,6 +14,8 @@ _FIRST_LAYERS = 3
 _MEASURED_LIBRARIES = ("timm",)
 """Libraries with measured rows; bounds for networks of other libraries are wider."""
 _REAL_ELSEWHERE = "real elsewhere"
+UNBOUNDED_BYTES = 2**50
+"""The capacity of a device without a memory limit."""
 
 
 def is_convolution(kind: str) -> bool:

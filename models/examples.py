@@ -11,7 +11,7 @@ from vramcast.dataset_builder.jobs.job import table_of
 from vramcast.dataset_builder.schema import LayerTable, Row
 from vramcast.dataset_builder.simulation.simulation import Peaks, Simulation
 from vramcast.errors import UserError
-from vramcast.models.example import Example, Label, is_convolution
+from vramcast.models.example import UNBOUNDED_BYTES, Example, Label, is_convolution
 from vramcast.virtual_gpu.measurement import TRIAL, VARYING, Measurement, Status
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.records import content_hash
@@ -21,7 +21,6 @@ from vramcast.virtual_gpu.training_setup import TrainingSetup
 if TYPE_CHECKING:
     from vramcast.models.simulation_store import SimulationStore
 
-UNBOUNDED_BYTES = 2**50
 _HARMLESS_NOTES = (GUESSED_TRUTH, LENGTHS_VARY)
 """Assumptions that decide little: xMem's rows with the first are as close to their simulation as others, and lengths
 that vary up to a known one decide the fragmentation alone."""

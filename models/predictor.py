@@ -28,8 +28,8 @@ from vramcast.models._base import Estimator
 from vramcast.models.answer import Answer, Bucket
 from vramcast.models.buckets import Buckets, choose_bucket
 from vramcast.models.checkpoint import load_checkpoint
-from vramcast.models.example import Example
-from vramcast.models.examples import UNBOUNDED_BYTES, example_of_simulation, example_of_table
+from vramcast.models.example import UNBOUNDED_BYTES, Example
+from vramcast.models.examples import example_of_simulation, example_of_table
 from vramcast.models.released import checkpoint_directory
 from vramcast.models.uncertainty import may_show_trials
 from vramcast.virtual_gpu.measurement import Measurement

@@ -23,7 +23,8 @@ from vramcast.models.batch_search import largest_batch
 from vramcast.models.classifiers import NetworkSettings
 from vramcast.models.classify_command.page import Page, render_page
 from vramcast.models.ensemble import Ensemble
-from vramcast.models.examples import UNBOUNDED_BYTES, example_of_table
+from vramcast.models.example import UNBOUNDED_BYTES
+from vramcast.models.examples import example_of_table
 from vramcast.models.fitting import PlainFitter
 from vramcast.models.predictor import Predictor, Question, _finite
 from vramcast.models.timeline import check_picture, draw_timeline, timeline_table

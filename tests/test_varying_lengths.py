@@ -10,15 +10,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.jobs.job import ModuleJob
 from vramcast.dataset_builder.schema import LayerTable
-from vramcast.dataset_builder.simulation.simulation import OrderPeaks
+from vramcast.dataset_builder.simulation.simulation import OrderPeaks, with_orders
+from vramcast.dataset_builder.simulation.simulator import Simulator
 from vramcast.models.buckets import Buckets
 from vramcast.models.calibration import CalibratedErrors
+from vramcast.models.classify_command.page import _orders
 from vramcast.models.example import Example
 from vramcast.models.examples import example_of_table
 from vramcast.models.outlook import ScoredOutlook
+from vramcast.models.predictor import Predictor, Question
 from vramcast.virtual_gpu.allocator import CachingAllocator
-from vramcast.virtual_gpu.length_orders import TRACED_STEPS, traced_lengths
+from vramcast.virtual_gpu.length_orders import TRACED_STEPS, LengthOrders, traced_lengths
 from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.replay import EMPTY_CACHE, replay
 from vramcast.virtual_gpu.session import trace_lengths
@@ -168,3 +172,73 @@ def test_a_cache_that_does_not_fit_is_freed_if_the_longest_batch_fits():
     assert tight.proba(buckets)[0, -1] > 0.1
     runs_out = outlook_of(OrderPeaks((500 * MIB, None, None), longest_bytes=300 * MIB))
     assert runs_out.proba(buckets)[0, -1] == pytest.approx(2 / 3, abs=0.01)
+
+
+def test_the_longest_batch_is_in_every_order():
+    orders = LengthOrders.of_samples([100] * 20_000 + [2048], 1, count=5)
+    assert all(2048 in order and len(order) == 400 for order in orders.orders)
+    assert max(orders.traced) == 2047
+    grouped = LengthOrders.of_samples(list(range(1, 101)), 10, count=2)
+    assert all(len(order) == 10 and max(order) == 100 for order in grouped.orders)
+
+
+def test_gradients_that_are_dropped_after_a_step_are_freed_there():
+    setup = TrainingSetup(batch_size=2, optimizer="AdamW", loss="cross_entropy", zero_grad="after_step")
+    run, _ = run_of(on_meta(False), setup, [100, 900])
+    assert run.reserved_bytes([900, 100, 500]) is not None
+
+
+def decoder_job() -> ModuleJob:
+    return ModuleJob(on_meta(False), lambda size: torch.zeros(size, 900, dtype=torch.long))
+
+
+def test_a_simulator_replays_orders_and_says_why_it_cannot():
+    simulator, profile = Simulator(decoder_job()), load_profile("a100_40gb")
+    options = {"batch_size": 2, "optimizer": "adamw"}
+    peaks = simulator.by_order(options, profile, LengthOrders.of_samples([100, 300, 899, 901], 1, count=2))
+    assert peaks.reason is None and len(peaks.reserved_bytes) == 2 and peaks.expandable_bytes
+    for samples, reason in (([900, 900], "equally long"), ([10, 20], "short")):
+        assert reason in simulator.by_order(options, profile, LengthOrders.of_samples(samples, 1)).reason
+
+    class Fixed(Decoder):
+        def forward(self, ids: Tensor) -> Tensor:
+            return super().forward(ids.view(2, 900))
+
+    with torch.device("meta"):
+        network = Fixed()
+    fixed = Simulator(ModuleJob(network, lambda size: torch.zeros(size, 900, dtype=torch.long)))
+    peaks = fixed.by_order(options, profile, LengthOrders.of_samples([100, 900], 1, count=2))
+    assert "steps of other lengths cannot be replayed" in peaks.reason
+
+
+def test_no_order_reserves_less_than_the_longest_batch_alone():
+    job, profile = decoder_job(), load_profile("a100_40gb")
+    simulation = Simulator(job).simulate({"batch_size": 2, "optimizer": "adamw"}, [profile])
+    longest = simulation.peaks[profile.name].bounded
+    varied = with_orders(simulation, profile.name, OrderPeaks((1, 2, longest.reserved_bytes + MIB))).peaks[profile.name]
+    assert varied.orders.reserved_bytes == (
+        longest.reserved_bytes,
+        longest.reserved_bytes,
+        longest.reserved_bytes + MIB,
+    )
+    assert varied.bounded.breakdown == longest.breakdown
+
+
+def test_the_need_of_orders_that_run_out_is_a_number():
+    job, profile = decoder_job(), load_profile("rtx_3060")
+    simulation = Simulator(job).simulate({"batch_size": 2, "optimizer": "adamw"}, [profile])
+    peak = simulation.peaks[profile.name].bounded.reserved_bytes
+    varied = with_orders(simulation, profile.name, OrderPeaks((peak, None, None)))
+    answer = Predictor.load("universal").answers([Question.of_simulation("made", varied, profile)])[0]
+    assert answer.verdict == "does not fit"
+    assert answer.capacity_mib < answer.safe_mib < 10 * answer.capacity_mib
+
+
+def test_the_page_says_what_orders_reserve_and_what_runs_out():
+    figures = {"orders": 9, "orders_out_of_memory": 2, "longest_reserved_mib": 900.0, "least_reserved_mib": 950.0,
+               "most_reserved_mib": 990.0, "expandable_reserved_mib": 940.0}  # fmt: skip
+    text = _orders(figures)
+    assert "950 MiB to 990 MiB, and 2 of them run out of memory" in text and "would reserve 940 MiB" in text
+    assert "expandable" not in _orders({**figures, "expandable_reserved_mib": 960.0})
+    alone = _orders({"orders": 9, "orders_out_of_memory": 9, "longest_reserved_mib": 900.0})
+    assert "9 of them run out of memory; for the longest alone it is 900 MiB" in alone

@@ -14,10 +14,11 @@ _ALIGNMENT = 8
 """Kernels for lengths that are a multiple of it differ from those for most lengths."""
 _SHARES = (1.0, 0.89, 0.78)
 """The traced lengths as shares of the longest. Shorter ones are extrapolated, which is exact for a polynomial."""
-_SHORTEST = 64
+SHORTEST = 64
 """Below it, shares of a length are too close to each other."""
 ORDERS = 9
 """The median and the spread of as many orders are stable to some percent."""
+_NEAR_LONGEST = 0.95
 MOST_BATCHES = 400
 """The cache grows ever more slowly: most of its growth is over by then."""
 
@@ -50,7 +51,7 @@ def traced_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
 
     They are close to the longest, which decides most: some kernels change with the length, and steps must be alike.
     """
-    longest = max(*lengths, _SHORTEST)
+    longest = max(*lengths, SHORTEST)
     typical = sorted(lengths)[len(lengths) // 2]
     steps = tuple(_unaligned(round(share * longest)) for share in _SHARES)
     return (typical, max(steps), *steps)
@@ -61,7 +62,13 @@ def _unaligned(length: int) -> int:
 
 
 def _order(samples: Sequence[int], batch_size: int, seed: int) -> tuple[int, ...]:
+    """Return the first batches of a shuffled run; a long batch that is not among them takes the place of another."""
+    generator = random.Random(seed)  # noqa: S311 - no secret
     shuffled = list(samples)
-    random.Random(seed).shuffle(shuffled)  # noqa: S311 - no secret
-    starts = range(0, min(len(shuffled), MOST_BATCHES * batch_size), batch_size)
-    return tuple(max(shuffled[start : start + batch_size]) for start in starts)
+    generator.shuffle(shuffled)
+    starts = range(0, len(shuffled), batch_size)
+    batches = [max(shuffled[start : start + batch_size]) for start in starts]
+    chosen = batches[:MOST_BATCHES]
+    if max(chosen) < _NEAR_LONGEST * max(batches):
+        chosen[generator.randrange(len(chosen))] = max(batches)
+    return tuple(chosen)

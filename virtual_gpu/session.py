@@ -69,8 +69,11 @@ def trace_lengths(
     """
     run = _Run(subject, make_inputs, setup, make_optimizer)
     with cuda_paths(compute_capability), traced_resizes(run.tracer):
-        trace = run.trace_each(lengths)
-    return trace, [run.starts[at : at + setup.accumulate] for at in range(0, len(run.starts), setup.accumulate)]
+        trace = run.trace_each([*lengths, lengths[-1]])  # a step ends where the next one begins
+    count = setup.accumulate
+    starts = [run.starts[at : at + count] for at in range(0, len(run.starts), count)]
+    trace.events = trace.events[: starts[-1][0]]
+    return trace, starts[:-1]
 
 
 class _Run:
@@ -121,10 +124,8 @@ class _Run:
         with self.tracer:
             optimizer = self._optimizer()
             self.scaler = MetaScaler() if self.setup.autocast == "fp16" else None
-            events: list[tuple[int, int]] = []
             for _ in self._steps(optimizer, sizes, 0):
-                events = list(self.tracer.trace.events)  # without what is freed at the end
-        self.tracer.trace.events = events
+                pass
         return self.tracer.trace
 
     def _place_parameters(self) -> None:

@@ -192,6 +192,7 @@ class _Varying:
         points = torch.tensor(columns, dtype=torch.float64).view(-1, len(lengths))  # [allocations, lengths]
         powers = torch.tensor([[1.0, length, length**2] for length in lengths], dtype=torch.float64)
         self._coefficients = torch.linalg.solve(powers, points.T)
+        self._longest, self._most = max(lengths), points.amax(dim=1)
         self._sizes: dict[int, list[int]] = {}
 
     def play(self, allocator: CachingAllocator, length: int, live: list[_Live], *, opens: bool) -> list[_Live]:
@@ -221,6 +222,8 @@ class _Varying:
         if length not in self._sizes:
             powers = torch.tensor([1.0, length, length**2], dtype=torch.float64)
             exact = (powers @ self._coefficients).clamp(min=0)
+            if length <= self._longest:  # a size that is no polynomial must not grow as the length falls
+                exact = torch.minimum(exact, self._most)
             self._sizes[length] = torch.ceil(exact - 0.5).long().tolist()
         return self._sizes[length]
 

@@ -58,6 +58,8 @@ def _of_timm(record: Record) -> PublishedJob:
 def _of_llama(record: Record) -> PublishedJob | str:
     if record["model"] != "Llama 2 7B":
         return f"network that is not rebuilt: {record['model']}"
+    if record["optimizer"] not in _LLAMA_OPTIMIZERS:
+        return f"optimizer that is not rebuilt for Llama: {record['optimizer']}"
     configuration: dict[str, Any] = {
         "model": {"_component_": "torchtune.models.llama2.llama2_7b"},
         "optimizer": {"_component_": _LLAMA_OPTIMIZERS[record["optimizer"]], "lr": 1e-5},

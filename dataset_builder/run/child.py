@@ -20,6 +20,7 @@ from vramcast.dataset_builder.run.command_line import Program
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.source_lines import is_fault_of_virtual_gpu, is_users, place_of
 
+_ENDED = "the script ended"
 DONE, REFUSED, INTERNAL = "done", "refused", "internal"
 
 
@@ -93,7 +94,7 @@ class _Runner:
                 _execute(program)
         except SystemExit as error:
             if error.code in (None, 0):
-                self._report("the script ended")
+                self._report(_ENDED)
             else:
                 shown = f"code {error.code}" if isinstance(error.code, int) else f"the message {error.code!r}"
                 self._report("the script failed", failure=f"it exited with {shown}")
@@ -106,7 +107,7 @@ class _Runner:
         except BaseException as error:  # whatever a foreign script raises, also KeyboardInterrupt
             self._report("the script failed", error)
         else:
-            self._report("the script ended")
+            self._report(_ENDED)
 
     def _after_step(self) -> None:
         reason = self._rule.reason()
@@ -145,7 +146,7 @@ class _Runner:
                 internal=error is not None and is_fault_of_virtual_gpu(error),
                 ran_out_of_memory=ran_out_of_memory,
                 seconds=time.perf_counter() - self._start,
-                orders=LengthOrders.from_json(orders) if orders and error is None and failure is None else None,
+                orders=LengthOrders.from_json(orders) if orders and ending == _ENDED else None,
             )
         write_line(self._fd, {"event": DONE, "report": report.to_json()})
 

@@ -133,18 +133,19 @@ class Simulation:
 def with_orders(simulation: Simulation, device: str, orders: OrderPeaks) -> Simulation:
     """Return the simulation of a run whose batches vary in length, from that of its longest batch alone.
 
-    The peaks on the device become those of the median order.
+    The peaks on the device become those of the median order, and none is below that of the longest batch.
     """
     peaks = simulation.peaks[device]
-    ordered = sorted(orders.reserved_bytes, key=lambda item: math.inf if item is None else item)
+    longest = (peaks.unbounded or peaks.bounded).reserved_bytes or 0
+    raised = tuple(None if item is None else max(item, longest) for item in orders.reserved_bytes)
+    ordered = sorted(raised, key=lambda item: math.inf if item is None else item)
     median = ordered[len(ordered) // 2]
     if median is None:
         varied = Peaks(replace(peaks.bounded, status=Status.OOM), peaks.unbounded)
     else:
         unbounded = None if peaks.unbounded is None else _with_reserved(peaks.unbounded, median)
         varied = Peaks(_with_reserved(peaks.bounded, median), unbounded)
-    longest = (peaks.unbounded or peaks.bounded).reserved_bytes or 0
-    varied = replace(varied, orders=replace(orders, longest_bytes=longest))
+    varied = replace(varied, orders=replace(orders, reserved_bytes=raised, longest_bytes=longest))
     return replace(simulation, peaks={**simulation.peaks, device: varied})
 
 

@@ -25,7 +25,7 @@ from vramcast.errors import UserError
 from vramcast.virtual_gpu.allocator import AllocatorOptions
 from vramcast.virtual_gpu.capability import RecordedCapability
 from vramcast.virtual_gpu.distributed.parallelism import RankGroup
-from vramcast.virtual_gpu.length_orders import STEP_BATCHES, LengthOrders
+from vramcast.virtual_gpu.length_orders import SHORTEST, STEP_BATCHES, LengthOrders
 from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.replay import FREE, Replay
@@ -34,7 +34,7 @@ from vramcast.virtual_gpu.simulate import Lowered, measurement_of, replay_on, si
 from vramcast.virtual_gpu.timeline import timeline_of
 from vramcast.virtual_gpu.trace import Trace, Use
 from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
-from vramcast.virtual_gpu.varying_lengths import StepsDifferError, VaryingRun
+from vramcast.virtual_gpu.varying_lengths import VaryingRun
 
 _UNBOUNDED_MIB = 2**30
 _CURVE_POINTS = 600
@@ -175,10 +175,29 @@ class Simulator:
 
     def by_order(self, options: Mapping[str, Any], profile: DeviceProfile, orders: LengthOrders) -> OrderPeaks:
         """Trace steps of some lengths and replay the orders with them, the first also with expandable segments."""
+        lengths = {length for order in orders.orders for length in order}
+        if len(lengths) == 1 or max(lengths) < SHORTEST:
+            return OrderPeaks(reason="all batches are equally long" if len(lengths) == 1 else "the batches are short")
+        if self._live is not None:
+            return OrderPeaks(reason="the network cannot be traced on meta tensors")
+        try:
+            trace, starts = self._trace_lengths(options, profile, orders)
+            runs = [
+                VaryingRun(trace, profile, starts, orders.traced, replace(self.allocator, expandable_segments=expands))
+                for expands in (self.allocator.expandable_segments, True)
+            ]
+        except Exception as error:  # the longest batch was traced, so the job has an answer without orders
+            return OrderPeaks(reason=f"steps of other lengths cannot be replayed: {error}")
+        reserved = tuple(runs[0].reserved_bytes(order, orders.accumulate) for order in orders.orders)
+        return OrderPeaks(reserved, runs[1].reserved_bytes(orders.orders[0], orders.accumulate))
+
+    def _trace_lengths(
+        self, options: Mapping[str, Any], profile: DeviceProfile, orders: LengthOrders
+    ) -> tuple[Trace, list[list[int]]]:
         setup = self.job.setup(options)
         setup = replace(setup, accumulate=min(setup.accumulate, STEP_BATCHES))
         prepared = self.job.prepare(setup)
-        trace, starts = trace_lengths(
+        return trace_lengths(
             prepared.subject,
             lambda length: with_length(prepared.make_inputs(setup.batch_size), length),
             prepared.training,
@@ -186,15 +205,6 @@ class Simulator:
             profile.compute_capability,
             prepared.make_optimizer,
         )
-        expandable = replace(self.allocator, expandable_segments=True)
-        try:
-            run, other = (
-                VaryingRun(trace, profile, starts, orders.traced, options) for options in (self.allocator, expandable)
-            )
-        except StepsDifferError as error:
-            return OrderPeaks(reason=str(error))
-        reserved = tuple(run.reserved_bytes(order, orders.accumulate) for order in orders.orders)
-        return OrderPeaks(reserved, other.reserved_bytes(orders.orders[0], orders.accumulate))
 
     @contextmanager
     def _spec_errors(self) -> Iterator[None]:

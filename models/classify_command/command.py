@@ -172,7 +172,9 @@ def _rendered(
         answer = _lengths(request, answer_request(request, subject, predictor, start), simulators, predictor)
         return json.dumps(answer.to_dict(), allow_nan=False) + "\n", answer
     page = page_of_request(request, subject, predictor, start)
-    page = replace(page, answer=_lengths(request, page.answer, simulators, predictor))
+    answer = _lengths(request, page.answer, simulators, predictor)
+    devices = [answer if item.device == answer.device and answer.lengths else item for item in page.devices]
+    page = replace(page, answer=answer, devices=devices)
     return render_page(page, shutil.get_terminal_size((100, 40)).columns, sys.stdout.isatty()), page.answer
 
 
@@ -187,8 +189,10 @@ def _lengths(request: ClassifyRequest, answer: Answer, simulators: Simulators, p
         return answer_request(shorter, simulators.start(shorter), predictor, time.perf_counter())
 
     start = time.perf_counter()
-    varied, subject = answer, simulators.start(request)
-    if not answer.parallel and not isinstance(subject, LayerTable):
+    subject = simulators.start(request)
+    if answer.parallel or isinstance(subject, LayerTable):
+        varied = replace(answer, notes=(*answer.notes, "the figures are those of the longest batch on several GPUs"))
+    else:
         varied = JobAnswers(request, subject, predictor).over_orders(answer, request.lengths)
     shares = with_lengths(answer, request.lengths, answer_for).lengths
     seconds = answer.seconds + time.perf_counter() - start

@@ -51,30 +51,37 @@ class JobAnswers:
 
     def over_orders(self, longest: Answer, lengths: Sequence[int]) -> Answer:
         """Return the answer for batches of varying lengths, from the answer for the longest one alone."""
+        if longest.verdict == TOO_LARGE:
+            return longest
         profile = load_profile(longest.device)
         simulation = self.simulate([longest.device])
         orders = LengthOrders.of_samples(lengths, 1, simulation.training.accumulate)
         peaks = self.simulator.by_order(self.request.options, profile, orders)
-        if longest.verdict == TOO_LARGE or peaks.reason:
-            notes = (f"the figures are those of the longest batch: {peaks.reason}",) if peaks.reason else ()
-            return replace(longest, notes=(*longest.notes, *notes))
-        answer = self.answers(with_orders(simulation, profile.name, peaks), [profile.name])[0]
-        return replace(answer, lengths=_order_figures(longest, peaks))
+        if peaks.reason:
+            return replace(
+                longest, notes=(*longest.notes, f"the figures are those of the longest batch: {peaks.reason}")
+            )
+        varied = with_orders(simulation, profile.name, peaks)
+        answer = self.answers(varied, [profile.name])[0]
+        figures = _order_figures(varied.peaks[profile.name].orders or peaks)
+        return replace(answer, lengths=figures, notes=tuple(dict.fromkeys((*answer.notes, *longest.notes))))
 
     def largest_batch(self, start: Answer) -> tuple[int, Answer | None]:
         """Return the largest batch whose safe figure fits the device of an answer, and the answer for it."""
         return largest_batch(lambda size: self.answer(start.device, batch_size=size, last_batch_size=None), start)
 
 
-def _order_figures(longest: Answer, peaks: OrderPeaks) -> dict[str, float]:
+def _order_figures(peaks: OrderPeaks) -> dict[str, float]:
     """Return what orders of batches reserve, in MiB, beside the longest batch alone."""
     reserved = [item / MIB for item in peaks.reserved_bytes if item is not None]
-    figures = {"orders": len(peaks.reserved_bytes), "longest_reserved_mib": longest.reserved_mib}
+    count = len(peaks.reserved_bytes)
+    figures: dict[str, float] = {"orders": count, "orders_out_of_memory": count - len(reserved)}
+    figures["longest_reserved_mib"] = peaks.longest_bytes / MIB
     if reserved:
         figures |= {"least_reserved_mib": min(reserved), "most_reserved_mib": max(reserved)}
     if peaks.expandable_bytes is not None:
         figures["expandable_reserved_mib"] = peaks.expandable_bytes / MIB
-    return {name: value for name, value in figures.items() if value is not None}
+    return figures
 
 
 def answer_request(

@@ -206,22 +206,24 @@ def _lengths(answer: Answer, width: int) -> Iterator[str]:
         f"all {lengths['longest']}{'.' if 'orders' in lengths else '; the figures above are those of the longest.'}"
     )
     yield from textwrap.wrap(text, width)
-    if "most_reserved_mib" in lengths:
+    if "orders" in lengths:
         yield from textwrap.wrap(_orders(lengths), width)
 
 
 def _orders(lengths: Mapping[str, float]) -> str:
     """Say how far the cache grows if batches of all lengths come in random orders."""
-    longest, least, most, expandable = (
-        shown_size(lengths[name]) if name in lengths else ""
-        for name in ("longest_reserved_mib", "least_reserved_mib", "most_reserved_mib", "expandable_reserved_mib")
-    )
-    text = (
-        f"In {lengths['orders']} random orders, the allocator reserves {least} to {most} for these batches, and "
-        f"{longest} for the longest alone: its cache falls to pieces."
-    )
-    hint = f" PYTORCH_ALLOC_CONF=expandable_segments:True would reserve {expandable}."
-    return text + hint if expandable else text
+    longest, least, most = (lengths.get(f"{name}_reserved_mib", 0.0) for name in ("longest", "least", "most"))
+    out = f"{lengths['orders_out_of_memory']} of them run out of memory" if lengths["orders_out_of_memory"] else ""
+    text = f"In {lengths['orders']} random orders of these batches, "
+    if most:
+        text += f"the allocator reserves {shown_size(least)} to {shown_size(most)}{', and ' + out if out else ''}; "
+    else:
+        text += f"{out}; "
+    text += f"for the longest alone it is {shown_size(longest)}, which the other figures of this page count."
+    expandable = lengths.get("expandable_reserved_mib", most)
+    if expandable < least:
+        text += f" PYTORCH_ALLOC_CONF=expandable_segments:True would reserve {shown_size(expandable)}."
+    return text
 
 
 def _advice(page: Page, width: int, paint: _Paint) -> Iterator[str]:

@@ -70,7 +70,7 @@ class RunRecord:
         self.after_stretch: list[Callable[[], None]] = []
         """Called before a network runs and after a step."""
         self.batch_starts: list[tuple[int, int]] = []
-        """The step of each training batch, and the number of events before it."""
+        """The step of each batch of the first network that was trained, and the number of events before it."""
         self._shapes: dict[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]] = {}
         self.roots: dict[int, nn.Module] = {}
         """Networks that were called in training, by identity, in the order of their first call."""
@@ -201,10 +201,11 @@ class RunRecord:
                 for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
                     self._tracer.mark(tensor, Use.PARAMETERS)
         if training:
-            self.batch_starts.append((len(self.steps), len(self._tracer.trace.events)))
             if id(module) not in self.roots:
                 self.roots[id(module)] = module
                 self._recording_layers = True
+            if id(module) == next(iter(self.roots)):
+                self.batch_starts.append((len(self.steps), len(self._tracer.trace.events)))
             if not self.current.shapes:
                 shapes = tuple(tuple(item.shape) for item in _tensors_in(args))
                 self.current.shapes = self._shapes.setdefault(shapes, shapes)  # one object for equal shapes
