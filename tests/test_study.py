@@ -193,6 +193,7 @@ def test_all_regressors_but_the_raw_network_learn_growth_with_width():
     assert raw > 200
     assert max(errors.values()) < raw / 5
     assert errors[regression.WITH_VIRTUAL[-1]] == 0  # the label of these examples is the simulation
+    assert errors["polynomial of the gap to the virtual estimate"] < errors["polynomial (GV)"]
 
 
 def test_the_regression_table_has_one_line_per_regressor():

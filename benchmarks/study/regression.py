@@ -99,7 +99,7 @@ class VirtualGap(DirectPolynomial):
 
     name = "virtual_gap"
 
-    def known_bytes(self, example: Example) -> int:
+    def static_bytes(self, example: Example) -> int:
         """Return the virtual estimate."""
         return example.overhead_bytes + simulated_need_bytes(example)
 
