@@ -230,9 +230,9 @@ class _Varying:
 
 def _collect(allocator: CachingAllocator, tables: list[_Live], following: list[_Live]) -> None:
     """Free the blocks of tables that come to an end: cycles of objects hold them until Python collects its garbage."""
-    kept = {id(table) for table in following}
+    going_on = {id(table) for table in following}
     for table in tables:
-        if id(table) not in kept:
+        if id(table) not in going_on:
             for index, block in enumerate(table):
                 if block is not None:
                     table[index] = None
