@@ -28,6 +28,10 @@ LEAST_ROWS = 99
 bounded by the next wider one."""
 
 
+_SMALL_SHARE = 0.25
+"""A median below this share of the largest errors is noise."""
+
+
 @dataclass(frozen=True)
 class CalibratedErrors:
     """Sorted scores of calibration jobs by stratum."""
@@ -113,9 +117,11 @@ def _over_orders(scores: Array, example: Example, own_bytes: float, unit_bytes: 
 def pinned(scores: Array) -> Array:
     """Return sorted scores in which those between zero and the median are zero, so that the estimate is the median.
 
-    The median error of a stratum is far below a bucket. It corrects no job, and moves some across the edge of a bucket.
-    No positive score above the median changes, so bounds stay the same.
+    A median error that is small beside the largest ones corrects no job, and moves some across the edge of a bucket. No
+    positive score above the median changes, so bounds stay the same. A larger median, an error of most jobs, stays.
     """
     middle = score_quantile(scores, 0.5)
+    if abs(middle) > _SMALL_SHARE * np.quantile(np.abs(scores), 0.99):
+        return scores
     between = (scores >= min(middle, 0.0)) & (scores <= max(middle, 0.0))
     return np.where(between, 0.0, scores)

@@ -91,9 +91,10 @@ def test_the_unit_of_a_real_network_with_convolutions_grows_with_its_cache():
     ("scores", "expected"),
     [
         ([-3, -1, 0.5, 1, 4], [-3, -1, 0, 1, 4]),
-        ([-3, -2, -1, 2, 4], [-3, -2, 0, 2, 4]),
-        ([1, 2, 3, 4, 5], [0, 0, 0, 4, 5]),
+        ([-30, -2, -1, 2, 40], [-30, -2, 0, 2, 40]),
+        ([1, 2, 3, 4, 50], [0, 0, 0, 4, 50]),
         ([-2, 0, 7], [-2, 0, 7]),
+        ([0, 1, 4, 4, 4], [0, 1, 4, 4, 4]),  # most jobs take more than simulated
     ],
 )
 def test_the_estimate_is_the_median_and_bounds_stay(scores, expected):
