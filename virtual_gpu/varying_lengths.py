@@ -62,7 +62,6 @@ class VaryingRun:
         profile: DeviceProfile,
         starts: Sequence[Sequence[int]],
         lengths: Sequence[int],
-        options: AllocatorOptions | None = None,
     ) -> None:
         """Read the traced steps: `starts` [steps, batches] are the first events of their batches."""
         if trace.streams or trace.stream_operations:
@@ -72,7 +71,6 @@ class VaryingRun:
                 f"expected {TRACED_STEPS} steps of equally many batches, found {list(map(len, starts))}"
             )
         self._events = _sized(trace, profile)
-        self._options = options or AllocatorOptions()
         self._capacity_bytes = profile.capacity_bytes(trace.has_convolutions, trace.has_batch_norm, trace.world_size)
         self._total_bytes = profile.total_mib * MIB
         self._freed = {block for block, size in self._events if size == FREE}
@@ -85,9 +83,11 @@ class VaryingRun:
         self._lengths = lengths[2:]
         self._batches = [_Varying(self._lengths, batches) for batches in zip(*alike, strict=True)]
 
-    def reserved_bytes(self, order: Sequence[int], accumulate: int = 1) -> int | None:
+    def reserved_bytes(
+        self, order: Sequence[int], accumulate: int = 1, options: AllocatorOptions | None = None
+    ) -> int | None:
         """Return the peak of a run with batches in this order, None if it runs out of memory."""
-        allocator = CachingAllocator(self._capacity_bytes, self._options, total_bytes=self._total_bytes)
+        allocator = CachingAllocator(self._capacity_bytes, options, total_bytes=self._total_bytes)
         try:
             live = self._lead(allocator)
             for position, length in zip(self._positions(accumulate), order, strict=False):

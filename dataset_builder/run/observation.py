@@ -83,10 +83,10 @@ def _reserved_by_order(gpu: VirtualCuda, orders: LengthOrders) -> tuple[int | No
     trace = replace(gpu.tracer.trace, events=gpu.tracer.trace.events[: starts[TRACED_STEPS][0]])
     steps = [starts[step] for step in range(TRACED_STEPS)]
     try:
-        run = VaryingRun(trace, gpu.profile, steps, orders.traced, gpu.options)
+        run = VaryingRun(trace, gpu.profile, steps, orders.traced)
     except StepsDifferError as error:
         raise UserError(f"expected steps that differ in length alone, found that {error}: replay no orders") from error
-    return tuple(run.reserved_bytes(order, orders.accumulate) for order in orders.orders)
+    return tuple(run.reserved_bytes(order, orders.accumulate, gpu.options) for order in orders.orders)
 
 
 def _phases(record: RunRecord) -> tuple[PhasePeak, ...]:

@@ -182,14 +182,12 @@ class Simulator:
             return OrderPeaks(reason="the network cannot be traced on meta tensors")
         try:
             trace, starts = self._trace_lengths(options, profile, orders)
-            runs = [
-                VaryingRun(trace, profile, starts, orders.traced, replace(self.allocator, expandable_segments=expands))
-                for expands in (self.allocator.expandable_segments, True)
-            ]
+            run = VaryingRun(trace, profile, starts, orders.traced)
         except Exception as error:  # the longest batch was traced, so the job has an answer without orders
             return OrderPeaks(reason=f"steps of other lengths cannot be replayed: {error}")
-        reserved = tuple(runs[0].reserved_bytes(order, orders.accumulate) for order in orders.orders)
-        return OrderPeaks(reserved, runs[1].reserved_bytes(orders.orders[0], orders.accumulate))
+        reserved = tuple(run.reserved_bytes(order, orders.accumulate, self.allocator) for order in orders.orders)
+        expandable = replace(self.allocator, expandable_segments=True)
+        return OrderPeaks(reserved, run.reserved_bytes(orders.orders[0], orders.accumulate, expandable))
 
     def _trace_lengths(
         self, options: Mapping[str, Any], profile: DeviceProfile, orders: LengthOrders
