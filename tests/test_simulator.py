@@ -20,6 +20,7 @@ from vramcast.dataset_builder.schema import Spec
 from vramcast.dataset_builder.simulation.simulation import Simulation
 from vramcast.dataset_builder.simulation.simulator import Simulator
 from vramcast.errors import UserError
+from vramcast.models.examples import example_of_simulation
 from vramcast.virtual_gpu.measurement import Status
 from vramcast.virtual_gpu.training_setup import TrainingSetup
 
@@ -258,3 +259,15 @@ def test_a_spec_is_inspected_as_its_backend_measures_it():
     measured = VirtualBackend(A100).measure(spec).measurement
     assert simulation.peaks["a100_40gb"].bounded.device_used_bytes == measured.device_used_bytes
     assert found.setup({"batch_size": 64}).last_batch_size is None
+
+
+def test_facts_about_a_job_widen_no_bound_and_assumptions_do():
+    assert not assumed(simulated(job("on_a_card", "10"), optimizer="adamw"))
+    paged = simulated(job("on_a_card", "10"), optimizer=parse_optimizer("paged_adamw_32bit"))
+    assert any("managed memory" in note for note in paged.notes)
+    assert not assumed(paged)
+    assert assumed(simulated(job("Tagger", "9:100")))  # the reserve of an LSTM is estimated
+
+
+def assumed(simulation):
+    return example_of_simulation(simulation, A100).assumed

@@ -11,23 +11,23 @@ from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
 
 
 def with_finetuning(module: nn.Module, training: TrainingSetup) -> tuple[nn.Module, tuple[str, ...]]:
-    """Return the network with the adapter and the quantised weights of a setup, and notes about them.
+    """Return the network with the adapter and the quantised weights of a setup, and facts that an answer must state.
 
     The network is on the meta device, in the dtype of the setup, with checkpointing enabled, and is changed in place.
     """
     if training.adapter is None:
         return module, ()
     if isinstance(module, KeywordInputs):  # the library's network is inside
-        module.subject, notes = with_finetuning(module.subject, training)
-        return module, notes
+        module.subject, facts = with_finetuning(module.subject, training)
+        return module, facts
     peft = peft_library()
-    notes = ()
+    facts = ()
     if training.quantize is not None:
         name, arguments = parse_call(training.quantize)
-        notes = quantize_linears(module, name, arguments, training.autocast or training.dtype)
+        facts = quantize_linears(module, name, arguments, training.autocast or training.dtype)
         if arguments.get("upcast", True) and is_of_transformers(module):
             _prepare(peft, module, name)
-    return add_adapter(peft, module, training.adapter).train(), notes
+    return add_adapter(peft, module, training.adapter).train(), facts
 
 
 def _prepare(peft: Any, module: Any, name: str) -> None:

@@ -25,7 +25,7 @@ from vramcast.dataset_builder.jobs.optimizers import (
     OWN,
     OptimizerOf,
     factory_of,
-    optimizer_notes,
+    optimizer_facts,
     parse_optimizer,
 )
 from vramcast.dataset_builder.jobs.steps import BatchCall, LossCall, TrainingStep, builtin_loss, trainer_step
@@ -55,8 +55,10 @@ class PreparedJob:
     """The setup, with the loss that the network decides."""
     make_optimizer: MakeOptimizer | None = None
     """Overrides the optimizer that the setup names."""
-    notes: tuple[str, ...] = ()
-    """Assumptions about its inputs."""
+    assumptions: tuple[str, ...] = ()
+    """About its inputs."""
+    facts: tuple[str, ...] = ()
+    """What an answer must state and nothing was assumed for, such as state that is not on the device."""
 
 
 class Job(ABC):
@@ -112,10 +114,10 @@ class SpecJob(Job):
         subject, inputs = subject_of(replace(self.spec, training=training))
         if training.checkpointing and self.family not in FAMILIES:
             enable_checkpointing(subject)
-        subject, notes = with_finetuning(subject, training)
+        subject, facts = with_finetuning(subject, training)
         make = partial(_random, [(item.shape, item.vocabulary) for item in inputs], training.dtype)
-        notes = (*notes, *optimizer_notes(training.optimizer))
-        return PreparedJob(subject, make, training, factory_of(training.optimizer), notes)
+        facts = (*facts, *optimizer_facts(training.optimizer))
+        return PreparedJob(subject, make, training, factory_of(training.optimizer), facts=facts)
 
 
 def _random(shapes: Sequence[tuple[tuple[int, ...], int | None]], dtype: str, size: int) -> tuple[Tensor, ...]:
@@ -199,17 +201,17 @@ class ModuleJob(Job):
             module = module.to(DTYPES[training.dtype])
         if training.checkpointing:
             enable_checkpointing(module)
-        module, finetuning_notes = with_finetuning(module, training)
+        module, facts = with_finetuning(module, training)
         for size in training.batch_sizes:  # drawn before the trace starts: drawing is not part of the job
             self.batch(size, training.dtype)
         whole = partial(self._whole_batch, training.dtype)
         trainers = module if self.step is trainer_step else None
         make = self._own_optimizer(module) if training.optimizer == OWN else factory_of(training.optimizer, trainers)
-        notes = (*self.batch.notes(training.batch_size), *finetuning_notes, *optimizer_notes(training.optimizer))
+        stated = self.batch.notes(training.batch_size), (*facts, *optimizer_facts(training.optimizer))
         if loss is None:
-            return PreparedJob(LossCall(module, self.step), whole, replace(training, loss="own"), make, notes)
+            return PreparedJob(LossCall(module, self.step), whole, replace(training, loss="own"), make, *stated)
         arguments = partial(self._arguments, training.dtype)
-        return PreparedJob(module, arguments, replace(training, loss=loss), make, notes)
+        return PreparedJob(module, arguments, replace(training, loss=loss), make, *stated)
 
     def _arguments(self, dtype: str, size: int) -> tuple[Any, ...]:
         return _as_arguments(self.batch(size, dtype))

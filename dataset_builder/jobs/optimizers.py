@@ -89,8 +89,8 @@ def is_low_bit(name: str) -> bool:
     return name in FORMS
 
 
-def optimizer_notes(text: str) -> tuple[str, ...]:
-    """Return what is assumed about an optimizer."""
+def optimizer_facts(text: str) -> tuple[str, ...]:
+    """Return what an answer must state about an optimizer."""
     form = FORMS.get(parse_call(text)[0])
     paged = "states of a paged optimizer are in managed memory, not on the device: they need room on the host"
     return (paged,) if form and form.paged else ()

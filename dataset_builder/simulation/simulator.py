@@ -83,6 +83,7 @@ class Simulator:
         self._tabled: str | None = None
         self._setup: TrainingSetup | None = None
         self._resolved: TrainingSetup | None = None
+        self._facts: tuple[str, ...] = ()
         self._inputs: tuple[Mapping[str, Any], ...] = ()
         self._traced_with: Mapping[str, str] = {}
         self._traces: list[tuple[bool, RecordedCapability, _RankTraces]] = []
@@ -135,6 +136,7 @@ class Simulator:
             peaks={item.name: self._peaks(item, replays[item.name]) for item in profiles},
             costs=_costs(replays[profiles[0].name], self._table)[:_MOST_COSTS],
             family=self.job.family,
+            notes=self._facts,
             inputs=self._inputs,
             traced_with=self._traced_with,
             ranks=_rank_peaks(ranks[profiles[0].name]) if training.parallel else (),
@@ -259,7 +261,8 @@ class Simulator:
             for _, trace in traces:
                 trace.approximations = {
                     f"{phrase} (at {places[phrase]})" if phrase in places else phrase for phrase in trace.approximations
-                } | set(prepared.notes)
+                } | set(prepared.assumptions)
+            self._facts = prepared.facts
             self._traces.append((owners, capability, traces))
         return traces
 
