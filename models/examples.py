@@ -55,8 +55,13 @@ def example_of_table(
         capacity_bytes=profile.available_bytes,
         source=profile.name,
         calibrated=profile.calibrated_on is not None,
-        assumed=bool(simulated and set(simulated.notes) - {*profile.notes, *_HARMLESS_NOTES}),
+        assumed=bool(simulated and set(simulated.notes) - _widening_nothing(profile)),
     )
+
+
+def _widening_nothing(profile: DeviceProfile) -> set[str]:
+    """Return the notes of a measurement that are no assumptions about a job: `uncertainty.py` knows of ranks itself."""
+    return {*profile.notes, *profile.rank_notes(world_size=2), *_HARMLESS_NOTES}
 
 
 def example_of_simulation(simulation: Simulation, profile: DeviceProfile, unbounded: bool = False) -> Example:

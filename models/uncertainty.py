@@ -34,6 +34,8 @@ _LEAST_SCALE = 0.01
 """Added to the usual relative error, which is 0 for many jobs."""
 _ASSUMED_SHARE = 0.25
 """Share of a job's memory that an assumption about its data may decide."""
+_COLLECTIVES_BYTES = 2**30
+"""The guess in a rank: the buffers of NCCL, which no profile has measured."""
 _ALIGNMENT = 4
 
 
@@ -142,6 +144,8 @@ def _guess_bytes(example: Example, own: int) -> float:
         guessed = _CACHED_BYTES * (_LEAST_SHARE + _cached_share(example))
     if not example.calibrated:
         guessed += convolution_bytes(example) + example.overhead_bytes / 4
+    if example.training.parallel is not None:
+        guessed += _COLLECTIVES_BYTES
     if example.assumed:
         guessed += _ASSUMED_SHARE * own
     return math.sqrt((own + _STEADY_BYTES) * guessed)

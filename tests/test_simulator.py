@@ -1,6 +1,7 @@
 """Networks that users write: built without weights, fed what they take, and traced with a step of theirs or ours."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from vramcast.dataset_builder.simulation.simulation import Simulation
 from vramcast.dataset_builder.simulation.simulator import Simulator
 from vramcast.errors import UserError
 from vramcast.models.examples import example_of_simulation
+from vramcast.models.uncertainty import unit_bytes
 from vramcast.virtual_gpu.measurement import Status
 from vramcast.virtual_gpu.training_setup import TrainingSetup
 
@@ -267,6 +269,17 @@ def test_facts_about_a_job_widen_no_bound_and_assumptions_do():
     assert any("managed memory" in note for note in paged.notes)
     assert not assumed(paged)
     assert assumed(simulated(job("Tagger", "9:100")))  # the reserve of an LSTM is estimated
+
+
+def test_a_rank_is_less_certain_by_the_memory_of_nccl_and_not_by_a_share_of_its_own():
+    simulation = simulated(job("on_a_card", "10"), parallel="ddp(world_size=2)")
+    assert any("NCCL" in note for note in simulation.peaks[A100.name].bounded.notes)
+    rank = example_of_simulation(simulation, A100)
+    assert not rank.assumed
+    alone = replace(rank, training=replace(rank.training, parallel=None))
+    assert unit_bytes(alone, "all", 0.0) < unit_bytes(rank, "all", 0.0)
+    large = replace(rank, simulated=replace(rank.simulation, reserved_bytes=2**36), capacity_bytes=2**37)
+    assert unit_bytes(large, "all", 0.0) < unit_bytes(replace(large, assumed=True), "all", 0.0) / 2
 
 
 def assumed(simulation):
