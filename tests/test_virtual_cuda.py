@@ -352,6 +352,22 @@ def test_sparse_tensors_are_where_their_values_are(gpu):
     assert sparse.is_cuda and sparse.device.type == "cuda" and sparse.to_dense().is_cuda
 
 
+def test_gradients_of_each_sample_by_torch_func_have_their_memory(gpu):
+    network = nn.Linear(256, 512, bias=False).cuda()
+    samples = torch.randn(64, 256, device="cuda")
+    weights = {name: weight.detach() for name, weight in network.named_parameters()}
+
+    def loss(values, sample):
+        return torch.func.functional_call(network, values, (sample[None],)).square().sum()
+
+    per_sample = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))
+    per_sample(weights, samples)  # cuBLAS allocates its workspaces at the first call
+    before = torch.cuda.memory_allocated()
+    gradients = per_sample(weights, samples)
+    assert gradients["weight"].shape == (64, 512, 256)
+    assert torch.cuda.memory_allocated() - before == 64 * 512 * 256 * 4
+
+
 def test_side_streams_have_memory_of_their_own(gpu):
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from vramcast.virtual_gpu.cuda.sparse import storage_key
 from vramcast.virtual_gpu.owners import is_layer, named_parts
 from vramcast.virtual_gpu.trace import Use, in_backward
 
@@ -140,8 +141,8 @@ class RunRecord:
             self.autocast = torch.get_autocast_dtype("cpu")
         tensors = list(_tensors_in(output))
         if tensors:
-            inputs = {item.untyped_storage()._cdata for item in _tensors_in(args)}
-            fresh = {item.untyped_storage()._cdata: item for item in tensors}
+            inputs = {storage_key(item) for item in _tensors_in(args)}
+            fresh = {storage_key(item): item for item in tensors}
             elements = sum(item.numel() for key, item in fresh.items() if key not in inputs)
             own = {id(item): item.numel() for item in module.parameters() if id(item) not in self._counted}
             self._counted |= own.keys()
