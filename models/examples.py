@@ -36,6 +36,8 @@ def example_of_table(
     family: str | None = None,
 ) -> Example:
     """Return the example of a layer table on a device, with its simulated measurement if there is one."""
+    notes = set(simulated.notes) if simulated else set()
+    of_ranks = set(profile.rank_notes(world_size=2))
     overhead_bytes = profile.overhead_bytes(
         any(is_convolution(layer.kind) for layer in table.layers),
         any("batchnorm" in layer.kind.lower() for layer in table.layers),
@@ -55,13 +57,9 @@ def example_of_table(
         capacity_bytes=profile.available_bytes,
         source=profile.name,
         calibrated=profile.calibrated_on is not None,
-        assumed=bool(simulated and set(simulated.notes) - _widening_nothing(profile)),
+        assumed=bool(notes - {*profile.notes, *of_ranks, *_HARMLESS_NOTES}),
+        unknown_nccl=bool(notes & of_ranks),
     )
-
-
-def _widening_nothing(profile: DeviceProfile) -> set[str]:
-    """Return the notes of a measurement that are no assumptions about a job: `uncertainty.py` knows of ranks itself."""
-    return {*profile.notes, *profile.rank_notes(world_size=2), *_HARMLESS_NOTES}
 
 
 def example_of_simulation(simulation: Simulation, profile: DeviceProfile, unbounded: bool = False) -> Example:

@@ -34,8 +34,8 @@ _LEAST_SCALE = 0.01
 """Added to the usual relative error, which is 0 for many jobs."""
 _ASSUMED_SHARE = 0.25
 """Share of a job's memory that an assumption about its data may decide."""
-_COLLECTIVES_BYTES = 2**30
-"""The guess in a rank: the buffers of NCCL, which no profile has measured."""
+_NCCL_BYTES = 2**30
+"""The guess in a rank on a device without a measured memory of NCCL."""
 _ALIGNMENT = 4
 
 
@@ -87,7 +87,7 @@ def _clean_strata(example: Example, kind: str) -> tuple[str, ...]:
 def _doubts(example: Example) -> list[str]:
     """Return what makes a job less certain than others of its kind: it has a stratum of its own if rows have it too."""
     doubts = {
-        "ranks": example.training.parallel is not None,
+        "ranks": example.unknown_nccl or example.training.parallel is not None,
         "uncalibrated device": not example.calibrated,
         "assumed values": example.assumed,
     }
@@ -144,8 +144,8 @@ def _guess_bytes(example: Example, own: int) -> float:
         guessed = _CACHED_BYTES * (_LEAST_SHARE + _cached_share(example))
     if not example.calibrated:
         guessed += convolution_bytes(example) + example.overhead_bytes / 4
-    if example.training.parallel is not None:
-        guessed += _COLLECTIVES_BYTES
+    if example.unknown_nccl:
+        guessed += _NCCL_BYTES
     if example.assumed:
         guessed += _ASSUMED_SHARE * own
     return math.sqrt((own + _STEADY_BYTES) * guessed)

@@ -276,7 +276,8 @@ def test_a_rank_is_less_certain_by_the_memory_of_nccl_and_not_by_a_share_of_its_
     assert any("NCCL" in note for note in simulation.peaks[A100.name].bounded.notes)
     rank = example_of_simulation(simulation, A100)
     assert not rank.assumed
-    alone = replace(rank, training=replace(rank.training, parallel=None))
+    assert rank.unknown_nccl
+    alone = replace(rank, unknown_nccl=False)
     assert unit_bytes(alone, "all", 0.0) < unit_bytes(rank, "all", 0.0)
     large = replace(rank, simulated=replace(rank.simulation, reserved_bytes=2**36), capacity_bytes=2**37)
     assert unit_bytes(large, "all", 0.0) < unit_bytes(replace(large, assumed=True), "all", 0.0) / 2
