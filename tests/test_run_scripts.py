@@ -12,6 +12,7 @@ from script_runs import MIB, SCRIPTS, interpreter_for, peaks, run
 from torch import nn
 
 from vramcast.dataset_builder.devices import load_profile
+from vramcast.models.examples import example_of_simulation
 from vramcast.virtual_gpu.allocator import AllocatorOptions
 from vramcast.virtual_gpu.session import trace_training
 from vramcast.virtual_gpu.simulate import simulate
@@ -135,6 +136,8 @@ def test_experts_get_the_part_of_the_tokens_that_is_assumed(tmp_path):
         found = held(report, "activations") + held(report, "temporaries")
         assert found == pytest.approx(hidden + tokens, rel=0.2)
         assert "selects" in report.assumptions[0] and "moe.py:22" in report.assumptions[0]
+        example = example_of_simulation(report.simulation, load_profile("a100_40gb"))
+        assert example.assumed == (fraction < 1), "all places are a bound, a part of them is a guess"
 
 
 def test_packed_sequences_keep_their_lengths(tmp_path):

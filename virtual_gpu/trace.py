@@ -131,6 +131,8 @@ def in_backward() -> bool:
 
 GUESSED_TRUTH = "a truth value was read from a tensor and taken as False"
 """A note of a trace. Networks of transformers check masks like that."""
+ASSUMED_SELECTIONS = "masks with unknown values select the part of their places that was asked for"
+"""A note of a trace, such as one of a mixture of experts whose routing is not known."""
 _LARGEST_STAND_IN_BYTES = 2**28
 """Limit for the arguments of an operator without a meta function, which is run on zeros on the host."""
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vramcast.virtual_gpu.cuda.devices import META, is_meta
 from vramcast.virtual_gpu.cuda.operators import aten, map_tensors
+from vramcast.virtual_gpu.trace import ASSUMED_SELECTIONS
 
 if TYPE_CHECKING:
     from vramcast.virtual_gpu.cuda.live_tracer import LiveTracer
@@ -78,6 +79,8 @@ class DynamicShapes:
         count = like.numel()
         chosen = math.ceil(self._fraction * count)
         self._tracer.assumptions.note(f"a mask with unknown values selects {self._share()} of its places")
+        if self._fraction < 1:  # all places are a bound, a part of them is a guess
+            self._tracer.trace.approximations.add(ASSUMED_SELECTIONS)
         mask = torch.zeros(count, dtype=torch.bool)
         if chosen:
             mask[torch.linspace(0, count - 1, chosen).round().long()] = True
