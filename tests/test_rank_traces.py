@@ -1,5 +1,7 @@
 """Traces of ranks: shards, buckets and partitions counted by hand, and torch's own tracker."""
 
+from functools import partial
+
 import pytest
 import torch
 from rank_traces import held_by_use, llama, mlp, peak_requested, rank_trace, replayed, rows, tokens
@@ -59,6 +61,20 @@ def test_parameters_that_are_not_freed_after_the_forward_pass_add_up() -> None:
         for after in (True, False)
     )
     assert 4 * MIB < kept - freed < 3 * 4 * MIB  # of four blocks, one or two more are whole at the peak
+
+
+def test_parameters_of_the_root_stay_whole_between_the_passes_by_default() -> None:
+    """The peak is at the loss, where blocks are sharded. The root, an output layer of 16 MiB, is not, as in torch."""
+    freed, kept = (
+        peak_requested(
+            rank_trace(
+                partial(mlp, blocks=2, outputs=4096), rows(), "fsdp2", shard_after_forward=after,
+                training={"optimizer": "SGD", "batch_size": 4096},
+            )
+        )
+        for after in (True, False)
+    )  # fmt: skip
+    assert kept - freed == pytest.approx(2 * 4 * MIB, rel=0.01)  # two blocks of 1024 x 1024
 
 
 def test_resharding_to_fewer_ranks_lies_between() -> None:

@@ -80,10 +80,12 @@ def _fully_sharded(network: nn.Module, parallelism: Parallelism, setup: Training
     if "tensor" in names:
         apply_tensor_plan(network, mesh["tensor"])
     data = tuple(name for name in names if name in ("replicate", "shard"))
+    after = parallelism.shard_after_forward
     shard = partial(
         fully_shard,
         mesh=mesh[data] if len(data) > 1 else mesh[data[0]],
-        reshard_after_forward=parallelism.shard_after_forward,
+        # torch's default is true for blocks; the root stays whole, and since torch 2.7 an explicit true shards it, too
+        **({} if after is True else {"reshard_after_forward": after}),
         mp_policy=_policy(parallelism, setup),
         offload_policy=CPUOffloadPolicy(pin_memory=False) if parallelism.offload else OffloadPolicy(),
     )
