@@ -30,16 +30,20 @@ _FRAMEWORKS: dict[str, dict[str, Any]] = {
     "accelerated-peft-bnb": {"quantisation": _NF4, "prepared": True},
     "accelerated-peft-autogptq": {"quantisation": {"bits": 4, "group_size": 128}, "prepared": True},
 }
+_UNGROUPED = ("TheBloke/Mixtral-8x7B-Instruct-v0.1-GPTQ", "TheBloke/Llama-2-70B-GPTQ")
+"""Checkpoints whose main branch has one scale for a whole column, by their public cards (from memory)."""
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "None": "fp16"}
 """`None` is of the first runs, whose defaults had float16."""
+
+FAILED = "the run failed: it reports no allocated memory"
 
 
 def job_of(record: Record) -> PublishedJob | str:
     """Return the job of a record, or the reason why it is left out."""
     if record["n_gpus"] != "1":
         return "more than one GPU"
-    if not re.search(r"peak_alloc_B=\d", record["notes"]):
-        return "the run failed: it reports no allocated memory"
+    if has_failed(record):
+        return FAILED
     framework = search(r"framework=(\S+)", record["task"])
     if framework not in _FRAMEWORKS:
         return f"plug-in with kernels of its own: {framework}"
@@ -57,6 +61,8 @@ def job_of(record: Record) -> PublishedJob | str:
         "autocast": autocast, "accumulate": 1, "lora": lora,
         "keeps_inputs": release_of("bitsandbytes", record["framework_versions"]) < (0, 43, 2), **_FRAMEWORKS[framework],
     }  # fmt: skip
+    if record["model"] in _UNGROUPED:
+        parameters["quantisation"] = {**parameters["quantisation"], "group_size": None}
     gptq = framework == "accelerated-peft-autogptq"
     kind = "full" if lora is None else "GPTQ-LoRA" if gptq else "QLoRA" if parameters["quantisation"] else "LoRA"
     kind += " accelerated" if parameters["prepared"] and not gptq else ""
@@ -72,6 +78,11 @@ def job_of(record: Record) -> PublishedJob | str:
         metric="smi" if record["metric"].startswith("smi") else "allocated",
         published_bytes=float(record["value_gib"]) * 1024 * MIB,
     )
+
+
+def has_failed(record: Record) -> bool:
+    """Return whether a run reports no allocated memory: its smi figure is then the limit of the GPU, not a need."""
+    return re.search(r"peak_alloc_B=[1-9]", record["notes"]) is None
 
 
 def stack_of(versions: str) -> str:

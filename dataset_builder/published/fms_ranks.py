@@ -32,8 +32,8 @@ def job_of(record: Record) -> PublishedJob | str:
     """Return the job of a record, or the reason why it is left out."""
     framework = fms.search(r"framework=(\S+)", record["task"])
     name, tokens = fms.NETWORKS.get(record["model"], (record["model"], 0))
-    if not re.search(r"peak_alloc_B=\d", record["notes"]):
-        return "the run failed: it reports no allocated memory"
+    if fms.has_failed(record):
+        return fms.FAILED
     if framework not in _FRAMEWORKS:
         return f"several GPUs, plug-in with kernels of its own or a quantised base: {framework}"
     if name not in _LAYERS:
