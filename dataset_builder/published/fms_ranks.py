@@ -22,6 +22,8 @@ _LAYERS = {
 """The networks that are rebuilt, with the class that FSDP wraps."""
 _FRAMEWORKS = ("none", "aadp-padding-free", "aadp-padding-free-multipack")
 """The plug-ins for padding change batches and no kernels."""
+_UNTRACEABLE = "transformers-4.39"
+"""Its attention reads a position from the device, which a meta tensor does not have."""
 _REBUILT = "adapters and the loop of fms-acceleration's ranks are rebuilt; their networks are those of transformers"
 _MEAN = (
     "samples of padded batches have their mean length; their lengths are not published, and figures are lower bounds"
@@ -38,6 +40,9 @@ def job_of(record: Record) -> PublishedJob | str:
         return f"several GPUs, plug-in with kernels of its own or a quantised base: {framework}"
     if name not in _LAYERS:
         return f"several GPUs, network that is not rebuilt: {name}"
+    stack = fms.stack_of(record["framework_versions"])
+    if stack == _UNTRACEABLE:
+        return "several GPUs, transformers before 4.43: its attention reads a value from the GPU"
     size, batch_size = int(record["n_gpus"]), int(record["micro_batch"])
     packed = "packed=[True]" in record["seq_len"]
     length = _length(record, name)
@@ -65,7 +70,7 @@ def job_of(record: Record) -> PublishedJob | str:
                 "parallel": parallel_text("fsdp1", {"world_size": size, "wrap": wrap}),
             },
         },
-        stack=fms.stack_of(record["framework_versions"]),
+        stack=stack,
         device="a100_80gb",
         metric="smi" if record["metric"].startswith("smi") else "allocated",
         published_bytes=float(record["value_gib"]) * 1024 * MIB,

@@ -14,8 +14,11 @@ def main(text: str) -> None:
     from vramcast.dataset_builder.published.ranks.simulation import simulate_rank  # noqa: PLC0415 - imports torch
 
     request = json.loads(text)
-    result = simulate_rank(request["parameters"], parse_profile(request["device"]))
-    values = {"figures": result.figures, "simulation": result.simulation.to_json()}
+    try:
+        result = simulate_rank(request["parameters"], parse_profile(request["device"]))
+        values = {"figures": result.figures, "simulation": result.simulation.to_json()}
+    except Exception as error:  # libraries may raise anything; the parent reports it
+        values = {"error": f"{type(error).__name__}: {error}"}
     Path(request["result"]).write_text(json.dumps(values), encoding="utf-8")
 
 

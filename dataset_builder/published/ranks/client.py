@@ -21,8 +21,9 @@ _CHILD = "vramcast.dataset_builder.published.ranks.child"
 
 
 def rank_files() -> list[Path]:
-    """Return the files that decide what a rank does, beside the virtual GPU."""
-    return sorted(Path(__file__).resolve().parent.glob("*.py"))
+    """Return the files that decide what a rank does, beside the virtual GPU: those of the networks and their steps."""
+    here = Path(__file__).resolve()
+    return sorted(path for path in here.parent.glob("*.py") if path.name not in (here.name, "child.py"))
 
 
 def run_rank(
@@ -41,8 +42,10 @@ def run_rank(
             raise UserError(
                 f"expected {title} within {timeout_seconds:g} s, found no end: use an idle machine"
             ) from error
-        if ended.returncode or not path.exists():
-            last = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
-            raise UserError(f"expected figures of {title}, found none: {last}")
-        values = json.loads(path.read_text(encoding="utf-8"))
+        if path.exists():
+            values = json.loads(path.read_text(encoding="utf-8"))
+        else:
+            values = {"error": (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]}
+    if "error" in values:
+        raise UserError(f"expected figures of {title}, found none: {values['error']}")
     return values["figures"], Simulation.from_json(values["simulation"])
