@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from vramcast.dataset_builder.families.libraries import tolerate_broken_torchvision
 from vramcast.virtual_gpu.profile import parse_profile
@@ -14,6 +15,7 @@ def main(text: str) -> None:
     from vramcast.dataset_builder.published.ranks.simulation import simulate_rank  # noqa: PLC0415 - imports torch
 
     request = json.loads(text)
+    values: dict[str, Any]
     try:
         result = simulate_rank(request["parameters"], parse_profile(request["device"]))
         values = {"figures": result.figures, "simulation": result.simulation.to_json()}
