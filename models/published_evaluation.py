@@ -14,15 +14,13 @@ from typing import Any
 import numpy as np
 
 from vramcast.dataset_builder.defaults import CHECKPOINT, RISK, cache_directory
-from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.progress import bar
 from vramcast.dataset_builder.published.job import PublishedJob
-from vramcast.dataset_builder.published.runner import Figures, run_job, script_files
+from vramcast.dataset_builder.published.runner import Figures, profile_of, script_files, simulate_job
 from vramcast.dataset_builder.published.stacks import releases
 from vramcast.dataset_builder.published.tables import PublishedTable
-from vramcast.dataset_builder.run.report import RunReport
 from vramcast.dataset_builder.simulation.client import NetworkError
-from vramcast.dataset_builder.simulation.simulation import OrderPeaks, Simulation, with_orders
+from vramcast.dataset_builder.simulation.simulation import Simulation
 from vramcast.dataset_builder.store.durable import replacing
 from vramcast.errors import UserError
 from vramcast.models.metrics import wilson_interval
@@ -102,8 +100,7 @@ class PublishedStore:
             values = json.loads(path.read_text(encoding="utf-8"))
             simulation = Simulation.from_json(values["simulation"]) if values["simulation"] else None
             return self._result(job, Figures(**values["figures"]), simulation)
-        figures, report = run_job(job, self._stacks)
-        simulation = None if report is None else _simulation_of(job, report)
+        figures, simulation = simulate_job(job, self._stacks)
         values = {"figures": asdict(figures), "simulation": simulation.to_json() if simulation else None}
         self.directory.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
@@ -122,7 +119,7 @@ class PublishedStore:
             counted["active"] = figures.active_bytes
         if simulation is None:
             return Result(counted, {})
-        profile = load_profile(job.device)
+        profile = profile_of(job)
         peaks = simulation.peaks[profile.name]
         if peaks.orders:
             counted["reserved"] = int(peaks.bounded.reserved_bytes or 0)
@@ -134,13 +131,6 @@ class PublishedStore:
         beside = int(peak.device_used_bytes or 0) - int(peak.reserved_bytes or 0)
         safe = int(answer.safe_mib * MIB)
         return Result({**counted, "smi": counted["reserved"] + beside}, {"reserved": safe - beside, "smi": safe})
-
-
-def _simulation_of(job: PublishedJob, report: RunReport) -> Simulation | None:
-    """Return the simulation of a script, with the orders of its batches if their lengths vary."""
-    if report.simulation is None or not report.reserved_by_order:
-        return report.simulation
-    return with_orders(report.simulation, job.device, OrderPeaks(report.reserved_by_order))
 
 
 def evaluate_published(

@@ -77,6 +77,7 @@ def test_an_fms_record_becomes_a_job() -> None:
         ({"task": "full finetune framework=foak-fast-kernels alpaca"}, "foak-fast-kernels"),
         ({"seq_len": "<= [4096], packing False"}, "lengths"),
         ({"notes": "peak_alloc_B=nan"}, "failed"),
+        ({"notes": "peak_alloc_B=0; alloc_B=0"}, "failed"),
         ({"model": "somebody/unknown"}, "somebody/unknown"),
     ],
 )
@@ -89,6 +90,13 @@ def test_stacks_follow_the_release_of_a_row() -> None:
     for release, stack in (("4.39.3", "4.39"), ("4.45.2", "4.45"), ("4.48.1", "4.48")):
         job = fms.job_of({**FMS, "framework_versions": f"transformers=={release}; trl==0.9"})
         assert isinstance(job, PublishedJob) and job.stack == f"transformers-{stack}"
+
+
+def test_some_gptq_checkpoints_have_no_groups() -> None:
+    task = "LoRA framework=accelerated-peft-autogptq alpaca"
+    for model, size in (("TheBloke/Mistral-7B-v0.1-GPTQ", 128), ("TheBloke/Llama-2-70B-GPTQ", None)):
+        job = fms.job_of({**FMS, "model": model, "task": task})
+        assert isinstance(job, PublishedJob) and job.parameters["quantisation"] == {"bits": 4, "group_size": size}
 
 
 def test_repeated_runs_are_scored_once_by_their_median() -> None:

@@ -1,1 +1,1 @@
-"""Published fine-tuning runs: tables of others' measurements as jobs that run the libraries' own code."""
+"""Published training runs: tables of others' measurements as jobs that run the libraries' own code."""

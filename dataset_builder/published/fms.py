@@ -1,4 +1,4 @@
-"""fms-acceleration: supervised fine-tuning with fms-hf-tuning's `sft_trainer` on an A100-80GB."""
+"""fms-acceleration on one GPU: supervised fine-tuning with fms-hf-tuning's `sft_trainer` on an A100-80GB."""
 
 import re
 from typing import Any
@@ -7,7 +7,7 @@ from vramcast.dataset_builder.published.job import PublishedJob, Record
 from vramcast.dataset_builder.published.networks import network
 from vramcast.virtual_gpu.sizes import MIB
 
-_NETWORKS = {
+NETWORKS = {
     "mistralai/Mistral-7B-v0.1": ("mistral-7b", 32001),
     "TheBloke/Mistral-7B-v0.1-GPTQ": ("mistral-7b", 32001),
     "mistralai/Mixtral-8x7B-Instruct-v0.1": ("mixtral-8x7b", 32001),
@@ -30,33 +30,39 @@ _FRAMEWORKS: dict[str, dict[str, Any]] = {
     "accelerated-peft-bnb": {"quantisation": _NF4, "prepared": True},
     "accelerated-peft-autogptq": {"quantisation": {"bits": 4, "group_size": 128}, "prepared": True},
 }
+_UNGROUPED = ("TheBloke/Mixtral-8x7B-Instruct-v0.1-GPTQ", "TheBloke/Llama-2-70B-GPTQ")
+"""Checkpoints whose main branch has one scale for a whole column, by their public cards (from memory)."""
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "None": "fp16"}
 """`None` is of the first runs, whose defaults had float16."""
+
+FAILED = "the run failed: it reports no allocated memory"
 
 
 def job_of(record: Record) -> PublishedJob | str:
     """Return the job of a record, or the reason why it is left out."""
     if record["n_gpus"] != "1":
         return "more than one GPU"
-    if not re.search(r"peak_alloc_B=\d", record["notes"]):
-        return "the run failed: it reports no allocated memory"
-    framework = _search(r"framework=(\S+)", record["task"])
+    if has_failed(record):
+        return FAILED
+    framework = search(r"framework=(\S+)", record["task"])
     if framework not in _FRAMEWORKS:
         return f"plug-in with kernels of its own: {framework}"
-    if record["model"] not in _NETWORKS:
+    if record["model"] not in NETWORKS:
         return f"configuration is not public: {record['model']}"
     if "packed=[True]" not in record["seq_len"]:
         return "lengths of padded batches are not published"
-    name, tokens = _NETWORKS[record["model"]]
+    name, tokens = NETWORKS[record["model"]]
     length = 2048 if name == "santacoder" else 4096
     dtype, autocast = _precision(record["dtype"])
     batch_size = int(record["micro_batch"])
-    lora = _lora(record["peft"])
+    lora = lora_of(record["peft"])
     parameters = {
         "network": network(name), "tokens": tokens, "batch_size": batch_size, "length": length, "dtype": dtype,
         "autocast": autocast, "accumulate": 1, "lora": lora,
-        "keeps_inputs": _release("bitsandbytes", record["framework_versions"]) < (0, 43, 2), **_FRAMEWORKS[framework],
+        "keeps_inputs": release_of("bitsandbytes", record["framework_versions"]) < (0, 43, 2), **_FRAMEWORKS[framework],
     }  # fmt: skip
+    if record["model"] in _UNGROUPED:
+        parameters["quantisation"] = {**parameters["quantisation"], "group_size": None}
     gptq = framework == "accelerated-peft-autogptq"
     kind = "full" if lora is None else "GPTQ-LoRA" if gptq else "QLoRA" if parameters["quantisation"] else "LoRA"
     kind += " accelerated" if parameters["prepared"] and not gptq else ""
@@ -67,35 +73,41 @@ def job_of(record: Record) -> PublishedJob | str:
         parameters=parameters,
         nonzero_fraction=_MIXTURES.get(name, 1.0),
         assumptions=(_BALANCED,) if name in _MIXTURES else (),
-        stack=_stack(record["framework_versions"]),
+        stack=stack_of(record["framework_versions"]),
         device="a100_80gb",
         metric="smi" if record["metric"].startswith("smi") else "allocated",
         published_bytes=float(record["value_gib"]) * 1024 * MIB,
     )
 
 
-def _stack(versions: str) -> str:
+def has_failed(record: Record) -> bool:
+    """Return whether a run reports no allocated memory: its smi figure is then the limit of the GPU, not a need."""
+    return re.search(r"peak_alloc_B=[1-9]", record["notes"]) is None
+
+
+def stack_of(versions: str) -> str:
     """Return the stack of the row's release; rows without one are older than the first that have one."""
-    release = _release("transformers", versions) or (4, 39)
+    release = release_of("transformers", versions) or (4, 39)
     names = {(4, 43): "transformers-4.39", (4, 46): "transformers-4.45"}
     return next((name for limit, name in names.items() if release < limit), "transformers-4.48")
 
 
-def _release(library: str, versions: str) -> tuple[int, ...]:
+def release_of(library: str, versions: str) -> tuple[int, ...]:
     """Return the release of a library; the empty tuple, which is older than all others, where none is stated."""
     match = re.search(rf"{library}==([\d.]+)", versions)
     return tuple(int(word) for word in match[1].split(".") if word) if match else ()
 
 
 def _precision(text: str) -> tuple[str, str | None]:
-    dtype = _DTYPES[_search(r"torch_dtype=(\w+)", text)]
+    dtype = _DTYPES[search(r"torch_dtype=(\w+)", text)]
     for name in ("bf16", "fp16"):
-        if _search(rf"{name}_autocast=(\w+)", text).lower() == "true":
+        if search(rf"{name}_autocast=(\w+)", text).lower() == "true":
             return dtype, name
     return dtype, None
 
 
-def _lora(text: str) -> dict[str, Any] | None:
+def lora_of(text: str) -> dict[str, Any] | None:
+    """Return the options of the adapters that a text describes."""
     match = re.search(r"LoRA r=([\d.]+) alpha=([\d.]+) dropout=([\d.]+) targets=([^;]+)", text)
     if match is None:
         return None
@@ -106,7 +118,8 @@ def _lora(text: str) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _search(pattern: str, text: str) -> str:
+def search(pattern: str, text: str) -> str:
+    """Return the first group of a pattern; raise where the text lacks it."""
     match = re.search(pattern, text)
     if match is None:
         raise ValueError(f"no {pattern} in {text!r}")

@@ -10,6 +10,8 @@ from vramcast.virtual_gpu.records import content_hash
 
 Record = Mapping[str, str]
 METRICS = ("allocated", "active", "reserved", "smi")
+RANK_SCRIPT = "rank"
+"""The script of a job that is one rank of a run on several GPUs: its parameters describe a network and a training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +35,19 @@ class PublishedJob:
     assumptions: tuple[str, ...] = field(default=())
     orders: LengthOrders | None = None
     """Orders of batches of varying lengths: the reserved figure is the median over them."""
+    visible_mib: int | None = None
+    """The memory of the GPU where it is not that of the device's profile."""
 
     @property
     def key(self) -> str:
         """Return a hash of everything that decides the simulation."""
         names = ("script", "parameters", "stack", "device", "nonzero_fraction")
-        orders = {"orders": asdict(self.orders)} if self.orders else {}
-        return content_hash({**{name: getattr(self, name) for name in names}, **orders})
+        values = {name: getattr(self, name) for name in names}
+        if self.orders:
+            values["orders"] = asdict(self.orders)
+        if self.visible_mib:
+            values["visible_mib"] = self.visible_mib
+        return content_hash(values)
 
 
 def combined(jobs: Iterable[PublishedJob]) -> list[PublishedJob]:

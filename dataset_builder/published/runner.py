@@ -4,15 +4,17 @@ import json
 import runpy
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.families.libraries import tolerate_broken_torchvision
-from vramcast.dataset_builder.published.job import PublishedJob
+from vramcast.dataset_builder.published.job import RANK_SCRIPT, PublishedJob
+from vramcast.dataset_builder.published.ranks.client import rank_files, run_rank
 from vramcast.dataset_builder.published.stacks import ROOT, interpreter
 from vramcast.dataset_builder.run.client import RunOptions, run_script
 from vramcast.dataset_builder.run.report import RunReport
+from vramcast.dataset_builder.simulation.simulation import OrderPeaks, Simulation, with_orders
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
 from vramcast.virtual_gpu.profile import DeviceProfile
@@ -35,16 +37,43 @@ class Figures:
 
 def script_files(job: PublishedJob) -> list[Path]:
     """Return the files that decide what a job does."""
+    if job.script == RANK_SCRIPT:
+        return rank_files()
     names = [job.script, "common", *(["gptq_base"] if "GPTQ" in job.group else [])]
     return [_SCRIPTS / f"{name}.py" for name in names]
 
 
+def profile_of(job: PublishedJob) -> DeviceProfile:
+    """Return the device of a job, with the memory that its GPU shows."""
+    profile = load_profile(job.device)
+    if job.visible_mib is None:
+        return profile
+    return replace(profile, total_mib=job.visible_mib + profile.driver_mib)
+
+
+def simulate_job(job: PublishedJob, stacks: Path = ROOT) -> tuple[Figures, Simulation | None]:
+    """Return the figures of a job and its simulation; an operator trains no network and has none."""
+    if job.script == RANK_SCRIPT:
+        python = interpreter(job.stack, stacks) if job.stack else Path(sys.executable)
+        figures, simulation = run_rank(job.title, job.parameters, profile_of(job), python, _TIMEOUT_SECONDS)
+        return Figures(**figures), simulation
+    script_figures, report = run_job(job, stacks)
+    return script_figures, None if report is None else _simulation_of(job, report)
+
+
+def _simulation_of(job: PublishedJob, report: RunReport) -> Simulation | None:
+    """Return the simulation of a script, with the orders of its batches if their lengths vary."""
+    if report.simulation is None or not report.reserved_by_order:
+        return report.simulation
+    return with_orders(report.simulation, job.device, OrderPeaks(report.reserved_by_order))
+
+
 def run_job(job: PublishedJob, stacks: Path = ROOT) -> tuple[Figures, RunReport | None]:
-    """Run a job and return what its script reports; a job without a stack runs here and has no report of its own."""
+    """Run the script of a job and return what it reports; without a stack it runs here and has no report."""
     with tempfile.TemporaryDirectory(prefix="vramcast-") as directory:
         path = Path(directory) / "figures.json"
         words = [str(_SCRIPTS / f"{job.script}.py"), json.dumps({**job.parameters, "figures": str(path)})]
-        profile = load_profile(job.device)
+        profile = profile_of(job)
         report = None
         if job.stack is None:
             _run_here(words, profile)

@@ -6,21 +6,40 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vramcast.dataset_builder.published import fms, liger, litgpt, peft_comparison, swift, torchao, torchtune
+from vramcast.dataset_builder.published import (
+    fms,
+    fms_ranks,
+    liger,
+    litgpt,
+    litgpt_ranks,
+    peft_comparison,
+    swift,
+    torchao,
+    torchtitan,
+    torchtune,
+)
 from vramcast.dataset_builder.published.job import PublishedJob, Record, combined
 from vramcast.errors import UserError
 
 _COLUMNS = {"source", "model", "metric", "value_gib", "framework_versions", "notes"}
-_SOURCES: dict[str, Callable[[Record], PublishedJob | str]] = {
-    "fms-acceleration benchmarks": fms.job_of,
+_Reader = Callable[[Record], PublishedJob | str]
+
+
+def _by_gpus(one: _Reader, several: _Reader) -> _Reader:
+    """Return a reader that reads rows on several GPUs by an importer of their own."""
+    return lambda record: (one if record["n_gpus"] == "1" else several)(record)
+
+
+_SOURCES: dict[str, _Reader] = {
+    "fms-acceleration benchmarks": _by_gpus(fms.job_of, fms_ranks.job_of),
     "Liger-Kernel kernel benchmarks": liger.job_of,
     "litgpt config_hub": litgpt.job_of,
-    "litgpt resource-tables": litgpt.job_of,
+    "litgpt resource-tables": _by_gpus(litgpt.job_of, litgpt_ranks.job_of),
     "ms-swift Benchmark.md": swift.job_of,
     "PEFT method_comparison/MetaMathQA": peft_comparison.job_of,
     "PEFT method_comparison/image-gen": peft_comparison.job_of,
     "torchao": torchao.job_of,
-    "torchtitan": lambda _: "more than one GPU (python -m benchmarks.field.published_ranks simulates ranks)",
+    "torchtitan": torchtitan.job_of,
     "torchtune": torchtune.job_of,
 }
 

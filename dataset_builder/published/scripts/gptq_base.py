@@ -22,12 +22,12 @@ class _Product(torch.autograd.Function):
 
 
 class GptqLinear(nn.Module):
-    """A linear layer whose weight is packed into integers, with scales and zeros for each group of inputs."""
+    """A linear layer whose weight is packed into integers, with scales and zeros for each group of inputs or all."""
 
     def __init__(self, infeatures, outfeatures, bits, group_size, dtype):
         super().__init__()
         self.infeatures, self.outfeatures, self.dtype = infeatures, outfeatures, dtype
-        groups = -(-infeatures // group_size)
+        groups = -(-infeatures // (group_size or infeatures))
         self.register_buffer("qweight", torch.zeros(infeatures * bits // 32, outfeatures, dtype=torch.int32))
         self.register_buffer("qzeros", torch.zeros(groups, outfeatures * bits // 32, dtype=torch.int32))
         self.register_buffer("scales", torch.zeros(groups, outfeatures, dtype=dtype))

@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812 - the name that every PyTorch
 
 def use_flash_attention(network: nn.Module) -> None:
     """Let a network of transformers attend as with `flash_attention_2`, which is not installed."""
-    modeling = sys.modules[type(network).__module__]
+    modeling: Any = sys.modules[type(network).__module__]
     config: Any = network.config
     config._attn_implementation = "flash_attention_2"
     registered = getattr(modeling, "ALL_ATTENTION_FUNCTIONS", None)
@@ -17,6 +17,7 @@ def use_flash_attention(network: nn.Module) -> None:
         registered["flash_attention_2"] = _by_heads
         return
     classes = [item for name, item in vars(modeling).items() if name.endswith("FlashAttention2")]
+    module: Any
     for module in network.modules():
         if hasattr(module, "_attn_implementation"):
             module._attn_implementation = "flash_attention_2"
@@ -33,8 +34,7 @@ def use_flash_attention(network: nn.Module) -> None:
 
 def _by_position(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
     """Attend to tensors of batch, position, head and element."""
-    out, _ = _by_heads(None, *(item.transpose(1, 2) for item in (query, key, value)))
-    return out
+    return _by_heads(None, *(item.transpose(1, 2) for item in (query, key, value)))[0]
 
 
 def _by_heads(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **___: Any) -> tuple[Tensor, None]:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name that every PyTorch reader knows
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.field.ranks.losses import Output
+from vramcast.dataset_builder.published.ranks.losses import Output
 
 _CHUNK = 128
 
@@ -22,10 +22,12 @@ class QueryKeyValue(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return queries, keys and values."""
         result = self.linear(x)
         low = F.linear(self.dropout(x), self.lora_A).transpose(-2, -1)
         update = F.conv1d(low, self.lora_B.unsqueeze(-1), groups=2).transpose(-2, -1)
-        return result + self._padded(update) * 2.0
+        out: Tensor = result + self._padded(update) * 2.0
+        return out
 
     def _padded(self, update: Tensor) -> Tensor:
         """Put zeros where keys have no update."""
@@ -49,6 +51,7 @@ class LitBlock(nn.Module):
         self.fc, self.out = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Checkpoint the block."""
         out: Tensor = checkpoint(self._block, x, cos, sin, use_reentrant=False)
         return out
 
@@ -105,8 +108,9 @@ class LitGPT(nn.Module):
             parameter.requires_grad = "lora_" in name
 
     def forward(self, tokens: Tensor) -> list[Tensor]:
+        """Return the logits of each chunk of positions."""
         x = self.wte(tokens)
-        cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
+        cos, sin = (self.get_buffer(name)[: tokens.shape[1]] for name in ("cos", "sin"))
         for block in self.h:
             x = block(x, cos, sin)
         return [self.lm_head(part).float() for part in self.ln_f(x).split(_CHUNK, dim=1)]
@@ -120,9 +124,10 @@ class ChunkedLoss(nn.Module):
         self.subject = subject
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Output:
+        """Return the mean loss and the logits that live on."""
         logits = self.subject(tokens)
         logits[-1] = logits[-1][..., :-1, :]
-        targets = labels[..., 1:].split(_CHUNK, dim=1)
+        targets = torch.split(labels[..., 1:], _CHUNK, dim=1)
         losses = [
             F.cross_entropy(part.reshape(-1, part.shape[-1]), target.reshape(-1), ignore_index=-1, reduction="none")
             for part, target in zip(logits, targets, strict=True)

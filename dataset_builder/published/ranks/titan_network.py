@@ -25,6 +25,7 @@ class FloatRMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Scale by the root mean square."""
         wide = x.float()
         return (wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + 1e-5)).type_as(x) * self.weight
 
@@ -42,13 +43,15 @@ class Attention(nn.Module):
         self.wo = nn.Linear(heads * head, width, bias=False)
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        """Attend and project."""
         batch, length, _ = x.shape
         q, k, v = (layer(x).view(batch, length, -1, self.head) for layer in (self.wq, self.wk, self.wv))
         q, k = _rotated(self.q_norm(q), angles), _rotated(self.k_norm(k), angles)
         repeats = q.shape[2] // k.shape[2]
         if repeats > 1:
             k, v = (_repeated(item, repeats) for item in (k, v))
-        out = F.scaled_dot_product_attention(*(item.transpose(1, 2) for item in (q, k, v)), is_causal=True)
+        q, k, v = (item.transpose(1, 2) for item in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         projected: Tensor = self.wo(out.transpose(1, 2).contiguous().view(batch, length, -1))
         return projected
 
@@ -75,6 +78,7 @@ class Block(nn.Module):
         self.attention_norm, self.ffn_norm = norm(width), norm(width)
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        """Apply attention and MLP, each beside a residual."""
         x = x + self.attention(self.attention_norm(x), angles)
         normed = self.ffn_norm(x)
         out: Tensor = x + self.w2(F.silu(self.w1(normed)) * self.w3(normed))
@@ -115,6 +119,7 @@ class TitanLlama(nn.Module):
         self.early = early
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits."""
         x = self.tok_embeddings(tokens)
         options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
         for layer in self.layers:
@@ -138,4 +143,5 @@ def _selective() -> Any:
         saved = func in _SAVED and not (func is aten.mm.default and counts[context.is_recompute] % 2 == 0)
         return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)
+    create: Any = create_selective_checkpoint_contexts
+    return create(policy)

@@ -19,6 +19,7 @@ class LanguageLoss(nn.Module):
         self.own = own
 
     def forward(self, tokens: Tensor, labels: Tensor) -> "Output":
+        """Return the loss of next tokens."""
         if self.own:
             logits = self.subject(input_ids=tokens).logits.float()
             shifted = logits[..., :-1, :].contiguous()

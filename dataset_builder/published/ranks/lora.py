@@ -19,9 +19,11 @@ class LoraLinear(nn.Module):
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
+        """Add the product of the adapter."""
         result = self.base(x)
         cast = x.to(self.lora_a.weight.dtype)
-        return (result + self.lora_b(self.lora_a(self.dropout(cast))) * 1.0).to(result.dtype)
+        out: Tensor = (result + self.lora_b(self.lora_a(self.dropout(cast))) * 1.0).to(result.dtype)
+        return out
 
 
 def add_lora(network: nn.Module, names: tuple[str, ...], rank: int, dropout: float, dtype: torch.dtype) -> nn.Module:

@@ -1,0 +1,44 @@
+"""The networks of published ranks by name, each with the loss of its training loop."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from vramcast.dataset_builder.families.libraries import import_library
+from vramcast.dataset_builder.published.ranks.flash_attention import use_flash_attention
+from vramcast.dataset_builder.published.ranks.litgpt_network import ChunkedLoss, LitGPT
+from vramcast.dataset_builder.published.ranks.lora import add_lora
+from vramcast.dataset_builder.published.ranks.losses import LanguageLoss
+from vramcast.dataset_builder.published.ranks.titan_network import TitanLlama
+from vramcast.virtual_gpu.training_step import DTYPES
+
+
+def _titan(early: bool, **sizes: Any) -> nn.Module:
+    return LanguageLoss(TitanLlama(**sizes, early=early), keeps=early)
+
+
+def _litgpt(**sizes: Any) -> nn.Module:
+    return ChunkedLoss(LitGPT(**sizes).bfloat16())
+
+
+def _transformers(network: Mapping[str, Any], dtype: str, lora: Mapping[str, Any] | None) -> nn.Module:
+    """Return a checkpointed network as `sft_trainer` has it, with flash attention and the loss of transformers 4."""
+    transformers = import_library("transformers")
+    values = {**network, "use_cache": False}
+    config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+    subject: nn.Module = transformers.AutoModelForCausalLM.from_config(config).to(DTYPES[dtype])
+    use_flash_attention(subject)
+    enabled: Any = subject
+    enabled.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    enabled.enable_input_require_grads()
+    if lora:
+        add_lora(subject, tuple(lora["targets"]), lora["rank"], lora["dropout"], DTYPES[lora["dtype"]])
+    return LanguageLoss(subject, own=True)
+
+
+NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
+    "titan": _titan,
+    "litgpt": _litgpt,
+    "transformers": _transformers,
+}
