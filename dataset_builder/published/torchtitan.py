@@ -37,7 +37,7 @@ def job_of(record: Record) -> PublishedJob | str:
     options = {"world_size": int(size), "wrap": "Block", "reduce_dtype": "fp32"}
     options["shard_after_forward"] = reshard != "never"
     parallel = parallel_text("fsdp1" if strategy == "FSDP1" else "fsdp2", options)
-    return _job(record, _NETWORKS[model], device, parallel)
+    return _job(record, {**_NETWORKS[model], "keeps_last": reshard != "always"}, device, parallel)
 
 
 def _reason(record: Record) -> str | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F  # noqa: N812 - the name that every PyTorch reader knows
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -88,7 +89,8 @@ class Block(nn.Module):
 class TitanLlama(nn.Module):
     """torchtitan's Llama with full checkpointing, selective checkpointing per operator, or none.
 
-    Qwen 3 has heads of a size of their own (`head`), whose queries and keys are `normed`.
+    Under FSDP2, the last block stays whole between the passes (`keeps_last`), as in torchtitan's default. Qwen 3 has
+    heads of a size of their own (`head`), whose queries and keys are `normed`.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class TitanLlama(nn.Module):
         length: int,
         checkpointing: str,
         early: bool = False,
+        keeps_last: bool = True,
         head: int | None = None,
         normed: bool = False,
     ) -> None:
@@ -117,9 +120,13 @@ class TitanLlama(nn.Module):
         self.register_buffer("angles", torch.empty(length, head // 2, dtype=torch.complex64))
         self.checkpointing = checkpointing
         self.early = early
+        self.keeps_last = keeps_last
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits."""
+        last: Any = self.layers[-1]
+        if self.keeps_last and isinstance(last, FSDPModule):  # the backward pass would gather it first (apply_fsdp)
+            last.set_reshard_after_forward(False, recurse=False)
         x = self.tok_embeddings(tokens)
         options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
         for layer in self.layers:
