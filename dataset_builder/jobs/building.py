@@ -190,7 +190,9 @@ def _library_job(request: BuildRequest) -> ModuleJob:
     network = _LIBRARIES[kind](request)
     module, inputs = build_external(kind, network)
     step = None if kind == "hf" and request.keep_output else _STEPS.get(kind)
-    return ModuleJob(module, partial(_random_batch, list(inputs)), step, family=kind)
+    job = ModuleJob(module, partial(_random_batch, list(inputs)), step, family=kind)
+    job.knows_integers = kind != "hf"
+    return job
 
 
 def _input_shape(request: BuildRequest) -> tuple[int, ...] | None:

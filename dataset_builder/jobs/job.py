@@ -20,6 +20,7 @@ from vramcast.dataset_builder.filters import Rejected, check
 from vramcast.dataset_builder.jobs.batches import Batches, MakeBatch
 from vramcast.dataset_builder.jobs.checkpointing import enable_checkpointing
 from vramcast.dataset_builder.jobs.finetuning import with_finetuning
+from vramcast.dataset_builder.jobs.language_losses import use_loss_form
 from vramcast.dataset_builder.jobs.optimizers import (
     DEFAULT,
     OWN,
@@ -110,8 +111,10 @@ class SpecJob(Job):
     def prepare(self, training: TrainingSetup) -> PreparedJob:
         """Build the subject anew, as a backend does."""
         subject, inputs = subject_of(replace(self.spec, training=training))
-        if training.checkpointing and self.family not in FAMILIES:
-            enable_checkpointing(subject)
+        form = training.checkpointing_form
+        if form is not None and not (training.checkpointing is True and self.family in FAMILIES):
+            enable_checkpointing(subject, form)  # the plan of a generated network has the default form
+        use_loss_form(subject, training.loss_form)
         subject, notes = with_finetuning(subject, training)
         make = partial(_random, [(item.shape, item.vocabulary) for item in inputs], training.dtype)
         notes = (*notes, *optimizer_notes(training.optimizer))
@@ -131,6 +134,8 @@ class ModuleJob(Job):
     """Training steps on a virtual GPU."""
     nonzero_fraction = 1.0
     """The part of its places that a mask with unknown values selects there."""
+    knows_integers = True
+    """False if the whole numbers of its batches are unknown there, as a mask for padding is."""
 
     def __init__(
         self,
@@ -197,8 +202,9 @@ class ModuleJob(Job):
         module, loss = copy_to_meta(self.module), self._table_and_loss[1]
         if training.dtype != self.dtype:
             module = module.to(DTYPES[training.dtype])
-        if training.checkpointing:
-            enable_checkpointing(module)
+        if training.checkpointing_form is not None:
+            enable_checkpointing(module, training.checkpointing_form)
+        use_loss_form(module, training.loss_form)
         module, finetuning_notes = with_finetuning(module, training)
         for size in training.batch_sizes:  # drawn before the trace starts: drawing is not part of the job
             self.batch(size, training.dtype)

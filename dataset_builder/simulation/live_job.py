@@ -6,7 +6,7 @@ work there; values that are not known are assumed, and the assumptions are part 
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -22,6 +22,8 @@ from vramcast.dataset_builder.jobs.checkpointing import enable_checkpointing
 from vramcast.dataset_builder.jobs.finetuning import with_finetuning
 from vramcast.dataset_builder.jobs.job import ModuleJob
 from vramcast.dataset_builder.jobs.keras_networks import build_variables
+from vramcast.dataset_builder.jobs.language_losses import use_loss_form
+from vramcast.dataset_builder.jobs.liger_library import liger_kernels
 from vramcast.dataset_builder.jobs.optimizers import OWN, factory_of
 from vramcast.dataset_builder.jobs.steps import LossCall
 from vramcast.dataset_builder.simulation.live_simulation import simulation_of_run, unbounded
@@ -52,12 +54,16 @@ class LiveJob:
         self.training = training
         self.profile = profile
         self._inputs: tuple[Mapping[str, Any], ...] = ()
+        self._knows_integers = job.knows_integers
+        self._traced_with: Mapping[str, str] = {}
         self._notes = job.batch.notes(training.batch_size)  # drawn before the loop: drawing is not part of the job
         module = None if job.rebuild is not None else self._copied(job)
         self._gpu = VirtualCuda(
             profile, options=AllocatorOptions(), unbounded=True, nonzero_fraction=job.nonzero_fraction
         )
-        with self._gpu:
+        with self._gpu, ExitStack() as stack:
+            if training.liger:
+                self._traced_with = stack.enter_context(liger_kernels(module, training.liger))
             self._train(job, module)
 
     @property
@@ -82,6 +88,7 @@ class LiveJob:
             training=replace(self.training, optimizer=simulation.training.optimizer, loss="own"),
             notes=(*map(str, gpu.assumptions.all()), *self._notes),
             inputs=self._inputs,
+            traced_with={**simulation.traced_with, **self._traced_with},
         )
 
     def _peaks(self, simulation: Simulation) -> Any:
@@ -119,10 +126,11 @@ class LiveJob:
     def _rebuilt(self, job: ModuleJob, make: Callable[[], nn.Module]) -> nn.Module:
         """Make the module again, on the device that it chooses: the virtual GPU."""
         setup = self.training
-        if setup.parallel or setup.checkpointing or setup.dtype != job.dtype:
+        others = setup.parallel or setup.checkpointing or setup.liger or setup.loss_form != "default"
+        if others or setup.dtype != job.dtype:
             raise UserError(
-                "expected a Keras network as its file builds it, found --parallel, --checkpointing or another --dtype: "
-                "drop them, and set the dtype policy in the file"
+                "expected a Keras network as its file builds it, found --parallel, --checkpointing, --liger, "
+                "--loss-form or another --dtype: drop them, and set the dtype policy in the file"
             )
         self._gpu.tracer.phase = Use.PARAMETERS
         module = make().train()
@@ -135,8 +143,9 @@ class LiveJob:
         module = copy_to_meta(job.module)
         if setup.dtype != job.dtype:
             module = module.to(DTYPES[setup.dtype])
-        if setup.checkpointing:
-            enable_checkpointing(module)
+        if setup.checkpointing_form is not None:
+            enable_checkpointing(module, setup.checkpointing_form)
+        use_loss_form(module, setup.loss_form)
         module, notes = with_finetuning(module, setup)
         self._notes = (*self._notes, *notes)
         _attach_trainer(module)
@@ -152,7 +161,7 @@ class LiveJob:
         is_number = tensor.dtype in DTYPES.values()
         dtype = DTYPES[self.training.dtype] if is_number else tensor.dtype
         if tensor.device.type == "meta":
-            make = torch.empty if is_number else torch.ones
+            make = torch.empty if is_number or not self._knows_integers else torch.ones
             return make(tensor.shape, dtype=dtype, device="cuda")
         return tensor.to("cuda", dtype)
 
