@@ -126,7 +126,7 @@ def test_a_form_takes_the_memory_of_a_script_that_calls_torch(form):
 
 @pytest.mark.parametrize(
     ("value", "match"),
-    [("every=0", "every=0"), ("evry=2", "full, reentrant"), ("ops,offload", "only word"), (3, "true, false or a text")],
+    [("every=0", "every=0"), ("evry=2", "full, reentrant"), ("ops,offload", "only word"), (3, "true, false or a form")],
 )
 def test_a_wrong_form_is_refused(value, match):
     with pytest.raises(UserError, match=match):
@@ -152,4 +152,4 @@ def test_ids_of_specs_do_not_change_with_the_way_a_form_is_written():
 
     assert spec(True).id == spec("full").id and spec(True).to_json()["training"]["checkpointing"] is True
     assert spec("offload,every=2").id == spec("every=2,offload").id != spec(True).id
-    assert "checkpointing" not in spec(False).to_json()["training"]
+    assert spec("none").id == spec(False).id and "checkpointing" not in spec(False).to_json()["training"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from vramcast.errors import UserError
 
-CHECKPOINTING_WORDS = ("full", "reentrant", "every=N", "ops", "offload")
+CHECKPOINTING_WORDS = ("none", "full", "reentrant", "every=N", "ops", "offload")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,9 @@ class CheckpointingForm:
 
 
 @lru_cache(maxsize=256)  # bounded, because clients of a service choose the texts
-def _parsed(text: str) -> CheckpointingForm:
+def _parsed(text: str) -> CheckpointingForm | None:
+    if text.strip().lower() == "none":
+        return None
     values: dict[str, Any] = {}
     for word in (item.strip().lower() for item in text.split(",")):
         name, _, number = word.partition("=")
@@ -57,7 +59,7 @@ def checkpointing_form(value: Any) -> CheckpointingForm | None:
     if isinstance(value, str):
         return _parsed(value)
     if not isinstance(value, bool):
-        raise UserError(f"expected checkpointing to be true, false or a text, found {value!r}: change it")
+        raise UserError(f"expected training.checkpointing to be true, false or a form, found {value!r}: change it")
     return CheckpointingForm() if value else None
 
 

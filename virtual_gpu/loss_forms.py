@@ -37,8 +37,8 @@ def chunks_of(form: str) -> int | None:
 
 def canonical_kernels(value: Any) -> bool | str:
     """Return one value for equal choices of Liger's kernels: True for its default ones, else sorted names."""
-    if isinstance(value, bool):
-        return value
+    if isinstance(value, bool) or value == "none":
+        return value is True
     names = [item.strip().lower() for item in value.split(",")] if isinstance(value, str) else [""]
     if not all(name.isascii() and name.isidentifier() for name in names):
         raise UserError(

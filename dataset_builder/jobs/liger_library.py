@@ -49,8 +49,8 @@ def liger_release() -> str:
         return version("liger_kernel")
     except PackageNotFoundError as error:
         raise UserError(
-            f"expected liger-kernel in the interpreter of the network, found none: {INSTALL}, or name an interpreter "
-            "that has it by --python"
+            f"expected liger-kernel in the interpreter of the network, found none: {INSTALL}, name an interpreter "
+            "that has it by --python, or leave it out by --liger none"
         ) from error
 
 
@@ -84,11 +84,16 @@ def _arguments(apply: Any, kernels: bool | str) -> dict[str, bool]:
     if not isinstance(kernels, str):
         return {}
     known = [name for name in inspect.signature(apply).parameters if name != "model"]
-    names = kernels.split(",")
+    names = [_glu(known) if name == "glu" else name for name in kernels.split(",")]
     unknown = sorted(set(names) - set(known))
     if unknown:
         raise UserError(f"expected kernels of Liger for this network, {known}, found {unknown}: choose some of these")
     return {name: name in names for name in known}
+
+
+def _glu(known: list[str]) -> str:
+    """Return the name of the gated activation that a network has, which axolotl does not tell apart."""
+    return next((name for name in known if name in ("swiglu", "geglu")), "swiglu")
 
 
 def _loaded_attributes() -> list[tuple[Any, dict[str, Any]]]:
