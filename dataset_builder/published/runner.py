@@ -36,6 +36,7 @@ class Figures:
 def script_files(job: PublishedJob) -> list[Path]:
     """Return the files that decide what a job does."""
     names = [job.script, "common", *(["gptq_base"] if "GPTQ" in job.group else [])]
+    names += ["operators"] if job.script == "liger_operators" else []
     return [_SCRIPTS / f"{name}.py" for name in names]
 
 

@@ -15,7 +15,7 @@ _AXOLOTL_KERNELS = {
 }
 """Keys of axolotl's plug-in and names of kernels; norms of other kinds are not in the networks that it patches."""
 _ON_SEVERAL = {
-    "checkpointing": "offloaded checkpoints of several GPUs are simulated on the device: they take less memory than shown",
+    "checkpointing": "offloaded checkpoints of several GPUs are simulated on the device: they take less memory",
     "liger": "Liger's fused kernels are not simulated for several GPUs: logits take less memory with them",
 }
 
