@@ -184,3 +184,18 @@ def test_the_fused_loss_allocates_gradients_and_one_chunk_of_logits():
 def test_liger_on_a_network_never_holds_the_logits(simulator):
     logits = ROWS * VOCABULARY * 4
     assert peak(simulator) - peak(simulator, loss_form="fused") > 2 * logits
+
+
+def test_requests_of_the_service_have_the_same_options():
+    pytest.importorskip("pydantic")
+    from pydantic import ValidationError
+
+    from vramcast.collocation.service.requests import TrainingBody
+
+    body = TrainingBody(batch_size=4, checkpointing="every=2", liger="rope")
+    assert TrainingSetup(**body.model_dump()).checkpointing == "every=2"
+    assert TrainingBody(batch_size=4, checkpointing=True).checkpointing is True
+    schema = TrainingBody.model_json_schema()["properties"]["checkpointing"]["anyOf"]
+    assert {item["type"] for item in schema} == {"boolean", "string"}
+    with pytest.raises(ValidationError):
+        TrainingBody(batch_size=4, checkpointing=7)

@@ -282,8 +282,8 @@ def check_trained_whole(training: TrainingSetup) -> None:
     """Raise if a setup changes the network or what it saves, which a layer table cannot follow."""
     others = {"checkpointing": isinstance(training.checkpointing, str), "liger": bool(training.liger),
               "loss_form": training.loss_form != "default"}  # fmt: skip
-    for name, given in others.items():
-        if given:
+    for name, is_used in others.items():
+        if is_used:
             raise UserError(
                 f"expected no {name}={getattr(training, name)} beside a layer table, found it: name the network itself"
             )

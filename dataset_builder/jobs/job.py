@@ -134,8 +134,8 @@ class ModuleJob(Job):
     """Training steps on a virtual GPU."""
     nonzero_fraction = 1.0
     """The part of its places that a mask with unknown values selects there."""
-    knows_integers = True
-    """False if the whole numbers of its batches are unknown there, as a mask for padding is."""
+    masks: frozenset[int] = frozenset()
+    """Places of masks for padding in a batch, which select less than everything there."""
 
     def __init__(
         self,

@@ -83,17 +83,19 @@ def _arguments(apply: Any, kernels: bool | str) -> dict[str, bool]:
     """Return the arguments that choose kernels: none for the default ones."""
     if not isinstance(kernels, str):
         return {}
-    known = [name for name in inspect.signature(apply).parameters if name != "model"]
-    names = [_glu(known) if name == "glu" else name for name in kernels.split(",")]
-    unknown = sorted(set(names) - set(known))
+    available = [name for name in inspect.signature(apply).parameters if name != "model"]
+    names = [_glu(available) if name == "glu" else name for name in kernels.split(",")]
+    unknown = sorted(set(names) - set(available))
     if unknown:
-        raise UserError(f"expected kernels of Liger for this network, {known}, found {unknown}: choose some of these")
-    return {name: name in names for name in known}
+        raise UserError(
+            f"expected kernels of Liger for this network, {available}, found {unknown}: choose some of these"
+        )
+    return {name: name in names for name in available}
 
 
-def _glu(known: list[str]) -> str:
+def _glu(kernels: list[str]) -> str:
     """Return the name of the gated activation that a network has, which axolotl does not tell apart."""
-    return next((name for name in known if name in ("swiglu", "geglu")), "swiglu")
+    return next((name for name in kernels if name in ("swiglu", "geglu")), "swiglu")
 
 
 def _loaded_attributes() -> list[tuple[Any, dict[str, Any]]]:

@@ -23,7 +23,7 @@ from vramcast.dataset_builder.jobs.finetuning import with_finetuning
 from vramcast.dataset_builder.jobs.job import ModuleJob
 from vramcast.dataset_builder.jobs.keras_networks import build_variables
 from vramcast.dataset_builder.jobs.language_losses import use_loss_form
-from vramcast.dataset_builder.jobs.liger_library import liger_kernels
+from vramcast.dataset_builder.jobs.liger_library import liger_kernels, liger_release
 from vramcast.dataset_builder.jobs.optimizers import OWN, factory_of
 from vramcast.dataset_builder.jobs.steps import LossCall
 from vramcast.dataset_builder.simulation.live_simulation import simulation_of_run, unbounded
@@ -51,10 +51,11 @@ class LiveJob:
     """A module and its training on a virtual GPU, run once for the first of some devices."""
 
     def __init__(self, job: ModuleJob, training: TrainingSetup, profile: DeviceProfile) -> None:
+        if training.liger:
+            liger_release()  # an absent library fails before the network is built
         self.training = training
         self.profile = profile
         self._inputs: tuple[Mapping[str, Any], ...] = ()
-        self._knows_integers = job.knows_integers
         self._traced_with: Mapping[str, str] = {}
         self._notes = job.batch.notes(training.batch_size)  # drawn before the loop: drawing is not part of the job
         module = None if job.rebuild is not None else self._copied(job)
@@ -119,7 +120,7 @@ class LiveJob:
         """Pass a batch forward before the training, as scripts do that print a summary of their network."""
         size = self.training.dry_run_batch_size
         if size is not None:
-            batch = tree_map_only(Tensor, self._on_device, job.batch.with_values(size))
+            batch = self._moved(job, job.batch.with_values(size))
             for _ in range(self.training.dry_run_passes):
                 network(batch)
 
@@ -155,13 +156,22 @@ class LiveJob:
         for _ in range(self.training.accumulate):
             batch = job.batch.with_values(self.training.batch_size)
             self._inputs = input_shapes(batch)
-            yield (tree_map_only(Tensor, self._on_device, batch),)
+            yield (self._moved(job, batch),)
+
+    def _moved(self, job: ModuleJob, batch: Any) -> Any:
+        """Return a batch on the device; transformers would drop a mask of ones (masking_utils)."""
+        if not job.masks or not isinstance(batch, tuple):
+            return tree_map_only(Tensor, self._on_device, batch)
+        return tuple(
+            torch.zeros(item.shape, dtype=item.dtype, device="cuda") if place in job.masks else self._on_device(item)
+            for place, item in enumerate(batch)
+        )
 
     def _on_device(self, tensor: Tensor) -> Tensor:
         is_number = tensor.dtype in DTYPES.values()
         dtype = DTYPES[self.training.dtype] if is_number else tensor.dtype
         if tensor.device.type == "meta":
-            make = torch.empty if is_number or not self._knows_integers else torch.ones
+            make = torch.empty if is_number else torch.ones
             return make(tensor.shape, dtype=dtype, device="cuda")
         return tensor.to("cuda", dtype)
 

@@ -1,4 +1,4 @@
-"""Triton itself, where it is installed: launches of its kernels do nothing on tensors without data.
+"""Triton, itself or its stand-in: launches of kernels do nothing on tensors without data, but void known floats.
 
 A kernel writes to tensors that its caller has allocated, so the memory of a step is complete without it. Checked on
 Triton 3.9.
@@ -15,15 +15,14 @@ if TYPE_CHECKING:
 _LAUNCHERS = ("JITFunction", "Autotuner", "Heuristics")
 
 
-def _launch_nothing(*args: Any, **kwargs: Any) -> None:
-    return None
-
-
 def _apply(module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> None:
+    def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
+        gpu.tracer.values.forget_numbers(args, kwargs)
+
     for name in _LAUNCHERS:
         launcher = vars(module).get(name)
         if launcher is not None:
-            patches.set(launcher, "run", _launch_nothing)
+            patches.set(launcher, "run", launch)
 
 
-PATCHES = {"triton.runtime.jit": _apply, "triton.runtime.autotuner": _apply}
+PATCHES = {"triton": _apply, "triton.runtime.jit": _apply, "triton.runtime.autotuner": _apply}

@@ -24,6 +24,22 @@ class _Anything:
         return _Anything()
 
 
+class constexpr:  # noqa: N801 - Triton's name
+    """A constant of a kernel, whose value the Python code around kernels compares."""
+
+    def __init__(self, value: Any) -> None:
+        self.value: Any = value.value if isinstance(value, constexpr) else value
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.value == (other.value if isinstance(other, constexpr) else other))
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __index__(self) -> int:
+        return int(self.value)
+
+
 def missing(name: str) -> _Anything:
     """Return a placeholder for a name that this stand-in does not define."""
     if name.startswith("__"):
@@ -40,7 +56,7 @@ class JITFunction:
 
     def __getitem__(self, grid: object) -> Callable[..., None]:
         """Return the launch over a grid."""
-        return self.run
+        return self.run  # which triton_kernels replaces
 
     def run(self, *args: object, **kwargs: object) -> None:
         """Launch nothing."""
