@@ -10,7 +10,7 @@ from torch import nn
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.jobs.building import build_job
 from vramcast.dataset_builder.jobs.language_losses import use_loss_form
-from vramcast.dataset_builder.jobs.liger_library import liger_kernels
+from vramcast.dataset_builder.jobs.liger_library import _network_of, liger_kernels
 from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
 from vramcast.dataset_builder.simulation.simulator import Simulator
 from vramcast.errors import UserError
@@ -142,6 +142,12 @@ def test_what_liger_replaces_in_transformers_is_restored(library):
     assert home.apply_rotary_pos_emb is rotate and home.LlamaRMSNorm.forward is norm
     with liger_kernels(tiny_llama(), "rms_norm"):
         assert home.apply_rotary_pos_emb is rotate and home.LlamaRMSNorm.forward is None
+
+
+def test_the_network_inside_of_an_adapter_gets_the_kernels(library):
+    peft = pytest.importorskip("peft")
+    network = peft.get_peft_model(tiny_llama(), peft.LoraConfig(target_modules=["q_proj"]), low_cpu_mem_usage=True)
+    assert type(_network_of(network)).__name__ == "LlamaForCausalLM"
 
 
 def test_networks_and_kernels_that_liger_lacks_are_refused(library):

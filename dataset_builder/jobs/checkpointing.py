@@ -85,6 +85,7 @@ def _recompute_by(
     parts = [part for part in network.modules() if hasattr(part, _FUNCTION)]
     if form.every > 1 and not all(hasattr(block, _FUNCTION) for block in blocks):  # one switch for all, until 4.52
         network.gradient_checkpointing_disable()
+        network.config.use_cache = False  # a recomputed block would write to the cache again
         return False
     for part in parts:
         setattr(part, _FUNCTION, recompute)

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name that every PyTorch reader knows
 
-from vramcast.dataset_builder.jobs.adapters import is_of_transformers
+from vramcast.dataset_builder.jobs.adapters import is_pretrained
 from vramcast.dataset_builder.jobs.steps import Loss
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.loss_forms import chunks_of
@@ -31,7 +31,7 @@ def use_loss_form(module: nn.Module, form: str) -> None:
 def causal_network(module: nn.Module) -> Any:
     """Return the causal language model of transformers in a module, None if there is none."""
     parts = (part for part in module.modules() if type(part).__name__.endswith("ForCausalLM"))
-    return next((part for part in parts if is_of_transformers(part) and _head(part) is not None), None)
+    return next((part for part in parts if is_pretrained(part) and _head(part) is not None), None)
 
 
 def _head(network: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 from torch.nn import functional
 
-from vramcast.dataset_builder.jobs.adapters import is_of_transformers
+from vramcast.dataset_builder.jobs.adapters import is_pretrained
 from vramcast.errors import UserError
 
 INSTALL = "pip install --no-deps liger-kernel"
@@ -57,7 +57,7 @@ def liger_release() -> str:
 def _network_of(module: nn.Module | None) -> Any:
     parts = module.modules() if module is not None else ()
     for part in parts:
-        if is_of_transformers(part) and getattr(getattr(part, "config", None), "model_type", None):
+        if is_pretrained(part):
             return part
     raise UserError(
         f"expected a network of transformers beside liger, found {type(module).__name__}: leave it out, or run your "
