@@ -7,6 +7,7 @@ from string import Template
 from vramcast.dataset_builder.families import blocks, plan_of
 from vramcast.dataset_builder.plan import Node, Plan
 from vramcast.dataset_builder.schema import Spec
+from vramcast.errors import UserError
 from vramcast.virtual_gpu import training_step as training
 from vramcast.virtual_gpu.training_setup import parse_call
 
@@ -82,6 +83,10 @@ if __name__ == "__main__":
 def emit(spec: Spec) -> str:
     """Return the script of a spec."""
     plan, setup = plan_of(spec), spec.training
+    if isinstance(setup.checkpointing, str):
+        raise UserError(
+            f"expected checkpointing in its default form in a printed script, found {setup.checkpointing}: write true"
+        )
     optimizer, arguments = parse_call(setup.optimizer)
     full, last = [setup.batch_size] * 3, [setup.last_batch_size] if setup.last_batch_size else []
     return _SCRIPT.substitute(

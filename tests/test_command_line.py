@@ -99,7 +99,7 @@ def test_the_console_command_runs_a_subcommand():
         (["+space.factors.depth.step=2"], "expected factor depth to begin at a multiple of 2, found 1"),
         (["space.factors.inputs.log=maybe"], "expected log of factor inputs to be true or false, found 'maybe'"),
         (["space.network.dropout=nan"], "expected finite numbers"),
-        (["space.training.checkpointing=7"], "expected training.checkpointing to be true or false, found 7"),
+        (["space.training.checkpointing=7"], "expected training.checkpointing to be true, false or a form, found 7"),
         (["space.training.optimizer=7"], "expected a name such as 'Adam'"),
         (["space.training.optimizer='Adam(lr=1,lr=2)'"], "expected a name such as 'Adam'"),
         (["space.training.optimizer='Adam(**7)'"], "expected a name such as 'Adam'"),

@@ -6,7 +6,9 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.jobs.building import build_job
 from vramcast.dataset_builder.jobs.job import ModuleJob
+from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
 from vramcast.dataset_builder.simulation.simulator import Simulator
 from vramcast.errors import UserError
 
@@ -148,3 +150,17 @@ def test_a_bug_of_the_network_stays_its_own():
 
     with pytest.raises(Exception, match=r"cuda|mat1|shape"):
         simulate(meta(Wrong), lambda size: torch.randn(size, 256))
+
+
+def test_a_mask_for_padding_is_there_on_the_virtual_gpu_too():
+    pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "vocab_size": 500}  # fmt: skip
+    request = BuildRequest(target=parse_target("hf:llama-7b"), arguments=sizes, inputs=("128",), directory=".")
+    job = build_job(request)
+    options = {"batch_size": 4, "dtype": "bf16", "optimizer": "adamw_torch_fused"}
+    profile = load_profile("a100_40gb")
+    traced = Simulator(job).simulate(options, [profile]).peaks[profile.name].unbounded
+    job.runs_live = True
+    live = Simulator(job).simulate(options, [profile]).peaks[profile.name].unbounded
+    assert (live.allocated_bytes, live.reserved_bytes) == (traced.allocated_bytes, traced.reserved_bytes)

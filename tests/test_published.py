@@ -108,6 +108,14 @@ def test_repeated_runs_are_scored_once_by_their_median() -> None:
     assert len(combined([job, replace(job, metric="smi")])) == 2
 
 
+def test_kernels_of_liger_are_a_group_of_their_own():
+    record = {**LIGER, "model": "cross_entropy [liger_triton]", "gpu": "NVIDIA B200",
+              "framework_versions": "liger 0.8.0; run 2026-07-05; torch not stated"}  # fmt: skip
+    job = liger.job_of(record)
+    assert (job.group, job.script, job.stack) == ("Liger's operators", "liger_operators", "liger-0.8")
+    assert liger.job_of({**record, "model": "cross_entropy [liger_cutile]"}) == "kernels of liger"
+
+
 def test_an_operator_is_simulated_exactly() -> None:
     job = liger.job_of(LIGER)
     assert isinstance(job, PublishedJob)

@@ -1,6 +1,7 @@
-"""The stand-in for flash-attn: found like the library, with its tensors in both passes."""
+"""Stand-ins for libraries: found like the library, with the tensors of its functions."""
 
 import importlib.util
+import sys
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest
@@ -54,3 +55,70 @@ def test_the_stand_in_allocates_what_flash_attention_does() -> None:
 def test_an_unknown_stand_in_is_refused() -> None:
     with pytest.raises(UserError, match="flash_attn"), VirtualCuda(load_profile(A100), stand_ins=("xformers",)):
         pass
+
+
+KERNEL = """
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.libdevice import tanh
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 32}, num_warps=4)], key=["n"])
+@triton.jit
+def fill(x, n, BLOCK: tl.constexpr):
+    tl.store(x, tanh(tl.zeros((BLOCK,), dtype=tl.float32)))
+
+
+def filled(n):
+    x = torch.empty(triton.next_power_of_2(n), device="cuda")
+    fill[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, n)
+    return x
+"""
+
+
+@pytest.fixture
+def kernels_of_liger(tmp_path, monkeypatch):
+    """A package of the name of Liger-Kernel with one Triton kernel, for environments that lack the library."""
+    package = tmp_path / "liger_kernel"
+    package.mkdir()
+    (package / "__init__.py").write_text(KERNEL)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "liger_kernel"]:
+        del sys.modules[name]
+
+
+def test_kernels_of_triton_allocate_nothing_once_liger_is_imported(kernels_of_liger):
+    if importlib.util.find_spec("triton") is not None:
+        pytest.skip("Triton is installed: no stand-in")
+    with VirtualCuda(load_profile(A100)):
+        assert importlib.util.find_spec("triton") is None, "other libraries take other paths where Triton is installed"
+        from liger_kernel import filled  # type: ignore[import-not-found]
+
+        before = torch.cuda.memory_allocated()
+        x = filled(1000)
+        assert (x.shape, torch.cuda.memory_allocated() - before) == ((1024,), 4096)
+        assert version("triton")
+    assert importlib.util.find_spec("triton") is None
+
+
+def test_kernels_of_an_installed_triton_are_not_launched():
+    from types import ModuleType
+
+    from vramcast.virtual_gpu.cuda.libraries.triton_kernels import PATCHES
+    from vramcast.virtual_gpu.cuda.patches import Patches
+
+    module, patches = ModuleType("triton.runtime.jit"), Patches()
+
+    class JITFunction:
+        def run(self, *args, **kwargs):
+            raise RuntimeError("0 active drivers")
+
+    module.JITFunction = JITFunction
+    with VirtualCuda(load_profile(A100)) as gpu:
+        PATCHES["triton.runtime.jit"](module, patches, gpu)
+        assert JITFunction().run(1, grid=(1,), warmup=False) is None
+    patches.undo()
+    with pytest.raises(RuntimeError, match="drivers"):
+        JITFunction().run()

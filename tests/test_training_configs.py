@@ -38,17 +38,18 @@ def test_axolotl_on_the_whole_network_notes_what_is_not_simulated():
     request = request_of("axolotl_full.yml")
     assert chosen(request) == {
         "batch_size": 1, "accumulate": 8, "optimizer": "adamw_8bit", "dtype": "bf16", "autocast": "bf16",
-        "checkpointing": True,
+        "checkpointing": "offload", "liger": "fused_linear_cross_entropy",
     }  # fmt: skip
     assert not request.packed
-    words = " ".join(request.notes)
-    assert all(word in words for word in ("offloaded checkpoints", "deepspeed is ignored", "plug-ins"))
+    assert "deepspeed is ignored" in " ".join(request.notes) and "plug-ins" not in " ".join(request.notes)
 
 
 def test_a_number_of_gpus_answers_the_note_about_deepspeed():
     request = request_of("axolotl_full.yml", parallel="zero1", world_size=4)
     assert request.options["parallel"] == "zero1(world_size=4)"
-    assert "deepspeed" not in " ".join(request.notes)
+    words = " ".join(request.notes)
+    assert "deepspeed" not in words and "offloaded checkpoints" in words and "Liger" in words
+    assert request.options["checkpointing"] is True and request.options["liger"] is None
 
 
 def test_llama_factory_with_a_quantised_base():
@@ -56,10 +57,9 @@ def test_llama_factory_with_a_quantised_base():
     assert request.target == "hf:Qwen/Qwen2.5-7B-Instruct" and request.input == ("2048",) and not request.packed
     assert chosen(request) == {
         "batch_size": 1, "accumulate": 8, "optimizer": "adamw_torch_fused", "dtype": "bf16", "autocast": "bf16",
-        "checkpointing": True, "quantize": "nf4_dq(upcast=False)",
+        "checkpointing": "reentrant", "quantize": "nf4_dq(upcast=False)", "liger": True,
         "adapter": "lora(r=16, target_modules='all-linear')",
     }  # fmt: skip
-    assert any("Liger" in note for note in request.notes)
     assert any("optim is not set" in note for note in request.notes)
 
 
@@ -83,6 +83,37 @@ def test_options_of_the_command_line_win():
     assert request.target == "hf:gpt2" and request.options["batch_size"] == 16
     assert request.options["adapter"] == "lora(r=4, target_modules=['c_attn'])"
     assert request_of("llamafactory_lora.yaml", adapter="ia3").options["adapter"] == "ia3"
+
+
+@pytest.mark.parametrize(
+    ("text", "checkpointing", "liger"),
+    [
+        ("base_model: gpt2\ngradient_checkpointing: true\n", True, None),
+        ("base_model: gpt2\ngradient_checkpointing: true\nactivation_offloading: legacy\n", "offload", None),
+        ("base_model: gpt2\ngradient_checkpointing: true\ngradient_checkpointing_kwargs: {use_reentrant: true}\n",
+         "reentrant", None),
+        ("base_model: gpt2\nplugins: [axolotl.integrations.liger.LigerPlugin, x.CutCrossEntropyPlugin]\n"
+         "liger_rope: true\nliger_glu_activation: true\n", False, "glu,rope"),
+        ("per_device_train_batch_size: 1\nmodel_name_or_path: gpt2\nuse_liger_kernel: true\n", False, True),
+        ("per_device_train_batch_size: 1\nmodel_name_or_path: gpt2\nuse_liger_kernel: true\n"
+         "liger_kernel_config: {rope: false, rms_norm: true}\n", False, "rms_norm"),
+        ("model_name_or_path: gpt2\nactivation_checkpointing: true\n"
+         "activation_checkpointing_kwargs: {every_n_layers: 2, offload: true}\n", "every=2,offload", None),
+        ("model_name_or_path: gpt2\nstage: sft\nuse_reentrant_gc: false\n", True, None),
+        ("model_name_or_path: gpt2\nstage: sft\nuse_unsloth_gc: true\n", "reentrant,offload", None),
+    ],
+)  # fmt: skip
+def test_forms_of_checkpointing_and_kernels_of_liger_are_read(tmp_path, text, checkpointing, liger):
+    path = tmp_path / "run.yml"
+    path.write_text(text)
+    job = read_training_config(str(path))
+    assert (job.values["checkpointing"], job.values["liger"]) == (checkpointing, liger)
+    assert any("plug-ins" in note for note in job.notes) == ("CutCross" in text)
+
+
+def test_none_takes_back_a_form_of_a_file():
+    request = request_of("axolotl_full.yml", liger="none", checkpointing="none")
+    assert (request.options["liger"], request.options["checkpointing"]) == ("none", "none")
 
 
 def test_a_local_folder_is_found_beside_the_file(tmp_path):

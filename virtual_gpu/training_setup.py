@@ -8,8 +8,15 @@ from types import MappingProxyType
 from typing import Any
 
 from vramcast.errors import UserError, check_choice, check_count, check_flag
+from vramcast.virtual_gpu.checkpointing_forms import (
+    CHECKPOINTING_WORDS,
+    CheckpointingForm,
+    canonical_checkpointing,
+    checkpointing_form,
+)
 from vramcast.virtual_gpu.distributed.parallelism import STRATEGIES, Parallelism, parallelism_of, split_options
 from vramcast.virtual_gpu.finetuning_options import QUANTIZED, adapter_call, parse_pairs, quantization_call
+from vramcast.virtual_gpu.loss_forms import canonical_kernels, canonical_loss_form, with_fused_loss
 
 LOSSES = ("cross_entropy", "bce_with_logits", "bce", "mse", "own")
 """'own' is for networks that return their loss, as those of transformers do."""
@@ -94,7 +101,7 @@ class Option:
     """The definition of a training option, which the command line, the jobs file and the service read."""
 
     kind: str
-    """'count', 'flag', 'choice' or 'text'."""
+    """'count', 'flag', 'choice', 'text', or 'form': a flag that also takes a text."""
     help: str
     choices: tuple[str, ...] = ()
     least: int = 1
@@ -130,7 +137,11 @@ class TrainingSetup:
     dtype: str = _option("fp32", "choice", "dtype of parameters and inputs", choices=tuple(DTYPE_BYTES))
     autocast: str | None = _option(None, "choice", "mixed precision", choices=("bf16", "fp16"), bare="bf16")
     accumulate: int = _option(1, "count", "batches to one optimizer step", most=1024)
-    checkpointing: bool = _option(False, "flag", "recompute blocks in the backward pass")
+    checkpointing: bool | str = _option(
+        False,
+        "form",
+        f"recompute blocks in the backward pass, in one of several forms: {', '.join(CHECKPOINTING_WORDS)}",
+    )
     dry_run_batch_size: int | None = _option(None, "count", "batch size of forward passes before the training")
     dry_run_passes: int = _option(1, "count", "number of forward passes before the training", most=64)
     prefetched_batches: int = _option(
@@ -150,6 +161,14 @@ class TrainingSetup:
     quantize: str | None = _option(
         None, "text", f"keep the frozen weights of linear layers quantised: {', '.join(QUANTIZED)}"
     )
+    loss_form: str = _option(
+        "default", "text", "the loss of a language model: default, upcast, chunked=N, or fused, which is Liger's"
+    )
+    liger: bool | str = _option(
+        False,
+        "form",
+        "use Liger's kernels in a network of transformers: its default ones, or some as in rms_norm,rope",
+    )
 
     def __post_init__(self) -> None:
         for name, option in OPTIONS.items():
@@ -165,6 +184,8 @@ class TrainingSetup:
                 check_choice(f"training.{name}", canonical, option.choices)
                 object.__setattr__(self, name, canonical)
         self._normalise_optimizer()
+        object.__setattr__(self, "checkpointing", canonical_checkpointing(self.checkpointing))
+        self._normalise_loss()
         if self.implementation == "in_backward" and (self.accumulate > 1 or self.parallel or self.autocast == "fp16"):
             raise UserError(
                 "expected one batch to a step, one GPU and no gradient scaler beside implementation=in_backward, found "
@@ -183,6 +204,23 @@ class TrainingSetup:
                 )
         if self.dry_run_batch_size is None:
             object.__setattr__(self, "dry_run_passes", 1)
+
+    def _normalise_loss(self) -> None:
+        """Move the fused form of the loss to the kernels of Liger, whose it is."""
+        form, kernels = canonical_loss_form(self.loss_form), canonical_kernels(self.liger)
+        if form == "fused":
+            form, kernels = "default", with_fused_loss(kernels)
+        object.__setattr__(self, "loss_form", form)
+        object.__setattr__(self, "liger", kernels)
+        if form != "default" and kernels:
+            raise UserError(
+                f"expected loss_form={form} or Liger's kernels, found both: Liger replaces the loss; leave one out"
+            )
+        if self.parallel is not None and self.needs_cuda:
+            raise UserError(
+                "expected one GPU beside Liger's kernels or offloaded checkpoints, found parallel="
+                f"{self.parallel}: leave one out, or run your own script by vramcast run -- torchrun"
+            )
 
     def _normalise_optimizer(self) -> None:
         """Move the arguments `fused` and `foreach` of the optimizer to `implementation`."""
@@ -206,8 +244,20 @@ class TrainingSetup:
 
     @property
     def needs_trace(self) -> bool:
-        """Whether only a trace on the meta device can follow the setup: several ranks, an adapter, other steps."""
-        return bool(self.parallel or self.adapter) or self.implementation == "in_backward"
+        """Whether only a trace can follow the setup: several ranks, an adapter, other steps, another network."""
+        other = isinstance(self.checkpointing, str) or self.loss_form != "default" or bool(self.liger)
+        return bool(self.parallel or self.adapter) or self.implementation == "in_backward" or other
+
+    @property
+    def needs_cuda(self) -> bool:
+        """Whether the step must see its tensors on a CUDA device: Liger asks for it, and offloading has two devices."""
+        form = self.checkpointing_form
+        return bool(self.liger) or (form is not None and form.offload)
+
+    @property
+    def checkpointing_form(self) -> CheckpointingForm | None:
+        """The form of activation checkpointing, None without it."""
+        return checkpointing_form(self.checkpointing)
 
     @property
     def without_rate(self) -> "TrainingSetup":
@@ -229,7 +279,14 @@ _OPTIONAL = {item.name for item in fields(TrainingSetup) if item.default is None
 
 
 def check_trained_whole(training: TrainingSetup) -> None:
-    """Raise if a setup has an adapter, which a layer table cannot take."""
+    """Raise if a setup changes the network or what it saves, which a layer table cannot follow."""
+    others = {"checkpointing": isinstance(training.checkpointing, str), "liger": bool(training.liger),
+              "loss_form": training.loss_form != "default"}  # fmt: skip
+    for name, is_used in others.items():
+        if is_used:
+            raise UserError(
+                f"expected no {name}={getattr(training, name)} beside a layer table, found it: name the network itself"
+            )
     if training.adapter is not None:
         raise UserError(
             f"expected no adapter beside a layer table, found {training.adapter}: name the network itself, or describe "

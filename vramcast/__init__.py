@@ -33,8 +33,8 @@ def classify(module: Any, inputs: Any, *, checkpoint: str = _CHECKPOINT, **optio
         inputs: One batch (a tensor, a tuple of arguments, or a mapping of keyword arguments), or a function from a
             batch size to one.
         checkpoint: The estimator, by its released name or its directory.
-        options: `optimizer`, `device`, `batch_size`, `dtype`, `autocast`, `checkpointing`, `accumulate`, `step`,
-            `risk` and the other arguments of `Predictor.classify`.
+        options: `optimizer`, `device`, `batch_size`, `dtype`, `autocast`, `checkpointing`, `loss_form`, `liger`,
+            `accumulate`, `step`, `risk` and the other arguments of `Predictor.classify`.
     """
     return load(checkpoint).classify(module, inputs, **options)
 

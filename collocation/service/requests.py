@@ -32,7 +32,7 @@ def _training_fields() -> dict[str, Any]:
     kinds: dict[str, Any] = {}
     for item in fields(TrainingSetup):
         option = OPTIONS[item.name]
-        kind: Any = {"flag": bool, "text": Text}.get(option.kind)
+        kind: Any = {"flag": bool, "text": Text, "form": bool | Text}.get(option.kind)
         if option.kind == "count":
             kind = Annotated[int, Field(ge=option.least, le=option.most)]
         elif option.kind == "choice":

@@ -57,10 +57,10 @@ def _plain(value: Any, kind: Any = None) -> Any:
 
 
 def plan_of(spec: Spec) -> Plan:
-    """Return the plan of a spec's network, with checkpointing if its training setup uses it."""
+    """Return the plan of a spec's network, with checkpointing if its training setup uses it in its default form."""
     family = family_of(spec.family)
     plan = family.plan(from_mapping(family.network, spec.network, f"the {spec.family} network"))
-    return _checkpointed(plan) if spec.training.checkpointing else plan
+    return _checkpointed(plan) if spec.training.checkpointing is True else plan
 
 
 def _checkpointed(plan: Plan) -> Plan:

@@ -100,6 +100,11 @@ def is_of_transformers(module: nn.Module) -> bool:
     return any(base.__module__.startswith("transformers.") for base in type(module).__mro__)
 
 
+def is_pretrained(module: nn.Module) -> bool:
+    """Return whether a module is a whole network of transformers, and not the wrapper of an adapter around one."""
+    return any(base.__name__ == "PreTrainedModel" for base in type(module).__mro__)
+
+
 def _task(module: nn.Module) -> str | None:
     name = type(module).__name__
     return next((task for ending, task in _TASKS.items() if name.endswith(ending)), None)

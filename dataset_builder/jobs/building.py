@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vramcast.dataset_builder.families.diffusion import denoising_step
 from vramcast.dataset_builder.families.external import build_external
+from vramcast.dataset_builder.families.keyword_inputs import KeywordInputs
 from vramcast.dataset_builder.families.libraries import import_library, tolerate_broken_torchvision
 from vramcast.dataset_builder.families.meta_device import build_on_meta
 from vramcast.dataset_builder.jobs.architectures import find_architecture
@@ -190,7 +191,10 @@ def _library_job(request: BuildRequest) -> ModuleJob:
     network = _LIBRARIES[kind](request)
     module, inputs = build_external(kind, network)
     step = None if kind == "hf" and request.keep_output else _STEPS.get(kind)
-    return ModuleJob(module, partial(_random_batch, list(inputs)), step, family=kind)
+    job = ModuleJob(module, partial(_random_batch, list(inputs)), step, family=kind)
+    names = module.names if isinstance(module, KeywordInputs) else ()
+    job.masks = frozenset(place for place, name in enumerate(names) if name == "attention_mask")
+    return job
 
 
 def _input_shape(request: BuildRequest) -> tuple[int, ...] | None:

@@ -20,6 +20,7 @@ from vramcast.dataset_builder.filters import Rejected, check
 from vramcast.dataset_builder.jobs.batches import Batches, MakeBatch
 from vramcast.dataset_builder.jobs.checkpointing import enable_checkpointing
 from vramcast.dataset_builder.jobs.finetuning import with_finetuning
+from vramcast.dataset_builder.jobs.language_losses import use_loss_form
 from vramcast.dataset_builder.jobs.optimizers import (
     DEFAULT,
     OWN,
@@ -112,8 +113,10 @@ class SpecJob(Job):
     def prepare(self, training: TrainingSetup) -> PreparedJob:
         """Build the subject anew, as a backend does."""
         subject, inputs = subject_of(replace(self.spec, training=training))
-        if training.checkpointing and self.family not in FAMILIES:
-            enable_checkpointing(subject)
+        form = training.checkpointing_form
+        if form is not None and not (training.checkpointing is True and self.family in FAMILIES):
+            enable_checkpointing(subject, form)  # the plan of a generated network has the default form
+        use_loss_form(subject, training.loss_form)
         subject, facts = with_finetuning(subject, training)
         make = partial(_random, [(item.shape, item.vocabulary) for item in inputs], training.dtype)
         facts = (*facts, *optimizer_facts(training.optimizer))
@@ -133,6 +136,8 @@ class ModuleJob(Job):
     """Training steps on a virtual GPU."""
     nonzero_fraction = 1.0
     """The part of its places that a mask with unknown values selects there."""
+    masks: frozenset[int] = frozenset()
+    """Places of masks for padding in a batch, which select less than everything there."""
 
     def __init__(
         self,
@@ -199,8 +204,9 @@ class ModuleJob(Job):
         module, loss = copy_to_meta(self.module), self._table_and_loss[1]
         if training.dtype != self.dtype:
             module = module.to(DTYPES[training.dtype])
-        if training.checkpointing:
-            enable_checkpointing(module)
+        if training.checkpointing_form is not None:
+            enable_checkpointing(module, training.checkpointing_form)
+        use_loss_form(module, training.loss_form)
         module, facts = with_finetuning(module, training)
         for size in training.batch_sizes:  # drawn before the trace starts: drawing is not part of the job
             self.batch(size, training.dtype)

@@ -1,4 +1,4 @@
-"""Liger-Kernel's benchmarks: single operators in torch's and transformers' form, allocated memory.
+"""Liger-Kernel's benchmarks: single operators in torch's, transformers' and its own form, allocated memory.
 
 Until release 0.7 each benchmark had its own loop; from 0.8 on all of them share one, which makes the gradient of the
 output inside of the measured step.
@@ -33,6 +33,8 @@ _LOSSES = {"cross_entropy", "kl_div", "jsd", "tvd"}
 _MLPS = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh", "tiled_swiglu": "silu", "tiled_geglu": "gelu_pytorch_tanh"}
 _ROPES = {"rope", "llama4_rope"}
 _ROWS = {"layer_norm", "rms_norm", "softmax", "fused_add_rms_norm"}
+_OWN = {"cross_entropy", "kl_div", "layer_norm", "group_norm", "softmax", "swiglu", "geglu", "rope"}
+"""Operators whose Triton kernels were measured, all with release 0.8."""
 _MEGATRON = {"megatron_rms_norm", "megatron_swiglu"}
 _DEFECTS = {
     "embedding": "known defect: 12 GB of other allocations are included",
@@ -43,7 +45,8 @@ _DEFECTS = {
 def job_of(record: Record) -> PublishedJob | str:
     """Return the job of a record, or the reason why it is left out."""
     name, provider = re.fullmatch(r"(\w+) \[(.+)\]", record["model"]).groups()  # type: ignore[union-attr]
-    if provider not in ("torch", "huggingface"):
+    own = provider == "liger_triton" and name in _OWN
+    if not own and provider not in ("torch", "huggingface"):
         return "torch.compile" if provider == "torch_compile" else f"kernels of {re.split('[_-]', provider)[0]}"
     gpu = record["gpu"]
     if name in _DEFECTS:
@@ -59,11 +62,11 @@ def job_of(record: Record) -> PublishedJob | str:
     if name == "group_norm" and release < (0, 8):
         mode = "full"  # this benchmark measured a full step in every mode: the published figures are equal
     return PublishedJob(
-        group="operators",
+        group="Liger's operators" if own else "operators",
         title=f"{name} {record['task']} [{provider}] on {gpu}, {config.get('dtype', 'torch.float32')}",
-        script="operators",
+        script="liger_operators" if own else "operators",
         parameters={"operator": operator, "mode": mode, "gradient": gradient, "config": config},
-        stack=None,
+        stack="liger-0.8" if own else None,
         device=_DEVICES[gpu],
         metric="allocated",
         published_bytes=float(record["value_published"]) * MIB,

@@ -40,6 +40,7 @@ def script_files(job: PublishedJob) -> list[Path]:
     if job.script == RANK_SCRIPT:
         return rank_files()
     names = [job.script, "common", *(["gptq_base"] if "GPTQ" in job.group else [])]
+    names += ["operators"] if job.script == "liger_operators" else []
     return [_SCRIPTS / f"{name}.py" for name in names]
 
 

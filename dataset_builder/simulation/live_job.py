@@ -6,7 +6,7 @@ work there; values that are not known are assumed, and the assumptions are part 
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -22,6 +22,8 @@ from vramcast.dataset_builder.jobs.checkpointing import enable_checkpointing
 from vramcast.dataset_builder.jobs.finetuning import with_finetuning
 from vramcast.dataset_builder.jobs.job import ModuleJob
 from vramcast.dataset_builder.jobs.keras_networks import build_variables
+from vramcast.dataset_builder.jobs.language_losses import use_loss_form
+from vramcast.dataset_builder.jobs.liger_library import liger_kernels, liger_release
 from vramcast.dataset_builder.jobs.optimizers import OWN, factory_of
 from vramcast.dataset_builder.jobs.steps import LossCall
 from vramcast.dataset_builder.simulation.live_simulation import simulation_of_run, unbounded
@@ -49,15 +51,20 @@ class LiveJob:
     """A module and its training on a virtual GPU, run once for the first of some devices."""
 
     def __init__(self, job: ModuleJob, training: TrainingSetup, profile: DeviceProfile) -> None:
+        if training.liger:
+            liger_release()  # an absent library fails before the network is built
         self.training = training
         self.profile = profile
         self._inputs: tuple[Mapping[str, Any], ...] = ()
+        self._traced_with: Mapping[str, str] = {}
         self._notes = job.batch.notes(training.batch_size)  # drawn before the loop: drawing is not part of the job
         module = None if job.rebuild is not None else self._copied(job)
         self._gpu = VirtualCuda(
             profile, options=AllocatorOptions(), unbounded=True, nonzero_fraction=job.nonzero_fraction
         )
-        with self._gpu:
+        with self._gpu, ExitStack() as stack:
+            if training.liger:
+                self._traced_with = stack.enter_context(liger_kernels(module, training.liger))
             self._train(job, module)
 
     @property
@@ -82,6 +89,7 @@ class LiveJob:
             training=replace(self.training, optimizer=simulation.training.optimizer, loss="own"),
             notes=(*map(str, gpu.assumptions.all()), *self._notes),
             inputs=self._inputs,
+            traced_with={**simulation.traced_with, **self._traced_with},
         )
 
     def _peaks(self, simulation: Simulation) -> Any:
@@ -112,17 +120,18 @@ class LiveJob:
         """Pass a batch forward before the training, as scripts do that print a summary of their network."""
         size = self.training.dry_run_batch_size
         if size is not None:
-            batch = tree_map_only(Tensor, self._on_device, job.batch.with_values(size))
+            batch = self._moved(job, job.batch.with_values(size))
             for _ in range(self.training.dry_run_passes):
                 network(batch)
 
     def _rebuilt(self, job: ModuleJob, make: Callable[[], nn.Module]) -> nn.Module:
         """Make the module again, on the device that it chooses: the virtual GPU."""
         setup = self.training
-        if setup.parallel or setup.checkpointing or setup.dtype != job.dtype:
+        others = setup.parallel or setup.checkpointing or setup.liger or setup.loss_form != "default"
+        if others or setup.dtype != job.dtype:
             raise UserError(
-                "expected a Keras network as its file builds it, found --parallel, --checkpointing or another --dtype: "
-                "drop them, and set the dtype policy in the file"
+                "expected a Keras network as its file builds it, found --parallel, --checkpointing, --liger, "
+                "--loss-form or another --dtype: drop them, and set the dtype policy in the file"
             )
         self._gpu.tracer.phase = Use.PARAMETERS
         module = make().train()
@@ -135,8 +144,9 @@ class LiveJob:
         module = copy_to_meta(job.module)
         if setup.dtype != job.dtype:
             module = module.to(DTYPES[setup.dtype])
-        if setup.checkpointing:
-            enable_checkpointing(module)
+        if setup.checkpointing_form is not None:
+            enable_checkpointing(module, setup.checkpointing_form)
+        use_loss_form(module, setup.loss_form)
         module, notes = with_finetuning(module, setup)
         self._notes = (*self._notes, *notes)
         _attach_trainer(module)
@@ -146,7 +156,16 @@ class LiveJob:
         for _ in range(self.training.accumulate):
             batch = job.batch.with_values(self.training.batch_size)
             self._inputs = input_shapes(batch)
-            yield (tree_map_only(Tensor, self._on_device, batch),)
+            yield (self._moved(job, batch),)
+
+    def _moved(self, job: ModuleJob, batch: Any) -> Any:
+        """Return a batch on the device; transformers would drop a mask of ones (masking_utils)."""
+        if not job.masks or not isinstance(batch, tuple):
+            return tree_map_only(Tensor, self._on_device, batch)
+        return tuple(
+            torch.zeros(item.shape, dtype=item.dtype, device="cuda") if place in job.masks else self._on_device(item)
+            for place, item in enumerate(batch)
+        )
 
     def _on_device(self, tensor: Tensor) -> Tensor:
         is_number = tensor.dtype in DTYPES.values()

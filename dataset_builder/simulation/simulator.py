@@ -95,15 +95,16 @@ class Simulator:
 
         A network that fails because meta tensors are not CUDA tensors runs on a virtual GPU that it sees as CUDA.
         """
-        if isinstance(self.job, ModuleJob) and self.job.runs_live:
-            return self._run_live(self.job, options, profiles)
+        job = self._live_job(options)
+        if job is not None:
+            return self._run_live(job, options, profiles)
         try:
             return self._simulate(options, profiles)
         except Exception as error:
             if not isinstance(self.job, ModuleJob) or not needs_device(error):
                 raise
             training = self.job.setup(options)
-            if replace(training, adapter=None, quantize=None).needs_trace:
+            if replace(training, adapter=None, quantize=None, checkpointing=False, loss_form="default").needs_trace:
                 raise
             try:
                 self._live = LiveJob(self.job, training, profiles[0])
@@ -116,10 +117,30 @@ class Simulator:
                 raise error from None
             return self._live.simulation(profiles)
 
+    def _live_job(self, options: Mapping[str, Any]) -> ModuleJob | None:
+        """Return the job if it must train on a virtual GPU that it sees as CUDA, None if meta tensors are enough."""
+        training = self.job.setup(options)
+        if not isinstance(self.job, ModuleJob):
+            if training.needs_cuda:
+                raise UserError(
+                    "expected a network by its name or file beside liger or checkpointing=offload, found a spec: name "
+                    "the network itself, or leave them out"
+                )
+            return None
+        if training.needs_cuda and training.implementation == "in_backward":
+            raise UserError(
+                "expected a usual optimizer step beside liger or checkpointing=offload, found "
+                "implementation=in_backward: leave one out"
+            )
+        return self.job if self.job.runs_live or training.needs_cuda else None
+
     def _run_live(self, job: ModuleJob, options: Mapping[str, Any], profiles: Sequence[DeviceProfile]) -> Simulation:
         self._live = LiveJob(job, job.setup(options), profiles[0])
-        simulation = replace(self._live.simulation(profiles), family=job.family)
-        self._table = simulation.table
+        simulation = self._live.simulation(profiles)
+        versions = {**library_versions(job.module), **simulation.traced_with}
+        simulation = replace(simulation, family=job.family, traced_with=versions)
+        if job.runs_live:
+            self._table = simulation.table
         return simulation
 
     def _simulate(self, options: Mapping[str, Any], profiles: Sequence[DeviceProfile]) -> Simulation:
@@ -144,8 +165,9 @@ class Simulator:
 
     def measure(self, options: Mapping[str, Any], profile: DeviceProfile) -> Measurement:
         """Simulate the job on one device, without its layers: one trace and one replay."""
-        if isinstance(self.job, ModuleJob) and self.job.runs_live:
-            simulation = self._run_live(self.job, options, [profile])
+        job = self._live_job(options)
+        if job is not None:
+            simulation = self._run_live(job, options, [profile])
             measurement = simulation.peaks[profile.name].bounded
             return replace(measurement, notes=(*measurement.notes, *simulation.notes))
         self._use(options)

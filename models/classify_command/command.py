@@ -82,6 +82,8 @@ def _parser() -> argparse.ArgumentParser:
             add(flag, action="store_true", default=None, help=option.help)
         elif option.kind == "count":
             add(flag, type=int, metavar="N", help=option.help)
+        elif option.kind == "form":
+            add(flag, nargs="?", const=True, metavar="FORM", help=option.help)
         else:
             text = f"{option.help}: {', '.join(option.choices)}" if option.choices else option.help
             bare: dict[str, Any] = {"nargs": "?", "const": option.bare} if option.bare else {}

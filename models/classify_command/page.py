@@ -103,13 +103,19 @@ def _setup(page: Page) -> str:
     extras = [
         training.implementation if training.implementation != "default" else "",
         f"autocast {training.autocast}" if training.autocast else "",
-        "checkpointing" if training.checkpointing else "",
+        _form("checkpointing", training.checkpointing),
+        _form("Liger", training.liger),
+        f"{training.loss_form} loss" if training.loss_form != "default" else "",
         training.adapter or "",
         f"base in {training.quantize}" if training.quantize else "",
         f"{training.accumulate} batches a step" if training.accumulate > 1 else "",
         f"each of {training.parallel}" if training.parallel else "",
     ]
     return ", ".join([f"batch {training.batch_size}", training.optimizer, training.dtype, *filter(None, extras)])
+
+
+def _form(name: str, value: bool | str) -> str:
+    return f"{name} ({value})" if isinstance(value, str) else name if value else ""
 
 
 def _chance(probability: float) -> str:

@@ -1,7 +1,7 @@
 """One job of the command line or of a jobs file, checked. Imports nothing heavy, so that the child starts first."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +11,15 @@ from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_shape, par
 from vramcast.errors import UserError, check_choice, check_count, check_flag
 from vramcast.models.classify_command.lengths import batch_lengths, read_lengths
 from vramcast.models.classify_command.training_configs import read_training_config
+from vramcast.virtual_gpu.checkpointing_forms import canonical_checkpointing
 from vramcast.virtual_gpu.distributed.parallelism import PARALLEL_OPTIONS
+from vramcast.virtual_gpu.loss_forms import canonical_kernels, canonical_loss_form
 from vramcast.virtual_gpu.training_setup import OPTIONS, with_shorthands
 
 TRAINING_OPTIONS = {name: option for name, option in OPTIONS.items() if not option.from_network}
+_FORMS: Mapping[str, Callable[[Any], Any]] = {
+    "checkpointing": canonical_checkpointing, "loss_form": canonical_loss_form, "liger": canonical_kernels
+}  # fmt: skip
 _LARGEST = 2**31
 """Of a count: torch cannot index larger tensors."""
 KEYS = (
@@ -109,15 +114,21 @@ def _batch_lengths(chosen: Mapping[str, Any], batch_size: int | None, inputs: An
     return batch_lengths(read_lengths(str(chosen["lengths"])), batch_size, longest)
 
 
-def _check(chosen: Mapping[str, Any]) -> None:
+def _check_training(chosen: Mapping[str, Any]) -> None:
     for name, option in TRAINING_OPTIONS.items():
         if name in chosen:
             if option.kind == "count":
                 _check_bounded(name, chosen[name], option.least)
             elif option.kind == "flag":
                 check_flag(name, chosen[name])
+            elif name in _FORMS:
+                _FORMS[name](chosen[name])  # a wrong form fails before the network is built
             elif option.kind == "choice":
                 check_choice(name, chosen[name], option.accepted)
+
+
+def _check(chosen: Mapping[str, Any]) -> None:
+    _check_training(chosen)
     for name in ("target", "optimizer", "adapter", "quantize", "device", "inputs", "step", "python"):
         if name in chosen and not isinstance(chosen[name], str):
             raise UserError(f"expected {name} to be a text, found {chosen[name]!r}: change it")

@@ -51,7 +51,7 @@ def strategy_answers(job: "JobAnswers", answer: Answer, training: TrainingSetup)
     size, nodes = parallelism.world_size, parallelism.nodes
     results = [
         StrategyAnswer(change, size, result)
-        for change, options in _variants(size, nodes, training.checkpointing, _has_adapters(job, training))
+        for change, options in _variants(size, nodes, bool(training.checkpointing), _has_adapters(job, training))
         for result in _answered(job, answer.device, options)
     ]
     smallest = min(_smallest(job, answer.device, results), key=lambda item: item.world_size, default=None)

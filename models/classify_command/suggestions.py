@@ -88,7 +88,13 @@ def suggestions(
         tried.results.append(Suggestion(f"a batch of {size} (--batch-size {size})", largest))
     parts = _parts(training, largest.batch_size if largest else 1)
     tried.add(parts)
-    for change in (*_same_training(training), *_other_optimizers(training, transformers), *_quantized(training)):
+    fused = _fused_loss(training) if transformers else ()
+    for change in (
+        *_same_training(training),
+        *fused,
+        *_other_optimizers(training, transformers),
+        *_quantized(training),
+    ):
         tried.add(change)
     held_mib = answer.breakdown_mib
     if not tried.fits and (training.adapter or 2 * held_mib.get("parameters", 0.0) < answer.capacity_mib):
@@ -129,6 +135,7 @@ _CHECKPOINTING = _Change("activation checkpointing", "--checkpointing", {"checkp
 _AUTOCAST = _Change("mixed precision", "--autocast bf16", {"autocast": "bf16"})
 _BF16 = _Change("all in bf16", "--dtype bf16", {"dtype": "bf16", "autocast": None})
 _LOW_BITS = _Change("optimizer state in 8 bits", "--optimizer adamw8bit", {"optimizer": "adamw8bit"})
+_LIGER = _Change("Liger's kernels, with a fused loss", "--liger", {"liger": True})
 _SGD = _Change("SGD without momentum", "--optimizer sgd", {"optimizer": "sgd"})
 _FUSED = _Change("a fused optimizer", "--implementation fused", {"implementation": "fused"})
 _LORA = _Change("LoRA on all linear layers", "--lora r=16,targets=all-linear", {"adapter": LORA})
@@ -145,6 +152,12 @@ def _same_training(training: TrainingSetup) -> Iterator[_Change]:
         yield _BF16
     if not training.checkpointing:
         yield _CHECKPOINTING
+
+
+def _fused_loss(training: TrainingSetup) -> Iterator[_Change]:
+    """Yield Liger's kernels, which are dropped where the library or a kernel for the network is missing."""
+    if not training.liger and training.loss_form == "default" and training.implementation != "in_backward":
+        yield _LIGER
 
 
 def _has_lean_optimizer(training: TrainingSetup) -> bool:

@@ -8,14 +8,20 @@ from typing import Any
 from vramcast.dataset_builder.jobs.architectures import find_architecture
 from vramcast.dataset_builder.jobs.targets import read_document
 from vramcast.errors import UserError
+from vramcast.models.classify_command.config_forms import (
+    axolotl_checkpointing,
+    factory_checkpointing,
+    has_other_plugins,
+    liger_of,
+    trainer_checkpointing,
+    without_device_pairs,
+)
 
 _OPTIMIZER = "adamw_torch_fused"
 """transformers/training_args.py, default_optim; before torch 2.8 it is adamw_torch, one copy of the parameters more."""
 _LENGTHS = ("cutoff_len", "max_length", "max_seq_length", "model_max_length", "block_size")
 """Names of the sequence length: LLaMA-Factory's, TRL's new and old ones, and those of scripts of transformers."""
 _UNSUPPORTED: Mapping[str, str] = {
-    "use_liger_kernel": "Liger's fused kernels are not simulated: logits take less memory with them",
-    "enable_liger_kernel": "Liger's fused kernels are not simulated: logits take less memory with them",
     "use_unsloth": "Unsloth's kernels are not simulated: they take less memory",
     "torch_compile": "torch.compile is not simulated: a compiled step may take less memory",
     "auto_find_batch_size": "auto_find_batch_size is ignored: the batch size of the file is simulated",
@@ -23,7 +29,6 @@ _UNSUPPORTED: Mapping[str, str] = {
     "deepspeed": "deepspeed is ignored without the number of GPUs: add --world-size N and --parallel",
     "fsdp": "fsdp is ignored without the number of GPUs: add --world-size N and --parallel",
     "fsdp_config": "fsdp is ignored without the number of GPUs: add --world-size N and --parallel",
-    "plugins": "plug-ins of axolotl are not simulated: fused losses take less memory",
     "neftune_noise_alpha": "the noise of NEFTune is not simulated: it takes one more copy of the embedded tokens",
     "galore_rank": "GaLore is not simulated: its states take less memory",
     "use_galore": "GaLore is not simulated: its states take less memory",
@@ -60,6 +65,11 @@ def read_training_config(path: str, several: bool = False) -> ConfiguredJob:
     target = _target(str(name) if name else None, Path(path).parent)
     if target is not None:
         job.values["target"] = target
+    job.values["liger"] = liger_of(config) or None
+    if has_other_plugins(config):
+        job.notes.append("plug-ins of axolotl other than Liger's are not simulated: fused losses take less memory")
+    if several:
+        job.notes += without_device_pairs(job.values)
     job.notes += dict.fromkeys(
         text for key, text in _UNSUPPORTED.items() if config.get(key) and not (several and key in _PARALLEL)
     )
@@ -110,10 +120,7 @@ def _read_arguments(config: Mapping[str, Any], job: ConfiguredJob) -> None:
     values["optimizer"] = str(config.get("optim", _OPTIMIZER))
     if "optim" not in config:
         job.notes.append(f"optim is not set: taken as {_OPTIMIZER}, the Trainer's default with torch 2.8 or newer")
-    # LLaMA-Factory recomputes by default
-    values["checkpointing"] = bool(
-        not config.get("disable_gradient_checkpointing") if factory else config.get("gradient_checkpointing")
-    )
+    values["checkpointing"] = factory_checkpointing(config) if factory else trainer_checkpointing(config)
     length = next((config[name] for name in _LENGTHS if config.get(name)), 2048 if factory else None)
     if length is not None:
         values["input"] = str(length)
@@ -168,9 +175,7 @@ def _read_axolotl(config: Mapping[str, Any], job: ConfiguredJob) -> None:
     values["accumulate"] = _number(config, "gradient_accumulation_steps", 1)
     values["input"] = str(_number(config, "sequence_len", 512))
     values["packed"] = bool(config.get("sample_packing"))
-    values["checkpointing"] = bool(config.get("gradient_checkpointing"))
-    if isinstance(config.get("gradient_checkpointing"), str):
-        job.notes.append("offloaded checkpoints are simulated on the device: they take less memory than shown")
+    values["checkpointing"] = axolotl_checkpointing(config)
     values["optimizer"] = str(config.get("optimizer", "adamw_torch_fused"))
     half = "bf16" if config.get("bf16", "auto") else "fp16" if config.get("fp16") else None
     values["dtype"], values["autocast"] = half or "fp32", half

@@ -112,7 +112,7 @@ def _training_numbers(example: Example) -> Numbers:
         "prefetched": log_amount(training.prefetched_batches),
         "world_size": log_amount(training.parallelism.world_size if training.parallelism else 1),
         "sharded": float(training.parallelism is not None and training.parallelism.strategy in SHARDED),
-        "checkpointing": float(training.checkpointing),
+        "checkpointing": float(bool(training.checkpointing)),
         "implementation_fused": float(training.implementation == "fused"),
         "implementation_single": float(training.implementation == "single"),
         "autocast": float(training.autocast is not None),

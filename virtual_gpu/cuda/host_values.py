@@ -82,6 +82,12 @@ class HostValues:
             for tensor in written_tensors(operator, args, kwargs):
                 self._storages.pop(storage_key(tensor), None)
 
+    def forget_numbers(self, args: Any, kwargs: Any) -> None:
+        """Forget the floats in the arguments of a kernel, which may write to any of them; it reads whole numbers."""
+        for tensor in tensors_in(args, kwargs):
+            if is_meta(tensor) and tensor.is_floating_point() and not is_sparse(tensor):
+                self._storages.pop(storage_key(tensor), None)
+
     def result(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the values of a call on device tensors; None voids what the call writes to."""
         func = _WITH_GENERATOR.get(func, func)
@@ -111,7 +117,8 @@ class HostValues:
             return None
         tensors = tensors_in(args, kwargs)
         if not tensors:
-            if name not in _VALUE_FREE_FACTORIES or _factory_elements(name, args) > _most(kwargs.get("dtype")):
+            dtype = kwargs.get("dtype") or (torch.int64 if name == "aten::randint" else None)
+            if name not in _VALUE_FREE_FACTORIES or _factory_elements(name, args) > _most(dtype):
                 return None
         elif not _becomes_mask(func, args, kwargs) and not self._all_known(
             tensors, args[0] if name in _WHOLE_WRITES or func is aten.copy_.default else None

@@ -264,4 +264,5 @@ OPERATORS = {
 }
 MULTIPLYING = {"mlp", "fused_linear_cross_entropy"}
 
-main()
+if __name__ == "__main__":
+    main()

@@ -21,6 +21,7 @@ from vramcast.virtual_gpu.cuda.libraries import (
     stand_ins,
     torchvision_operators,
     transformers_models,
+    triton_kernels,
 )
 from vramcast.virtual_gpu.cuda.patches import Patches
 
@@ -37,6 +38,7 @@ _LIBRARIES = (
     bitsandbytes_library,
     keras_library,
     flex_attention_operator,
+    triton_kernels,
 )
 
 

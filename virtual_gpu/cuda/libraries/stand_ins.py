@@ -1,7 +1,8 @@
 """Stand-ins for libraries that cannot be installed without CUDA; a run names those that it wants.
 
 A stand-in is only used where the library itself is absent. transformers asks for the version of a library before it
-imports it, so a stand-in has metadata as well.
+imports it, so a stand-in has metadata as well. Triton's needs no name: it is there as soon as Liger-Kernel is imported,
+and not before, because other libraries take other paths where Triton is installed.
 """
 
 import importlib
@@ -21,21 +22,28 @@ if TYPE_CHECKING:
 
 STAND_INS = {"flash_attn": "vramcast.virtual_gpu.cuda.libraries.flash_attn_stand_in"}
 """The module that takes the place of a library and of the modules below it."""
+_TRITON = "vramcast.virtual_gpu.cuda.libraries.triton_stand_in"
+_TRITON_USER = "liger_kernel"
 
 
 def install(names: Iterable[str], gpu: "VirtualCuda") -> None:
     """Let a script import stand-ins for those libraries that are absent, until the virtual GPU is left."""
     for name in names:
         check_choice("a stand-in", name, sorted(STAND_INS))
-        if _is_installed(name):
-            continue
-        finder = _Finder(name, importlib.import_module(STAND_INS[name]))
-        sys.meta_path.append(finder)
-        gpu.callbacks.callback(sys.meta_path.remove, finder)
-        gpu.callbacks.callback(_forget, name)
-        gpu.assumptions.note_once(
-            f"{name} is not installed: a stand-in allocates the tensors of release {finder.version}"
-        )
+        if not _is_installed(name):
+            finder = _Finder(name, importlib.import_module(STAND_INS[name]))
+            _find_by(finder, gpu)
+            gpu.assumptions.note_once(
+                f"{name} is not installed: a stand-in allocates the tensors of release {finder.version}"
+            )
+    if not _is_installed("triton"):
+        _find_by(_Finder("triton", importlib.import_module(_TRITON), user=_TRITON_USER), gpu)
+
+
+def _find_by(finder: "_Finder", gpu: "VirtualCuda") -> None:
+    sys.meta_path.append(finder)
+    gpu.callbacks.callback(sys.meta_path.remove, finder)
+    gpu.callbacks.callback(_forget, finder.name)
 
 
 def _is_installed(name: str) -> bool:
@@ -70,26 +78,35 @@ class _Metadata(Distribution):
 
 
 class _Finder(DistributionFinder, MetaPathFinder, Loader):
-    """Finds a library and the modules below it in one module of this package."""
+    """Finds a library and the modules below it in one module of this package.
 
-    def __init__(self, name: str, module: ModuleType) -> None:
-        self._name = name
+    With a `user`, only after the import of that library has begun.
+    """
+
+    def __init__(self, name: str, module: ModuleType, user: str | None = None) -> None:
+        self.name = name
         self._module = module
+        self._user = user
         self.version: str = module.VERSION
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the spec of the library and of each module below it."""
-        own = fullname.partition(".")[0] == self._name
-        return ModuleSpec(fullname, self, is_package=True) if own else None
+        own = fullname.partition(".")[0] == self.name
+        return ModuleSpec(fullname, self, is_package=True) if own and self._is_wanted() else None
+
+    def _is_wanted(self) -> bool:
+        return self._user is None or self._user in sys.modules
 
     def find_distributions(self, context: DistributionFinder.Context = _ALL) -> list[Distribution]:
         """Return the metadata where the library is asked for."""
         wanted = (context.name or "").replace("-", "_").lower()
-        return [_Metadata(self._name, self.version)] if wanted == self._name else []
+        return [_Metadata(self.name, self.version)] if wanted == self.name and self._is_wanted() else []
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give a module the functions of the stand-in."""
+        """Give a module the functions of the stand-in, and its placeholders for all other names."""
         public = {name: value for name, value in vars(self._module).items() if not name.startswith("_")}
         vars(module).update(public, __version__=self.version)
+        if "missing" in public:
+            vars(module)["__getattr__"] = public["missing"]

@@ -1,0 +1,78 @@
+"""Forms of the loss of a language model that torch's own operators compute."""
+
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - the name that every PyTorch reader knows
+
+from vramcast.dataset_builder.jobs.adapters import is_pretrained
+from vramcast.dataset_builder.jobs.steps import Loss
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.loss_forms import chunks_of
+
+_IGNORED = -100
+
+
+def use_loss_form(module: nn.Module, form: str) -> None:
+    """Let a language model of transformers compute its loss in another form; the module is changed in place."""
+    if form == "default":
+        return
+    network = causal_network(module)
+    if network is None:
+        raise UserError(
+            f"expected a causal language model of transformers beside loss_form={form}, found "
+            f"{type(module).__name__}: leave it out, or write the loss in a --step of your file"
+        )
+    chunks = chunks_of(form)
+    network.forward = partial(_loss_of_whole, network) if chunks is None else partial(_loss_of_chunks, network, chunks)
+
+
+def causal_network(module: nn.Module) -> Any:
+    """Return the causal language model of transformers in a module, None if there is none."""
+    parts = (part for part in module.modules() if type(part).__name__.endswith("ForCausalLM"))
+    return next((part for part in parts if is_pretrained(part) and _head(part) is not None), None)
+
+
+def _head(network: Any) -> Any:
+    return network.get_output_embeddings()
+
+
+def _hidden(network: Any, inputs: dict[str, Any]) -> Tensor:
+    """Run all but the output layer."""
+    hidden: Tensor = network.base_model(**inputs)[0]
+    return hidden
+
+
+def _logits(network: Any, hidden: Tensor) -> Tensor:
+    """Run the output layer, with the bound on logits that Gemma has."""
+    logits: Tensor = _head(network)(hidden)
+    bound = getattr(network.config, "final_logit_softcapping", None)
+    return logits if bound is None else (logits / bound).tanh() * bound
+
+
+def _shifted(labels: Tensor) -> Tensor:
+    """Return the next token of each position, none for the last (transformers, loss_utils.ForCausalLMLoss)."""
+    return F.pad(labels, (0, 1), value=_IGNORED)[..., 1:]
+
+
+def _loss_of_whole(network: Any, *, labels: Tensor, **inputs: Any) -> Loss:
+    """Return the mean cross entropy of logits that are cast to fp32 at once."""
+    logits = _logits(network, _hidden(network, inputs)).float()
+    return Loss(F.cross_entropy(logits.flatten(0, 1), _shifted(labels).flatten()), logits)
+
+
+def _loss_of_chunks(network: Any, chunks: int, *, labels: Tensor, **inputs: Any) -> Loss:
+    """Return the mean cross entropy of logits in chunks of the sequence, of which one at a time is cast to fp32.
+
+    This is torchtune's CEWithChunkedOutputLoss with the output layer of its TransformerDecoder: the logits of all
+    chunks exist before the first one is cast.
+    """
+    hidden = _hidden(network, inputs)
+    outputs = [_logits(network, part) for part in hidden.chunk(chunks, dim=1)]
+    targets = _shifted(labels)
+    total = sum(
+        F.cross_entropy(logits.flatten(0, 1).float(), part.flatten(), reduction="sum")
+        for logits, part in zip(outputs, targets.chunk(chunks, dim=1), strict=True)
+    )
+    return Loss(total / (targets != _IGNORED).sum(), outputs)

@@ -1,0 +1,90 @@
+"""Checkpointing and Liger's kernels in configuration files of other tools, as training options."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vramcast.virtual_gpu.checkpointing_forms import CheckpointingForm
+
+_LIGER_PLUGIN = "liger"
+_AXOLOTL_KERNELS = {
+    "liger_rope": "rope",
+    "liger_rms_norm": "rms_norm",
+    "liger_glu_activation": "glu",
+    "liger_cross_entropy": "cross_entropy",
+    "liger_fused_linear_cross_entropy": "fused_linear_cross_entropy",
+}
+"""Keys of axolotl's plug-in and names of kernels; norms of other kinds are not in the networks that it patches."""
+_ON_SEVERAL = {
+    "checkpointing": "offloaded checkpoints of several GPUs are simulated on the device: they take less memory",
+    "liger": "Liger's fused kernels are not simulated for several GPUs: logits take less memory with them",
+}
+
+
+def trainer_checkpointing(config: Mapping[str, Any]) -> bool | str:
+    """Return the form that TrainingArguments name; `activation_` is the newer prefix of both keys."""
+    enabled, options = (
+        config.get(f"activation_checkpointing{end}", config.get(f"gradient_checkpointing{end}"))
+        for end in ("", "_kwargs")
+    )
+    return _form(options, offload=bool(config.get("activation_offloading"))) if enabled else False
+
+
+def factory_checkpointing(config: Mapping[str, Any]) -> bool | str:
+    """Return the form of LLaMA-Factory, which recomputes by default, and by default in the reentrant form."""
+    if config.get("disable_gradient_checkpointing"):
+        return False
+    offload = bool(config.get("use_unsloth_gc"))
+    return CheckpointingForm(reentrant=offload or bool(config.get("use_reentrant_gc", True)), offload=offload).text()
+
+
+def axolotl_checkpointing(config: Mapping[str, Any]) -> bool | str:
+    """Return the form of axolotl, which writes offloading into the switch or beside it."""
+    enabled = config.get("gradient_checkpointing")
+    offload = isinstance(enabled, str) or bool(config.get("activation_offloading"))
+    return _form(config.get("gradient_checkpointing_kwargs"), offload=offload) if enabled else False
+
+
+def _form(options: Any, *, offload: bool) -> bool | str:
+    options = options if isinstance(options, Mapping) else {}
+    every = options.get("every_n_layers")
+    return CheckpointingForm(
+        every=every if isinstance(every, int) and every > 0 else 1,
+        reentrant=bool(options.get("use_reentrant")),
+        offload=offload or bool(options.get("offload")),
+    ).text()
+
+
+def liger_of(config: Mapping[str, Any]) -> bool | str:
+    """Return Liger's kernels that a configuration names: of the Trainer, of LLaMA-Factory or of axolotl's plug-in."""
+    if config.get("use_liger_kernel") or config.get("enable_liger_kernel"):
+        chosen = config.get("liger_kernel_config")
+        return _names([key for key, on in chosen.items() if on]) if isinstance(chosen, Mapping) else True
+    if not any(_LIGER_PLUGIN in str(item).lower() for item in plugins(config)):
+        return False
+    return _names([name for key, name in _AXOLOTL_KERNELS.items() if config.get(key)])
+
+
+def _names(names: list[str]) -> bool | str:
+    return ",".join(sorted(map(str, names))) or False
+
+
+def plugins(config: Mapping[str, Any]) -> list[Any]:
+    """Return the plug-ins of a configuration of axolotl."""
+    named = config.get("plugins")
+    return named if isinstance(named, list) else [named] if named else []
+
+
+def has_other_plugins(config: Mapping[str, Any]) -> bool:
+    """Return whether axolotl has a plug-in that is not simulated."""
+    return any(_LIGER_PLUGIN not in str(item).lower() for item in plugins(config))
+
+
+def without_device_pairs(values: dict[str, Any]) -> list[str]:
+    """Take back what several GPUs cannot be simulated with, in place; return notes about it."""
+    notes = []
+    if "offload" in str(values.get("checkpointing")):
+        values["checkpointing"] = True
+        notes.append(_ON_SEVERAL["checkpointing"])
+    if values.pop("liger", False):
+        notes.append(_ON_SEVERAL["liger"])
+    return notes

@@ -1,0 +1,155 @@
+"""Forms of activation checkpointing: bytes by hand, and the same figures as scripts that call torch themselves."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import save_on_cpu
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.families import make_spec
+from vramcast.dataset_builder.jobs.checkpointing import recomputation
+from vramcast.dataset_builder.jobs.job import ModuleJob, SpecJob
+from vramcast.dataset_builder.simulation.simulator import Simulator
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.virtual_gpu.checkpointing_forms import checkpointing_form
+from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+from vramcast.virtual_gpu.training_setup import TrainingSetup
+
+A100 = load_profile("a100_40gb")
+ROWS, WIDTH, BLOCKS = 16384, 64, 6
+MLP = {"arch": "uniform", "input_features": 8, "output_features": 2, "depth": 3}
+UNIT = ROWS * WIDTH * 4
+"""Bytes of the output of a block. A block holds its input (one unit) and two tensors of four units inside."""
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.Linear(4 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(x)))
+
+
+class Network(nn.Module):
+    def __init__(self, run=None):
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.run = run or {}
+
+    def forward(self, x):
+        x = self.inner(x)
+        for index, block in enumerate(self.blocks):
+            x = self.run[index](block, x) if index in self.run else block(x)
+        return x.mean()
+
+
+def simulated(checkpointing):
+    """Return the peak of the allocated memory that `classify` computes."""
+    with torch.device("meta"):
+        network = Network()
+    job = ModuleJob(network, lambda size: torch.empty(size, WIDTH, device="meta"), lambda net, batch: net(batch))
+    options = {"batch_size": ROWS, "optimizer": "sgd", "checkpointing": checkpointing}
+    return Simulator(job).simulate(options, [A100]).peaks[A100.name].unbounded.allocated_bytes
+
+
+def scripted(run):
+    """Return the peak of a script that calls torch's checkpointing itself, by the index of a block."""
+    with VirtualCuda(A100, options=AllocatorOptions()):
+        network = Network(run).to("cuda")
+        optimizer = torch.optim.SGD(network.parameters())
+        for _ in range(4):
+            optimizer.zero_grad()
+            network(torch.empty(ROWS, WIDTH, device="cuda")).backward()
+            optimizer.step()
+        return torch.cuda.max_memory_allocated()
+
+
+@pytest.fixture(scope="module")
+def full():
+    return simulated(True)
+
+
+def test_the_second_of_two_blocks_is_recomputed(full):
+    # the last block is recomputed at the peak in both forms; three others hold what is inside of them
+    assert simulated("every=2") - full == BLOCKS // 2 * 8 * UNIT
+
+
+def test_every_block_is_recomputed_by_full_and_by_every_1(full):
+    assert TrainingSetup(batch_size=1, checkpointing="full") == TrainingSetup(batch_size=1, checkpointing=True)
+    assert TrainingSetup(batch_size=1, checkpointing="every=1") == TrainingSetup(batch_size=1, checkpointing=True)
+    assert simulated("full") == full
+
+
+def test_ops_saves_every_second_product(full):
+    # the first of two products in each block; the saved one is not computed again in the last block
+    assert simulated("ops") - full == (BLOCKS - 1) * 4 * UNIT
+
+
+def test_offload_leaves_no_inputs_of_blocks_on_the_device(full):
+    # Only the input of the block that is being recomputed is there. All blocks then need the same, so that the peak is
+    # in the first one, where the others have their gradients.
+    gradients = (BLOCKS - 1) * 2 * 4 * WIDTH * WIDTH * 4
+    assert full - simulated("offload") == (BLOCKS - 1) * UNIT - gradients
+
+
+def by_every(run, step=1):
+    return dict.fromkeys(range(step - 1, BLOCKS, step), run)
+
+
+def offloaded(run, block, x):
+    with save_on_cpu(pin_memory=True):
+        return run(block, x)
+
+
+PLAIN, REENTRANT = partial(checkpoint, use_reentrant=False), partial(checkpoint, use_reentrant=True)
+SCRIPTS = {
+    "full": by_every(PLAIN),
+    "reentrant": by_every(REENTRANT),
+    "every=2": by_every(PLAIN, 2),
+    "offload": by_every(partial(offloaded, PLAIN)),
+    "every=3,offload": by_every(partial(offloaded, PLAIN), 3),
+    "ops": by_every(recomputation(checkpointing_form("ops"))),
+}
+
+
+@pytest.mark.parametrize("form", SCRIPTS)
+def test_a_form_takes_the_memory_of_a_script_that_calls_torch(form):
+    assert simulated(form) == pytest.approx(scripted(SCRIPTS[form]), rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("value", "match"),
+    [("every=0", "every=0"), ("evry=2", "full, reentrant"), ("ops,offload", "only word"), (3, "true, false or a form")],
+)
+def test_a_wrong_form_is_refused(value, match):
+    with pytest.raises(UserError, match=match):
+        TrainingSetup(batch_size=1, checkpointing=value)
+
+
+def test_more_blocks_than_there_are_cannot_be_skipped():
+    with pytest.raises(UserError, match="at least 7 blocks"):
+        simulated("every=7")
+
+
+def test_offloading_is_refused_for_specs_and_for_several_gpus():
+    with pytest.raises(UserError, match="one GPU"):
+        TrainingSetup(batch_size=1, checkpointing="offload", parallel="ddp(world_size=2)")
+    spec = make_spec("mlp", MLP, TrainingSetup(batch_size=2, checkpointing="offload"))
+    with pytest.raises(UserError, match="name the network itself"):
+        Simulator(SpecJob(spec)).simulate({}, [A100])
+
+
+def test_ids_of_specs_do_not_change_with_the_way_a_form_is_written():
+    def spec(value):
+        return make_spec("mlp", MLP, TrainingSetup(batch_size=2, checkpointing=value))
+
+    assert spec(True).id == spec("full").id and spec(True).to_json()["training"]["checkpointing"] is True
+    assert spec("offload,every=2").id == spec("every=2,offload").id != spec(True).id
+    assert spec("none").id == spec(False).id and "checkpointing" not in spec(False).to_json()["training"]

@@ -1,0 +1,207 @@
+"""Forms of the loss of language models: the same value as the network's own, and bytes by hand."""
+
+import importlib.util
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.jobs.building import build_job
+from vramcast.dataset_builder.jobs.language_losses import use_loss_form
+from vramcast.dataset_builder.jobs.liger_library import _network_of, liger_kernels
+from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
+from vramcast.dataset_builder.simulation.simulator import Simulator
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+from vramcast.virtual_gpu.training_setup import TrainingSetup, check_trained_whole
+
+transformers = pytest.importorskip("transformers")
+A100 = load_profile("a100_40gb")
+HIDDEN, VOCABULARY, LENGTH, BATCH = 256, 32768, 512, 2
+TINY = {"hidden_size": HIDDEN, "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": VOCABULARY}  # fmt: skip
+ROWS = BATCH * LENGTH
+needs_liger = pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is None, reason="needs liger-kernel")
+
+
+@pytest.fixture(scope="module")
+def simulator():
+    request = BuildRequest(
+        target=parse_target("hf:llama-7b"), arguments=TINY, inputs=(str(LENGTH),), inputs_factory=None,
+        step_factory=None, packed=True, keep_output=False, directory=".", python=None,
+    )  # fmt: skip
+    return Simulator(build_job(request))
+
+
+def peak(simulator, **options):
+    options = {"batch_size": BATCH, "dtype": "bf16", "optimizer": "adamw_torch_fused", **options}
+    simulation = simulator.simulate(options, [A100])
+    return simulation.peaks[A100.name].unbounded.allocated_bytes
+
+
+@pytest.mark.parametrize("form", ["upcast", "chunked=8", "chunked=3"])
+def test_a_form_computes_the_loss_of_the_network(form):
+    network = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**TINY, "vocab_size": 100}))
+    tokens = torch.randint(100, (2, 20))
+    labels = tokens.masked_fill(tokens < 30, -100)
+    expected = network(input_ids=tokens, labels=labels).loss
+    use_loss_form(network, form)
+    assert network(input_ids=tokens, labels=labels).loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_chunks_are_cast_one_at_a_time(simulator):
+    logits = ROWS * VOCABULARY
+    # Whole: at the peak of the backward pass the softmax and two gradients, all in fp32. Chunks: at the end of the
+    # forward pass all logits in bf16, the softmax of all in fp32, and the last of eight chunks in fp32.
+    whole, chunked = 3 * 4, 2 + 4 + 4 / 8
+    assert peak(simulator) - peak(simulator, loss_form="chunked") == pytest.approx(logits * (whole - chunked), rel=0.02)
+    assert peak(simulator, loss_form="upcast") == pytest.approx(peak(simulator), rel=0.01)
+
+
+def test_the_fused_form_is_a_kernel_of_liger():
+    setup = TrainingSetup(batch_size=1, loss_form="fused")
+    assert (setup.loss_form, setup.liger) == ("default", "fused_linear_cross_entropy")
+    assert TrainingSetup(batch_size=1, loss_form="fused", liger=True).liger is True
+    assert TrainingSetup(batch_size=1, loss_form="fused", liger="rope").liger == "fused_linear_cross_entropy,rope"
+    assert TrainingSetup(batch_size=1, loss_form="chunked").loss_form == "chunked=8"
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"loss_form": "chunked=0"}, "chunked=N"),
+        ({"liger": "rope,"}, "names of its kernels"),
+        ({"liger": True, "loss_form": "chunked"}, "leave one out"),
+        ({"liger": True, "parallel": "ddp(world_size=2)"}, "one GPU"),
+    ],
+)
+def test_a_wrong_form_is_refused(options, match):
+    with pytest.raises(UserError, match=match):
+        TrainingSetup(batch_size=1, **options)
+
+
+def test_a_layer_table_cannot_follow_another_loss():
+    for options in ({"liger": True}, {"loss_form": "chunked"}, {"checkpointing": "every=2"}):
+        with pytest.raises(UserError, match="layer table"):
+            check_trained_whole(TrainingSetup(batch_size=1, **options))
+
+
+def test_a_network_without_logits_has_no_other_form():
+    with pytest.raises(UserError, match="causal language model"):
+        use_loss_form(nn.Linear(2, 2), "chunked=8")
+
+
+LIBRARY = """
+from transformers.models.llama import modeling_llama
+
+
+def apply_liger_kernel_to_llama(rope=True, rms_norm=True, model=None):
+    if rope:
+        modeling_llama.apply_rotary_pos_emb = None
+    if rms_norm:
+        modeling_llama.LlamaRMSNorm.forward = None
+
+
+MODEL_TYPE_TO_APPLY_LIGER_FN = {"llama": apply_liger_kernel_to_llama}
+"""
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """A package with the functions of Liger-Kernel that are called, for environments that lack it."""
+    home = tmp_path / "liger_kernel" / "transformers"
+    home.mkdir(parents=True)
+    (tmp_path / "liger_kernel" / "__init__.py").touch()
+    (home / "__init__.py").touch()
+    (home / "monkey_patch.py").write_text(LIBRARY)
+    metadata = tmp_path / "liger_kernel-9.9.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: liger_kernel\nVersion: 9.9\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "liger_kernel"]:
+        monkeypatch.delitem(sys.modules, name)
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "liger_kernel"]:
+        del sys.modules[name]
+
+
+def tiny_llama():
+    with torch.device("meta"):
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY))
+
+
+def test_what_liger_replaces_in_transformers_is_restored(library):
+    from transformers.models.llama import modeling_llama as home
+
+    rotate, norm = home.apply_rotary_pos_emb, home.LlamaRMSNorm.forward
+    with liger_kernels(nn.Sequential(tiny_llama()), True) as versions:
+        assert home.apply_rotary_pos_emb is None and home.LlamaRMSNorm.forward is None
+        assert versions == {"liger_kernel": "9.9"}
+    assert home.apply_rotary_pos_emb is rotate and home.LlamaRMSNorm.forward is norm
+    with liger_kernels(tiny_llama(), "rms_norm"):
+        assert home.apply_rotary_pos_emb is rotate and home.LlamaRMSNorm.forward is None
+
+
+def test_the_network_inside_of_an_adapter_gets_the_kernels(library):
+    peft = pytest.importorskip("peft")
+    network = peft.get_peft_model(tiny_llama(), peft.LoraConfig(target_modules=["q_proj"]), low_cpu_mem_usage=True)
+    assert type(_network_of(network)).__name__ == "LlamaForCausalLM"
+
+
+def test_networks_and_kernels_that_liger_lacks_are_refused(library):
+    with pytest.raises(UserError, match="swish"), liger_kernels(tiny_llama(), "swish"):
+        pass
+    with pytest.raises(UserError, match="network of transformers"), liger_kernels(nn.Linear(2, 2), True):
+        pass
+    with torch.device("meta"):
+        other = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1))
+    with pytest.raises(UserError, match="the type gpt2"), liger_kernels(other, True):
+        pass
+
+
+@pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is not None, reason="liger-kernel is installed")
+def test_an_absent_library_is_named_with_the_command_that_installs_it(simulator):
+    with pytest.raises(UserError, match="pip install --no-deps liger-kernel"):
+        peak(simulator, liger=True)
+
+
+@needs_liger
+def test_the_fused_loss_allocates_gradients_and_one_chunk_of_logits():
+    with VirtualCuda(A100):
+        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+        x = torch.empty(ROWS, HIDDEN, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+        weight = torch.empty(VOCABULARY, HIDDEN, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+        target = torch.zeros(ROWS, dtype=torch.long, device="cuda")
+        (x @ weight.t()[:, :8]).sum().backward()  # cuBLAS holds its workspaces
+        x.grad = weight.grad = None
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        LigerFusedLinearCrossEntropyLoss()(weight, x, target)
+        chunk = 8  # the power of two that is not below 1024 / (32768 / 256)
+        expected = 2 * (x.numel() + weight.numel() + chunk * VOCABULARY)
+        small = ROWS * (4 + 1) + 8192  # losses, and which targets count
+        assert expected <= torch.cuda.max_memory_allocated() - before <= expected + small
+
+
+@needs_liger
+def test_liger_on_a_network_never_holds_the_logits(simulator):
+    logits = ROWS * VOCABULARY * 4
+    assert peak(simulator) - peak(simulator, loss_form="fused") > 2 * logits
+
+
+def test_requests_of_the_service_have_the_same_options():
+    pytest.importorskip("pydantic")
+    from pydantic import ValidationError
+
+    from vramcast.collocation.service.requests import TrainingBody
+
+    body = TrainingBody(batch_size=4, checkpointing="every=2", liger="rope")
+    assert TrainingSetup(**body.model_dump()).checkpointing == "every=2"
+    assert TrainingBody(batch_size=4, checkpointing=True).checkpointing is True
+    schema = TrainingBody.model_json_schema()["properties"]["checkpointing"]["anyOf"]
+    assert {item["type"] for item in schema} == {"boolean", "string"}
+    with pytest.raises(ValidationError):
+        TrainingBody(batch_size=4, checkpointing=7)
