@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from vramcast.dataset_builder.families.external import build_external
 from vramcast.dataset_builder.store.importers import read_rows
 from vramcast.virtual_gpu.measurement import TRIAL, Status
 
@@ -59,3 +62,12 @@ def test_an_input_that_a_later_timm_changed_is_corrected(tmp_path: Path) -> None
     path = tmp_path / "timm.csv"
     path.write_text("\n".join([HEAD, *rows]) + "\n")
     assert [row.spec.network["input_shape"][-1] for row in read_rows(path)] == [224, 256]
+
+
+def test_a_network_that_a_later_timm_builds_otherwise_is_built_as_it_was(tmp_path: Path) -> None:
+    pytest.importorskip("timm")
+    path = table(tmp_path / "timm.csv", ("ecaresnext50t_32x4d", 8, 2783, "usable"), ("darknet53", 8, 3000, "usable"))
+    then, now = read_rows(path)
+    subject, _ = build_external("timm", then.spec.network)
+    assert sum(item.numel() for item in subject.parameters()) == 15_406_220  # the table's column
+    assert "arguments" not in now.spec.network
