@@ -58,10 +58,10 @@ class PublishedComparison:
         return self.result.bytes_by_metric[self.job.metric] / self.job.published_bytes - 1
 
     @property
-    def safe_is_too_low(self) -> bool | None:
-        """Whether the safe figure is below the published one; None for allocated memory, which has no safe figure."""
+    def safe_over(self) -> float | None:
+        """The safe figure relative to the published one, minus 1; None for allocated memory, which has none."""
         safe = self.result.safe_bytes_by_metric.get(self.job.metric)
-        return None if safe is None else safe < self.job.published_bytes
+        return None if safe is None else safe / self.job.published_bytes - 1
 
     def to_json(self) -> dict[str, Any]:
         """Return what a reader needs to find the row."""
@@ -161,7 +161,7 @@ def evaluate_published(
         "skipped": dict(table.left_out.most_common()),
         "failed": failed,
         "assumptions": sorted({text for item in compared for text in item.job.assumptions}),
-        **_too_low(compared),
+        **_safe_figures(compared),
         "risk": RISK,
     }
 
@@ -173,17 +173,22 @@ def _figures(items: Sequence[PublishedComparison]) -> dict[str, Any]:
         "rows": sum(item.job.runs for item in items),
         "median": float(np.median(errors)),
         "p90": float(np.quantile(errors, 0.9)),
-        **_too_low(items),
+        **_safe_figures(items),
     }
 
 
-def _too_low(items: Iterable[PublishedComparison]) -> dict[str, Any]:
-    """Return the share of jobs whose safe figure is too low with its confidence interval, None where no job has one."""
-    judged = [item.safe_is_too_low for item in items if item.safe_is_too_low is not None]
+def _safe_figures(items: Iterable[PublishedComparison]) -> dict[str, Any]:
+    """Return how often safe figures are too low, with its confidence interval, and how far they are above the truth.
+
+    All are None where no job has a safe figure.
+    """
+    over = np.array([item.safe_over for item in items if item.safe_over is not None])
+    low = over < 0
     return {
-        "safe_too_low": sum(judged) / len(judged) if judged else None,
-        "safe_too_low_interval": wilson_interval(judged) if judged else None,
-        "safe_jobs": len(judged),
+        "safe_too_low": float(low.mean()) if len(over) else None,
+        "safe_too_low_interval": wilson_interval(low.tolist()) if len(over) else None,
+        "safe_over_relative_median": float(np.median(over)) if len(over) else None,
+        "safe_jobs": len(over),
     }
 
 
@@ -198,13 +203,15 @@ def _share(share: float, interval: tuple[float, float]) -> str:
 def published_text(figures: Mapping[str, Any]) -> str:
     """Return the figures as a table, with the reasons for which rows were left out."""
     lines = [
-        f"{'group':28} {'metric':10} {'jobs':>5} {'rows':>5} {'median':>9} {'p90':>9} {'safe too low (interval)':>30}"
+        f"{'group':28} {'metric':10} {'jobs':>5} {'rows':>5} {'median':>9} {'p90':>9} {'safe too low (interval)':>26} "
+        f"{'above':>6}"
     ]
     for item in figures["groups"]:
         low = "" if item["safe_too_low"] is None else _share(item["safe_too_low"], item["safe_too_low_interval"])
+        above = "" if item["safe_over_relative_median"] is None else f"{item['safe_over_relative_median']:.1%}"
         lines.append(
             f"{item['group']:28} {item['metric']:10} {item['jobs']:5} {item['rows']:5} {item['median']:9.3%} "
-            f"{item['p90']:9.3%} {low:>30}"
+            f"{item['p90']:9.3%} {low:>26} {above:>6}"
         )
         lines += [
             f"  {row['relative_error']:+9.3%} published {row['published_gib']:9.4f} simulated "

@@ -17,7 +17,7 @@ from vramcast.models.published_evaluation import (
     PublishedComparison,
     PublishedStore,
     Result,
-    _too_low,
+    _safe_figures,
     evaluate_published,
 )
 from vramcast.virtual_gpu.sizes import MIB
@@ -197,19 +197,20 @@ def test_a_safe_figure_is_compared_by_the_metric_of_the_row() -> None:
     job = fms.job_of({**FMS, "metric": "smi (peak memory.used)"})
     assert isinstance(job, PublishedJob)
     low, high = (Result({"smi": 1}, {"smi": safe}) for safe in (2**30, 2**40))
-    assert PublishedComparison(job, low).safe_is_too_low and not PublishedComparison(job, high).safe_is_too_low
-    assert PublishedComparison(replace(job, metric="allocated"), low).safe_is_too_low is None
+    assert (PublishedComparison(job, low).safe_over or 0) < 0 < (PublishedComparison(job, high).safe_over or 0)
+    assert PublishedComparison(replace(job, metric="allocated"), low).safe_over is None
 
 
 def test_the_share_of_safe_figures_that_are_too_low_has_an_interval() -> None:
     job = fms.job_of({**FMS, "metric": "smi (peak memory.used)"})
     assert isinstance(job, PublishedJob)
     results = [Result({"smi": 1}, {"smi": safe}) for safe in (2**30, 2**40, 2**40, 2**40)]
-    figures = _too_low(PublishedComparison(job, item) for item in results)
+    figures = _safe_figures(PublishedComparison(job, item) for item in results)
     low, high = figures["safe_too_low_interval"]
     assert (figures["safe_too_low"], figures["safe_jobs"]) == (0.25, 4)
     assert 0 < low < 0.25 < high < 0.75
-    assert _too_low([])["safe_too_low_interval"] is None
+    assert figures["safe_over_relative_median"] == pytest.approx(2**40 / job.published_bytes - 1)
+    assert _safe_figures([])["safe_too_low_interval"] is None
 
 
 def test_options_of_other_tables_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
