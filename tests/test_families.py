@@ -212,6 +212,8 @@ def test_ids_differ_when_the_training_differs_and_groups_do_not() -> None:
         "parallel": "ddp(world_size=2)",
         "adapter": "lora(r=8)",
         "quantize": "nf4",
+        "loss_form": "chunked=4",
+        "liger": True,
     }
     assert others.keys() == TrainingSetup.__dataclass_fields__.keys()
     setup = replace(SETUP, dry_run_batch_size=3)

@@ -37,7 +37,7 @@ def main() -> None:
 
     profile = load_profile("h100_80gb")
     setup = TrainingSetup(batch_size=1, autocast="bf16", loss="own", optimizer="AdamW")
-    parallelism = Parallelism(strategy="fsdp2", world_size=64, wrap="Block")
+    parallelism = Parallelism(strategy="fsdp2", world_size=64, wrap="TitanBlock")
     trace = trace_rank(LanguageLoss(network).train(), batch, setup, parallelism, 0, profile.compute_capability)
     events = lower(trace, profile).events
     result = replay(events, CachingAllocator(), streams=trace.streams, operations=trace.stream_operations)

@@ -31,7 +31,7 @@ _FRAMEWORKS: dict[str, dict[str, Any]] = {
     "accelerated-peft-autogptq": {"quantisation": {"bits": 4, "group_size": 128}, "prepared": True},
 }
 _UNGROUPED = ("TheBloke/Mixtral-8x7B-Instruct-v0.1-GPTQ", "TheBloke/Llama-2-70B-GPTQ")
-"""Checkpoints whose main branch has one scale for a whole column, by their public cards (from memory)."""
+"""Checkpoints whose main branch has one scale for a whole column, as their publisher describes them (from memory)."""
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "None": "fp16"}
 """`None` is of the first runs, whose defaults had float16."""
 

@@ -34,7 +34,7 @@ def job_of(record: Record) -> PublishedJob | str:
     if kind is None:
         return "tensor, sequence, context or pipeline parallelism"
     strategy, size, reshard = kind.groups()
-    options = {"world_size": int(size), "wrap": "Block", "reduce_dtype": "fp32"}
+    options = {"world_size": int(size), "wrap": "TitanBlock", "reduce_dtype": "fp32"}
     options["shard_after_forward"] = reshard != "never"
     parallel = parallel_text("fsdp1" if strategy == "FSDP1" else "fsdp2", options)
     return _job(record, {**_NETWORKS[model], "keeps_last": reshard != "always"}, device, parallel)

@@ -67,7 +67,7 @@ def _repeated(x: Tensor, repeats: int) -> Tensor:
     return x.unsqueeze(3).expand(batch, length, heads, repeats, width).reshape(batch, length, -1, width)
 
 
-class Block(nn.Module):
+class TitanBlock(nn.Module):
     """A Transformer block of Llama."""
 
     def __init__(self, attention: nn.Module, width: int, hidden: int, norm: Callable[[int], nn.Module]) -> None:
@@ -113,7 +113,7 @@ class TitanLlama(nn.Module):
         self.tok_embeddings = nn.Embedding(vocabulary, width)
         head = head or width // heads
         self.layers = nn.ModuleList(
-            Block(Attention(width, heads, kv_heads, head, normed), width, hidden, norm) for _ in range(layers)
+            TitanBlock(Attention(width, heads, kv_heads, head, normed), width, hidden, norm) for _ in range(layers)
         )
         self.norm = norm(width)
         self.output = nn.Linear(width, vocabulary, bias=False)
