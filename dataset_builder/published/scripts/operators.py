@@ -221,11 +221,16 @@ class _Stored:
 
 
 def _fused_linear_cross_entropy(values):
-    layer = nn.Linear(values["hidden_size"], values["vocabulary"], bias=False, dtype=values["dtype"], device="cuda")
+    sizes = {"bias": False, "dtype": values["dtype"], "device": "cuda"}
+    layer, others = (nn.Linear(values["hidden_size"], values["vocabulary"], **sizes) for _ in range(2))
     x = _random(values["rows"], values["hidden_size"], dtype=values["dtype"])
     target = torch.randint(values["vocabulary"], (values["rows"],), device="cuda")
     loss = nn.CrossEntropyLoss()
-    return x, lambda: loss(layer(x), target)
+
+    def forward(_=others):  # the benchmark makes Liger's layer beside that of torch
+        return loss(layer(x), target)
+
+    return x, forward
 
 
 def _torch_rms_norm(values):
