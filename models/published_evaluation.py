@@ -5,8 +5,9 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -25,6 +26,7 @@ from vramcast.dataset_builder.store.durable import replacing
 from vramcast.errors import UserError
 from vramcast.models.metrics import wilson_interval
 from vramcast.models.predictor import Predictor, Question
+from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.records import content_hash
 from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.version import VERSION
@@ -109,7 +111,7 @@ class PublishedStore:
 
     def _key(self, job: PublishedJob) -> str:
         scripts = sha256(b"".join(path.read_bytes() for path in script_files(job))).hexdigest()
-        stack = releases(job.stack) if job.stack else None
+        stack = releases(job.stack) if job.stack else [f"torch=={version('torch')}"]
         parts = {"job": job.key, "scripts": scripts, "stack": stack, "virtual_gpu": VERSION, "format": _FORMAT}
         return content_hash(parts)
 
@@ -123,7 +125,7 @@ class PublishedStore:
         peaks = simulation.peaks[profile.name]
         if peaks.orders:
             counted["reserved"] = int(peaks.bounded.reserved_bytes or 0)
-        question = Question.of_simulation(job.title, simulation, profile)
+        question = _question(job, simulation, profile)
         with self._one_at_a_time[ANSWERS]:
             self._predictor = self._predictor or Predictor.load(CHECKPOINT)
             answer = self._predictor.answers([question], RISK)[0]
@@ -131,6 +133,14 @@ class PublishedStore:
         beside = int(peak.device_used_bytes or 0) - int(peak.reserved_bytes or 0)
         safe = int(answer.safe_mib * MIB)
         return Result({**counted, "smi": counted["reserved"] + beside}, {"reserved": safe - beside, "smi": safe})
+
+
+def _question(job: PublishedJob, simulation: Simulation, profile: DeviceProfile) -> Question:
+    question = Question.of_simulation(job.title, simulation, profile)
+    if not job.guesses_lengths:
+        return question
+    unbounded = question.unbounded and replace(question.unbounded, assumed=True)
+    return replace(question, example=replace(question.example, assumed=True), unbounded=unbounded)
 
 
 def evaluate_published(

@@ -14,6 +14,7 @@ from vramcast.dataset_builder.published.runner import profile_of, simulate_job
 from vramcast.dataset_builder.published.tables import read_published
 from vramcast.errors import UserError
 from vramcast.models.evaluate_command import main
+from vramcast.models.published_evaluation import _question
 from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.training_setup import TrainingSetup
 
@@ -99,6 +100,7 @@ def test_padded_rows_of_fms_have_a_group_of_their_own() -> None:
     job = _job(fms_ranks.job_of({**FMS, "seq_len": "<= [4096]; logged tokens/sample=111"}))
     assert (job.group, job.parameters["length"]) == ("several GPUs, padded", 222)
     assert any("lower bounds" in text for text in job.assumptions)
+    assert job.guesses_lengths and not _job(fms_ranks.job_of(FMS)).guesses_lengths
 
 
 @pytest.mark.parametrize(
@@ -153,6 +155,11 @@ def test_a_rank_of_litgpt_shards_its_frozen_base() -> None:
         assert simulation is not None and simulation.training.parallelism is not None
         figures.append(result.allocated_bytes)
     assert figures[0] > figures[1] > 0
+    assert simulation is not None
+    known, guessed = (
+        _question(replace(job, guesses_lengths=guess), simulation, profile_of(job)) for guess in (False, True)
+    )
+    assert guessed.example.assumed and not known.example.assumed, "lengths that are not published widen the bound"
 
 
 def test_a_rank_of_transformers_runs_in_its_stack() -> None:

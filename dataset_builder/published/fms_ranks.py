@@ -75,6 +75,7 @@ def job_of(record: Record) -> PublishedJob | str:
         metric="smi" if record["metric"].startswith("smi") else "allocated",
         published_bytes=float(record["value_gib"]) * 1024 * MIB,
         assumptions=(_REBUILT,) if packed else (_REBUILT, _MEAN),
+        guesses_lengths=not packed,
     )
 
 

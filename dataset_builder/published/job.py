@@ -33,6 +33,8 @@ class PublishedJob:
     """The part of its places that a mask with unknown values selects, such as the tokens of an expert."""
     runs: int = 1
     assumptions: tuple[str, ...] = field(default=())
+    guesses_lengths: bool = False
+    """The lengths of samples were not published and may be longer than assumed, so the safe figure is wider."""
     orders: LengthOrders | None = None
     """Orders of batches of varying lengths: the reserved figure is the median over them."""
     visible_mib: int | None = None
