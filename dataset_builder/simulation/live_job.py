@@ -25,7 +25,7 @@ from vramcast.dataset_builder.jobs.keras_networks import build_variables
 from vramcast.dataset_builder.jobs.language_losses import use_loss_form
 from vramcast.dataset_builder.jobs.liger_library import liger_kernels, liger_release
 from vramcast.dataset_builder.jobs.optimizers import OWN, factory_of
-from vramcast.dataset_builder.jobs.steps import LossCall
+from vramcast.dataset_builder.jobs.steps import LossCall, trainer_step
 from vramcast.dataset_builder.simulation.live_simulation import simulation_of_run, unbounded
 from vramcast.dataset_builder.simulation.simulation import Simulation
 from vramcast.errors import UntraceableError, UserError
@@ -195,7 +195,7 @@ def _optimizer(job: ModuleJob, module: nn.Module, setup: TrainingSetup) -> torch
     parameters = [item for item in module.parameters() if item.requires_grad]
     if setup.optimizer == OWN and job.optimizer is not None:
         return job.optimizer(module)
-    factory = factory_of(setup.optimizer)
+    factory = factory_of(setup.optimizer, module if job.step is trainer_step else None)
     if factory is not None:
         return factory(parameters)
     name, arguments = parse_call(setup.optimizer)
