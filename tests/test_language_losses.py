@@ -144,6 +144,18 @@ def test_what_liger_replaces_in_transformers_is_restored(library):
         assert home.apply_rotary_pos_emb is rotate and home.LlamaRMSNorm.forward is None
 
 
+def test_kernels_are_left_out_of_the_default_ones_by_no(library):
+    from transformers.models.llama import modeling_llama as home
+
+    rotate = home.apply_rotary_pos_emb
+    with liger_kernels(tiny_llama(), "default,geglu,no_rope"):  # geglu is a kernel of other networks
+        assert home.apply_rotary_pos_emb is rotate and home.LlamaRMSNorm.forward is None
+    assert TrainingSetup(batch_size=1, liger="no_rope").liger == "default,no_rope"
+    assert TrainingSetup(batch_size=1, liger="default").liger is True
+    with pytest.raises(UserError, match="leave one out"):
+        TrainingSetup(batch_size=1, liger="no_fused_linear_cross_entropy", loss_form="fused")
+
+
 def test_the_network_inside_of_an_adapter_gets_the_kernels(library):
     peft = pytest.importorskip("peft")
     network = peft.get_peft_model(tiny_llama(), peft.LoraConfig(target_modules=["q_proj"]), low_cpu_mem_usage=True)
@@ -151,8 +163,9 @@ def test_the_network_inside_of_an_adapter_gets_the_kernels(library):
 
 
 def test_networks_and_kernels_that_liger_lacks_are_refused(library):
-    with pytest.raises(UserError, match="swish"), liger_kernels(tiny_llama(), "swish"):
-        pass
+    for kernels in ("swish", "default,no_swish"):
+        with pytest.raises(UserError, match="swish"), liger_kernels(tiny_llama(), kernels):
+            pass
     with pytest.raises(UserError, match="network of transformers"), liger_kernels(nn.Linear(2, 2), True):
         pass
     with torch.device("meta"):

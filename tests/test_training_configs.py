@@ -96,7 +96,11 @@ def test_options_of_the_command_line_win():
          "liger_rope: true\nliger_glu_activation: true\n", False, "glu,rope"),
         ("per_device_train_batch_size: 1\nmodel_name_or_path: gpt2\nuse_liger_kernel: true\n", False, True),
         ("per_device_train_batch_size: 1\nmodel_name_or_path: gpt2\nuse_liger_kernel: true\n"
-         "liger_kernel_config: {rope: false, rms_norm: true}\n", False, "rms_norm"),
+         "liger_kernel_config: {rope: false, rms_norm: true}\n", False, "default,no_rope,rms_norm"),
+        ("per_device_train_batch_size: 1\nmodel_name_or_path: gpt2\nuse_liger_kernel: true\n"
+         "liger_kernel_config: {swiglu: false, mystery: true}\n", False, "default,no_swiglu"),
+        ("per_device_train_batch_size: 1\nmodel_name_or_path: gpt2\nuse_liger_kernel: true\n"
+         "liger_kernel_config: {}\n", False, True),
         ("model_name_or_path: gpt2\nactivation_checkpointing: true\n"
          "activation_checkpointing_kwargs: {every_n_layers: 2, offload: true}\n", "every=2,offload", None),
         ("model_name_or_path: gpt2\nstage: sft\nuse_reentrant_gc: false\n", True, None),

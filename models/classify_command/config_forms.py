@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vramcast.virtual_gpu.checkpointing_forms import CheckpointingForm
+from vramcast.virtual_gpu.loss_forms import KERNELS, changed_kernels
 
 _LIGER_PLUGIN = "liger"
 _AXOLOTL_KERNELS = {
@@ -55,10 +56,17 @@ def _form(options: Any, *, offload: bool) -> bool | str:
 
 
 def liger_of(config: Mapping[str, Any]) -> bool | str:
-    """Return Liger's kernels that a configuration names: of the Trainer, of LLaMA-Factory or of axolotl's plug-in."""
-    if config.get("use_liger_kernel") or config.get("enable_liger_kernel"):
-        chosen = config.get("liger_kernel_config")
-        return _names([key for key, on in chosen.items() if on]) if isinstance(chosen, Mapping) else True
+    """Return Liger's kernels that a configuration names: of the Trainer, of LLaMA-Factory or of axolotl's plug-in.
+
+    The Trainer passes its mapping as arguments to Liger's function, so that absent keys keep Liger's defaults and
+    unknown ones are ignored (transformers/integrations/liger.py).
+    """
+    if config.get("use_liger_kernel"):
+        switches = config.get("liger_kernel_config")
+        known = {name: bool(switches[name]) for name in KERNELS if name in switches} if isinstance(switches, Mapping) else {}
+        return changed_kernels(known)
+    if config.get("enable_liger_kernel"):
+        return True
     if not any(_LIGER_PLUGIN in str(item).lower() for item in plugins(config)):
         return False
     return _names([name for key, name in _AXOLOTL_KERNELS.items() if config.get(key)])
