@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.jobs.checkpointing import recomputation
+from vramcast.dataset_builder.jobs.checkpointing import enable_checkpointing, recomputation
 from vramcast.dataset_builder.jobs.job import ModuleJob, SpecJob
 from vramcast.dataset_builder.simulation.simulator import Simulator
 from vramcast.errors import UserError
@@ -99,8 +99,8 @@ def test_offload_leaves_no_inputs_of_blocks_on_the_device(full):
     assert full - simulated("offload") == (BLOCKS - 1) * UNIT - gradients
 
 
-def by_every(run, step=1):
-    return dict.fromkeys(range(step - 1, BLOCKS, step), run)
+def by_every(run, step=1, first=None):
+    return dict.fromkeys(range(step - 1 if first is None else first, BLOCKS, step), run)
 
 
 def offloaded(run, block, x):
@@ -113,6 +113,8 @@ SCRIPTS = {
     "full": by_every(PLAIN),
     "reentrant": by_every(REENTRANT),
     "every=2": by_every(PLAIN, 2),
+    "every_n_layers=4": by_every(PLAIN, 4, first=0),
+    "every_n_layers=9": {0: PLAIN},
     "offload": by_every(partial(offloaded, PLAIN)),
     "every=3,offload": by_every(partial(offloaded, PLAIN), 3),
     "ops": by_every(recomputation(checkpointing_form("ops"))),
@@ -126,11 +128,29 @@ def test_a_form_takes_the_memory_of_a_script_that_calls_torch(form):
 
 @pytest.mark.parametrize(
     ("value", "match"),
-    [("every=0", "every=0"), ("evry=2", "full, reentrant"), ("ops,offload", "only word"), (3, "true, false or a form")],
+    [
+        ("every=0", "every=0"),
+        ("evry=2", "full, reentrant"),
+        ("ops,offload", "only word"),
+        ("every=2,every_n_layers=2", "leave one out"),
+        (3, "true, false or a form"),
+    ],
 )
 def test_a_wrong_form_is_refused(value, match):
     with pytest.raises(UserError, match=match):
         TrainingSetup(batch_size=1, checkpointing=value)
+
+
+@pytest.mark.parametrize(("form", "chosen"), [("every=2", [1, 3]), ("every_n_layers=2", [0, 2, 4])])
+def test_transformers_counts_blocks_from_the_first_one(form, chosen):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=5, num_attention_heads=2, vocab_size=50
+    )
+    network = transformers.LlamaForCausalLM(config)
+    enable_checkpointing(network, checkpointing_form(form))
+    marked = [index for index, layer in enumerate(network.model.layers) if layer.gradient_checkpointing]
+    assert marked == chosen
 
 
 def test_more_blocks_than_there_are_cannot_be_skipped():

@@ -102,7 +102,7 @@ def test_options_of_the_command_line_win():
         ("per_device_train_batch_size: 1\nmodel_name_or_path: gpt2\nuse_liger_kernel: true\n"
          "liger_kernel_config: {}\n", False, True),
         ("model_name_or_path: gpt2\nactivation_checkpointing: true\n"
-         "activation_checkpointing_kwargs: {every_n_layers: 2, offload: true}\n", "every=2,offload", None),
+         "activation_checkpointing_kwargs: {every_n_layers: 2, offload: true}\n", "every_n_layers=2,offload", None),
         ("model_name_or_path: gpt2\nstage: sft\nuse_reentrant_gc: false\n", True, None),
         ("model_name_or_path: gpt2\nstage: sft\nuse_unsloth_gc: true\n", "reentrant,offload", None),
     ],

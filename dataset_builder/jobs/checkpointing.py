@@ -43,7 +43,7 @@ def enable_checkpointing(module: nn.Module, form: CheckpointingForm = _DEFAULT) 
             f"expected repeated blocks in a ModuleList or Sequential of {type(module).__name__}, found none: "
             "leave out checkpointing, which has nothing to recompute"
         )
-    chosen = blocks[form.every - 1 :: form.every]
+    chosen = form.chosen(blocks)
     if not chosen:
         raise UserError(
             f"expected at least {form.every} blocks beside checkpointing every={form.every}, found {len(blocks)}: "
@@ -83,14 +83,15 @@ def _recompute_by(
     """Let a network of transformers recompute some of its blocks; return False if its blocks have no switch each."""
     network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": form.reentrant})
     parts = [part for part in network.modules() if hasattr(part, _FUNCTION)]
-    if form.every > 1 and not all(hasattr(block, _FUNCTION) for block in blocks):  # one switch for all, until 4.52
+    some = len(chosen) < len(blocks)
+    if some and not all(hasattr(block, _FUNCTION) for block in blocks):  # one switch for all, until 4.52
         network.gradient_checkpointing_disable()
         network.config.use_cache = False  # a recomputed block would write to the cache again
         return False
     for part in parts:
         setattr(part, _FUNCTION, recompute)
     for block in blocks:
-        if form.every > 1:
+        if some:
             block.gradient_checkpointing = any(block is item for item in chosen)  # type: ignore[assignment]
     return True
 

@@ -49,7 +49,7 @@ def _form(options: Any, *, offload: bool) -> bool | str:
     options = options if isinstance(options, Mapping) else {}
     every = options.get("every_n_layers")
     return CheckpointingForm(
-        every=every if isinstance(every, int) and every > 0 else 1,
+        every_n_layers=every if isinstance(every, int) and every > 0 else 1,
         reentrant=bool(options.get("use_reentrant")),
         offload=offload or bool(options.get("offload")),
     ).text()
