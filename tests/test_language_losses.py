@@ -14,6 +14,7 @@ from vramcast.dataset_builder.jobs.liger_library import _network_of, liger_kerne
 from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
 from vramcast.dataset_builder.simulation.simulator import Simulator
 from vramcast.errors import UserError
+from vramcast.models.classify_command.command import main
 from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
 from vramcast.virtual_gpu.training_setup import TrainingSetup, check_trained_whole
 
@@ -49,6 +50,43 @@ def test_a_form_computes_the_loss_of_the_network(form):
     expected = network(input_ids=tokens, labels=labels).loss
     use_loss_form(network, form)
     assert network(input_ids=tokens, labels=labels).loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("form", ["upcast", "chunked=3"])
+def test_a_form_takes_the_arguments_of_the_network(form):
+    network = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**TINY, "vocab_size": 100}))
+    tokens = torch.randint(100, (2, 20))
+    expected = network(tokens, torch.ones_like(tokens), labels=tokens)[0].item()
+    use_loss_form(network, form)
+    assert network(tokens, torch.ones_like(tokens), labels=tokens, use_cache=False)[0].item() == pytest.approx(expected)
+    loss, _ = network(tokens, labels=tokens, return_dict=False)
+    assert loss.item() == pytest.approx(expected)
+    with pytest.raises(UserError, match="labels in each call of LlamaForCausalLM beside loss_form"):
+        network(tokens)
+
+
+OWN_FILE = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+class Network(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = LlamaForCausalLM(LlamaConfig(
+            hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=500))
+
+    def forward(self, tokens):
+        return self.inner(tokens).logits
+"""
+
+
+def test_a_file_without_labels_is_refused_in_one_sentence(tmp_path, capfd):
+    (tmp_path / "own.py").write_text(OWN_FILE)
+    arguments = [f"{tmp_path / 'own.py'}:Network", "--input", "16:500", "--batch-size", "2", "--loss-form", "chunked"]
+    assert main(arguments) == 2
+    error = capfd.readouterr().err
+    assert "labels in each call of LlamaForCausalLM" in error and "Traceback" not in error
 
 
 def test_chunks_are_cast_one_at_a_time(simulator):

@@ -1,5 +1,7 @@
 """Forms of the loss of a language model that torch's own operators compute."""
 
+import inspect
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -7,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name that every PyTorch reader knows
 
 from vramcast.dataset_builder.jobs.adapters import is_pretrained
-from vramcast.dataset_builder.jobs.steps import Loss
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.loss_forms import chunks_of
 
@@ -24,8 +25,7 @@ def use_loss_form(module: nn.Module, form: str) -> None:
             f"expected a causal language model of transformers beside loss_form={form}, found "
             f"{type(module).__name__}: leave it out, or write the loss in a --step of your file"
         )
-    chunks = chunks_of(form)
-    network.forward = partial(_loss_of_whole, network) if chunks is None else partial(_loss_of_chunks, network, chunks)
+    network.forward = partial(_forward, network, inspect.signature(network.forward), form)
 
 
 def causal_network(module: nn.Module) -> Any:
@@ -56,23 +56,51 @@ def _shifted(labels: Tensor) -> Tensor:
     return F.pad(labels, (0, 1), value=_IGNORED)[..., 1:]
 
 
-def _loss_of_whole(network: Any, *, labels: Tensor, **inputs: Any) -> Loss:
-    """Return the mean cross entropy of logits that are cast to fp32 at once."""
-    logits = _logits(network, _hidden(network, inputs)).float()
-    return Loss(F.cross_entropy(logits.flatten(0, 1), _shifted(labels).flatten()), logits)
+def _forward(network: Any, signature: inspect.Signature, form: str, /, *args: Any, **kwargs: Any) -> Any:
+    """Take the arguments of the network's own forward, and return its kind of output."""
+    from transformers.modeling_outputs import CausalLMOutput  # the network is of this library, so it is loaded
+
+    inputs = _by_name(signature, args, kwargs)
+    labels = inputs.pop("labels", None)
+    if labels is None:
+        raise UserError(
+            f"expected labels in each call of {type(network).__name__} beside loss_form={form}, found none: pass them, "
+            "or leave out the loss form and write the loss in a --step of your file"
+        )
+    inputs.pop("logits_to_keep", None)  # all logits count with labels
+    chunks, hidden = chunks_of(form), _hidden(network, inputs)
+    loss, logits = (
+        _loss_of_whole(network, hidden, labels) if chunks is None else _loss_of_chunks(network, hidden, labels, chunks)
+    )
+    output = CausalLMOutput(loss=loss, logits=logits)
+    return output.to_tuple() if inputs.get("return_dict") is False else output
 
 
-def _loss_of_chunks(network: Any, chunks: int, *, labels: Tensor, **inputs: Any) -> Loss:
+def _by_name(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by their names, without those that are None."""
+    bound = dict(signature.bind(*args, **kwargs).arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            bound |= bound.pop(name, {})
+    return {name: value for name, value in bound.items() if value is not None}
+
+
+def _loss_of_whole(network: Any, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Any]:
+    """Return the mean cross entropy of logits that are cast to fp32 at once, and the logits."""
+    logits = _logits(network, hidden).float()
+    return F.cross_entropy(logits.flatten(0, 1), _shifted(labels).flatten()), logits
+
+
+def _loss_of_chunks(network: Any, hidden: Tensor, labels: Tensor, chunks: int) -> tuple[Tensor, Any]:
     """Return the mean cross entropy of logits in chunks of the sequence, of which one at a time is cast to fp32.
 
     This is torchtune's CEWithChunkedOutputLoss with the output layer of its TransformerDecoder: the logits of all
     chunks exist before the first one is cast.
     """
-    hidden = _hidden(network, inputs)
     outputs = [_logits(network, part) for part in hidden.chunk(chunks, dim=1)]
     targets = _shifted(labels)
     total = sum(
         F.cross_entropy(logits.flatten(0, 1).float(), part.flatten(), reduction="sum")
         for logits, part in zip(outputs, targets.chunk(chunks, dim=1), strict=True)
     )
-    return Loss(total / (targets != _IGNORED).sum(), outputs)
+    return total / (targets != _IGNORED).sum(), outputs
