@@ -53,6 +53,21 @@ def test_a_form_computes_the_loss_of_the_network(form):
 
 
 @pytest.mark.parametrize("form", ["upcast", "chunked=3"])
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [("Granite", {"logits_scaling": 8.0}), ("Cohere", {"logit_scale": 0.0625}), ("Gemma2", {"head_dim": 64})],
+)
+def test_logits_are_scaled_as_the_network_does(form, name, scale):
+    config = getattr(transformers, f"{name}Config")(**{**TINY, "vocab_size": 100, "pad_token_id": 0, **scale})
+    network = getattr(transformers, f"{name}ForCausalLM")(config)
+    torch.nn.init.normal_(network.get_output_embeddings().weight)  # logits far from zero, where a scale matters
+    tokens = torch.randint(100, (2, 20))
+    expected = network(tokens, labels=tokens).loss.item()
+    use_loss_form(network, form)
+    assert network(tokens, labels=tokens).loss.item() == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("form", ["upcast", "chunked=3"])
 def test_a_form_takes_the_arguments_of_the_network(form):
     network = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**TINY, "vocab_size": 100}))
     tokens = torch.randint(100, (2, 20))

@@ -13,6 +13,9 @@ from vramcast.errors import UserError
 from vramcast.virtual_gpu.loss_forms import chunks_of
 
 _IGNORED = -100
+_FACTORS = ("logit_scale", "lm_head_multiplier")
+"""Names of a factor of logits in configs of transformers; `logits_scaling` divides, and in HyperCLOVA X it multiplies,
+which takes the same memory."""
 
 
 def use_loss_form(module: nn.Module, form: str) -> None:
@@ -45,9 +48,17 @@ def _hidden(network: Any, inputs: dict[str, Any]) -> Tensor:
 
 
 def _logits(network: Any, hidden: Tensor) -> Tensor:
-    """Run the output layer, with the bound on logits that Gemma has."""
+    """Run the output layer, with the scale that Granite, Cohere and Falcon-H1 have, and the bound that Gemma has."""
+    config = network.config
     logits: Tensor = _head(network)(hidden)
-    bound = getattr(network.config, "final_logit_softcapping", None)
+    for name in _FACTORS:
+        factor = getattr(config, name, None)
+        if factor is not None:
+            logits = logits * factor
+    divisor = getattr(config, "logits_scaling", None)
+    if divisor is not None:
+        logits = logits / divisor
+    bound = getattr(config, "final_logit_softcapping", None)
     return logits if bound is None else (logits / bound).tanh() * bound
 
 
