@@ -156,9 +156,7 @@ def tiny_language_model():
     pytest.importorskip("transformers")
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 2, "vocab_size": 500}  # fmt: skip
-    return build_job(
-        BuildRequest(target=parse_target("hf:llama-7b"), arguments=sizes, inputs=("128",), directory=".")
-    )
+    return build_job(BuildRequest(target=parse_target("hf:llama-7b"), arguments=sizes, inputs=("128",), directory="."))
 
 
 # the Trainer keeps the 8-bit states of embeddings in fp32, which the virtual GPU must follow too

@@ -1,5 +1,6 @@
 """Forms of the loss of a language model that torch's own operators compute."""
 
+import importlib
 import inspect
 from collections.abc import Mapping
 from functools import partial
@@ -69,8 +70,6 @@ def _shifted(labels: Tensor) -> Tensor:
 
 def _forward(network: Any, signature: inspect.Signature, form: str, /, *args: Any, **kwargs: Any) -> Any:
     """Take the arguments of the network's own forward, and return its kind of output."""
-    from transformers.modeling_outputs import CausalLMOutput  # the network is of this library, so it is loaded
-
     inputs = _by_name(signature, args, kwargs)
     labels = inputs.pop("labels", None)
     if labels is None:
@@ -83,7 +82,7 @@ def _forward(network: Any, signature: inspect.Signature, form: str, /, *args: An
     loss, logits = (
         _loss_of_whole(network, hidden, labels) if chunks is None else _loss_of_chunks(network, hidden, labels, chunks)
     )
-    output = CausalLMOutput(loss=loss, logits=logits)
+    output = importlib.import_module("transformers.modeling_outputs").CausalLMOutput(loss=loss, logits=logits)
     return output.to_tuple() if inputs.get("return_dict") is False else output
 
 
