@@ -169,3 +169,19 @@ def test_a_language_model_takes_the_same_on_the_virtual_gpu(optimizer):
     job.runs_live = True
     live = Simulator(job).simulate(options, [profile]).peaks[profile.name].unbounded
     assert (live.allocated_bytes, live.reserved_bytes) == (traced.allocated_bytes, traced.reserved_bytes)
+
+
+def offloaded(**options):
+    options = {"batch_size": 4, "dtype": "bf16", "checkpointing": "offload", **options}
+    return Simulator(tiny_language_model()).simulate(options, PROFILES)
+
+
+def test_managed_memory_is_noted_on_the_virtual_gpu_too():
+    assert any("managed memory" in note for note in offloaded(optimizer="paged_adamw_8bit").notes)
+    assert not any("managed memory" in note for note in offloaded(optimizer="adamw_8bit").notes)
+
+
+def test_the_library_of_an_adapter_is_part_of_the_answer_of_the_virtual_gpu():
+    pytest.importorskip("peft")
+    versions = offloaded(adapter="lora(r=4, target_modules='q_proj')").traced_with
+    assert {"torch", "transformers", "peft"} <= versions.keys()
