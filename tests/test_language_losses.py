@@ -125,6 +125,7 @@ def test_the_fused_form_is_a_kernel_of_liger():
     ("options", "match"),
     [
         ({"loss_form": "chunked=0"}, "chunked=N"),
+        ({"loss_form": ["chunked"]}, "chunked=N"),
         ({"liger": "rope,"}, "names of its kernels"),
         ({"liger": True, "loss_form": "chunked"}, "leave one out"),
         ({"liger": True, "parallel": "ddp(world_size=2)"}, "one GPU"),

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 from vramcast.errors import UserError
@@ -24,7 +23,6 @@ _WITHOUT = "no_"
 _CHUNKED = re.compile(r"chunked(?:=([1-9][0-9]{0,4}))?", re.ASCII)
 
 
-@lru_cache(maxsize=256)  # bounded, because clients of a service choose the texts
 def canonical_loss_form(text: Any) -> str:
     """Return one text for equal forms: 'chunked' is 'chunked=8'."""
     word = text.strip().lower() if isinstance(text, str) else ""
