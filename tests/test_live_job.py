@@ -185,3 +185,12 @@ def test_the_library_of_an_adapter_is_part_of_the_answer_of_the_virtual_gpu():
     pytest.importorskip("peft")
     versions = offloaded(adapter="lora(r=4, target_modules='q_proj')").traced_with
     assert {"torch", "transformers", "peft"} <= versions.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("prefetched_batches", 2), ("last_batch_size", 3), ("cudnn_benchmark", True), ("implementation", "in_backward")],
+)
+def test_other_steps_are_refused_beside_offloading(name, value):
+    with pytest.raises(UserError, match=f"beside liger or checkpointing=offload, found {name}"):
+        offloaded(**{name: value})

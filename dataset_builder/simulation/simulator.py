@@ -119,11 +119,8 @@ class Simulator:
                     "the network itself, or leave them out"
                 )
             return None
-        if training.needs_cuda and training.implementation == "in_backward":
-            raise UserError(
-                "expected a usual optimizer step beside liger or checkpointing=offload, found "
-                "implementation=in_backward: leave one out"
-            )
+        if training.needs_cuda:
+            _check_plain_steps(training)
         return self.job if self.job.runs_live or training.needs_cuda else None
 
     def _run_live(self, job: ModuleJob, options: Mapping[str, Any], profiles: Sequence[DeviceProfile]) -> Simulation:
@@ -324,6 +321,22 @@ class Simulator:
         if unbounded.replay.peak_reserved_bytes <= room_bytes:
             return Peaks(without_limit, without_limit)
         return Peaks(measurement_of(trace, profile, *replay_on(trace, profile, self.allocator)), without_limit)
+
+
+def _check_plain_steps(training: TrainingSetup) -> None:
+    """Raise if a setup has steps that the loop on a virtual GPU lacks: `LiveJob` runs equal ones."""
+    others = {
+        "implementation=in_backward": training.implementation == "in_backward",
+        "prefetched_batches": training.prefetched_batches > 0,
+        "last_batch_size": training.last_batch_size is not None,
+        "cudnn_benchmark": training.cudnn_benchmark,
+    }
+    present = [name for name, is_used in others.items() if is_used]
+    if present:
+        raise UserError(
+            f"expected plain steps of equal batches beside liger or checkpointing=offload, found {', '.join(present)}: "
+            "leave one out"
+        )
 
 
 def _rank_peaks(replays: Sequence[_UnboundedReplay]) -> tuple[RankPeaks, ...]:
