@@ -2,16 +2,22 @@
 
 import importlib.util
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.emit import emit
+from vramcast.dataset_builder.families import make_spec
+from vramcast.dataset_builder.families.keyword_inputs import KeywordInputs
 from vramcast.dataset_builder.jobs.building import build_job
 from vramcast.dataset_builder.jobs.language_losses import use_loss_form
 from vramcast.dataset_builder.jobs.liger_library import _network_of, liger_kernels
+from vramcast.dataset_builder.jobs.live_spec import LiveSpecJob
 from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
+from vramcast.dataset_builder.measure.cuda.training_run import training_run
 from vramcast.dataset_builder.simulation.simulator import Simulator
 from vramcast.errors import UserError
 from vramcast.models.classify_command.command import main
@@ -145,6 +151,30 @@ def test_a_layer_table_cannot_follow_another_loss():
 def test_a_network_without_logits_has_no_other_form():
     with pytest.raises(UserError, match="causal language model"):
         use_loss_form(nn.Linear(2, 2), "chunked=8")
+    with pytest.raises(UserError, match="found Linear"):
+        use_loss_form(KeywordInputs(nn.Linear(2, 2), ["input"]), "chunked=8")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"checkpointing": "every=2"}, "found checkpointing=every=2"),
+        ({"loss_form": "upcast"}, "found loss_form=upcast"),
+        ({"liger": "rope"}, "found liger=rope"),
+        ({"parallel": "ddp(world_size=2)", "adapter": "ia3"}, r"found parallel=ddp\(world_size=2\), adapter=ia3"),
+    ],
+)
+def test_a_refusal_names_the_option_that_caused_it(options, named):
+    network = {"arch": "uniform", "input_features": 8, "output_features": 2, "depth": 3}
+    spec = make_spec("mlp", network, TrainingSetup(batch_size=2, **options))
+    with pytest.raises(UserError, match=named):
+        emit(spec)
+    with pytest.raises(UserError, match=named):
+        next(training_run(spec, 1, "cpu"))
+    job = LiveSpecJob.__new__(LiveSpecJob)  # without the network of a script
+    job.spec = replace(spec, network={"name": "a script"}, training=TrainingSetup(batch_size=2))
+    with pytest.raises(UserError, match=named):
+        job.setup(options)
 
 
 LIBRARY = """

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name that every PyTorch reader knows
 
+from vramcast.dataset_builder.families.keyword_inputs import KeywordInputs
 from vramcast.dataset_builder.jobs.adapters import is_pretrained
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.loss_forms import chunks_of
@@ -25,9 +26,10 @@ def use_loss_form(module: nn.Module, form: str) -> None:
         return
     network = causal_network(module)
     if network is None:
+        inner = module.subject if isinstance(module, KeywordInputs) else module
         raise UserError(
             f"expected a causal language model of transformers beside loss_form={form}, found "
-            f"{type(module).__name__}: leave it out, or write the loss in a --step of your file"
+            f"{type(inner).__name__}: leave it out, or write the loss in a --step of your file"
         )
     network.forward = partial(_forward, network, inspect.signature(network.forward), form)
 
