@@ -44,7 +44,8 @@ class AttentionBlock(Block):
 
     def forward(self, x):
         tokens = min(len(x), 128)
-        heads = self.three(x).view(-1, tokens, 3, 4, WIDTH // 4).transpose(1, 3)  # sequences, heads, three, tokens, width
+        # sequences, heads, three, tokens, width
+        heads = self.three(x).view(-1, tokens, 3, 4, WIDTH // 4).transpose(1, 3)
         mixed = F.scaled_dot_product_attention(*heads.unbind(2), is_causal=True)
         return super().forward(x + self.out(mixed.transpose(1, 2).reshape(-1, WIDTH)))
 
