@@ -101,7 +101,7 @@ def recomputation(form: CheckpointingForm) -> Callable[..., Any]:
     if form.reentrant:
         run: Callable[..., Any] = _reentrant
     elif form.ops:
-        run = partial(checkpoint, use_reentrant=False, context_fn=_saving_products)
+        run = partial(checkpoint, use_reentrant=False, context_fn=saving_products)
     else:
         run = partial(checkpoint, use_reentrant=False)
     return partial(_inputs_on_host, run) if form.offload else run
@@ -118,7 +118,7 @@ def _inputs_on_host(run: Callable[..., Any], function: Callable[..., Any], *args
         return run(function, *args, **kwargs)
 
 
-def _saving_products() -> Any:
+def saving_products() -> Any:
     """Save the outputs of attention and of every second product (torchtitan, _apply_ac_to_transformer_block)."""
     counts: dict[bool, int] = defaultdict(int)
 
