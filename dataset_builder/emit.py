@@ -83,9 +83,10 @@ if __name__ == "__main__":
 def emit(spec: Spec) -> str:
     """Return the script of a spec."""
     plan, setup = plan_of(spec), spec.training
-    if isinstance(setup.checkpointing, str):
+    if setup.needs_trace:
         raise UserError(
-            f"expected checkpointing in its default form in a printed script, found {setup.checkpointing}: write true"
+            f"expected the usual step of one GPU in a printed script, found {', '.join(setup.traced_options)}: leave "
+            "it out; checkpointing may be true"
         )
     optimizer, arguments = parse_call(setup.optimizer)
     full, last = [setup.batch_size] * 3, [setup.last_batch_size] if setup.last_batch_size else []

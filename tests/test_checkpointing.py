@@ -1,5 +1,6 @@
 """Forms of activation checkpointing: bytes by hand, and the same figures as scripts that call torch themselves."""
 
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -7,11 +8,11 @@ import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.jobs.checkpointing import recomputation
+from vramcast.dataset_builder.jobs.checkpointing import enable_checkpointing
 from vramcast.dataset_builder.jobs.job import ModuleJob, SpecJob
 from vramcast.dataset_builder.simulation.simulator import Simulator
 from vramcast.errors import UserError
@@ -36,11 +37,24 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(x)))
 
 
+class AttentionBlock(Block):
+    def __init__(self):
+        super().__init__()
+        self.three, self.out = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x):
+        tokens = min(len(x), 128)
+        # sequences, heads, three, tokens, width
+        heads = self.three(x).view(-1, tokens, 3, 4, WIDTH // 4).transpose(1, 3)
+        mixed = F.scaled_dot_product_attention(*heads.unbind(2), is_causal=True)
+        return super().forward(x + self.out(mixed.transpose(1, 2).reshape(-1, WIDTH)))
+
+
 class Network(nn.Module):
-    def __init__(self, run=None):
+    def __init__(self, run=None, block=Block):
         super().__init__()
         self.inner = nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.blocks = nn.ModuleList(block() for _ in range(BLOCKS))
         self.run = run or {}
 
     def forward(self, x):
@@ -50,19 +64,19 @@ class Network(nn.Module):
         return x.mean()
 
 
-def simulated(checkpointing):
+def simulated(checkpointing, block=Block):
     """Return the peak of the allocated memory that `classify` computes."""
     with torch.device("meta"):
-        network = Network()
+        network = Network(block=block)
     job = ModuleJob(network, lambda size: torch.empty(size, WIDTH, device="meta"), lambda net, batch: net(batch))
     options = {"batch_size": ROWS, "optimizer": "sgd", "checkpointing": checkpointing}
     return Simulator(job).simulate(options, [A100]).peaks[A100.name].unbounded.allocated_bytes
 
 
-def scripted(run):
+def scripted(run, block=Block):
     """Return the peak of a script that calls torch's checkpointing itself, by the index of a block."""
     with VirtualCuda(A100, options=AllocatorOptions()):
-        network = Network(run).to("cuda")
+        network = Network(run, block).to("cuda")
         optimizer = torch.optim.SGD(network.parameters())
         for _ in range(4):
             optimizer.zero_grad()
@@ -99,8 +113,8 @@ def test_offload_leaves_no_inputs_of_blocks_on_the_device(full):
     assert full - simulated("offload") == (BLOCKS - 1) * UNIT - gradients
 
 
-def by_every(run, step=1):
-    return dict.fromkeys(range(step - 1, BLOCKS, step), run)
+def by_every(run, step=1, first=None):
+    return dict.fromkeys(range(step - 1 if first is None else first, BLOCKS, step), run)
 
 
 def offloaded(run, block, x):
@@ -108,14 +122,36 @@ def offloaded(run, block, x):
         return run(block, x)
 
 
+ATTENTION = {
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+}
+
+
+def saving_attention_and_odd_products():
+    """The contexts of torchtitan's selective_ac_option 'op', for the operators of `AttentionBlock`."""
+    products = Counter()
+
+    def policy(context, operator, *args, **kwargs):
+        if operator is torch.ops.aten.mm.default:
+            products[context.is_recompute] += 1
+            is_saved = products[context.is_recompute] % 2 == 1
+        else:
+            is_saved = operator in ATTENTION
+        return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
 PLAIN, REENTRANT = partial(checkpoint, use_reentrant=False), partial(checkpoint, use_reentrant=True)
 SCRIPTS = {
     "full": by_every(PLAIN),
     "reentrant": by_every(REENTRANT),
     "every=2": by_every(PLAIN, 2),
+    "every_n_layers=4": by_every(PLAIN, 4, first=0),
+    "every_n_layers=9": {0: PLAIN},
     "offload": by_every(partial(offloaded, PLAIN)),
     "every=3,offload": by_every(partial(offloaded, PLAIN), 3),
-    "ops": by_every(recomputation(checkpointing_form("ops"))),
 }
 
 
@@ -124,13 +160,38 @@ def test_a_form_takes_the_memory_of_a_script_that_calls_torch(form):
     assert simulated(form) == pytest.approx(scripted(SCRIPTS[form]), rel=0.002)
 
 
+def test_ops_takes_the_memory_of_a_script_with_the_same_policy():
+    run = partial(checkpoint, use_reentrant=False, context_fn=saving_attention_and_odd_products)
+    expected = scripted(by_every(run), AttentionBlock)
+    assert simulated("ops", AttentionBlock) == pytest.approx(expected, rel=0.002)
+    assert simulated(True, AttentionBlock) < expected < simulated(False, AttentionBlock)
+
+
 @pytest.mark.parametrize(
     ("value", "match"),
-    [("every=0", "every=0"), ("evry=2", "full, reentrant"), ("ops,offload", "only word"), (3, "true, false or a form")],
+    [
+        ("every=0", "every=0"),
+        ("evry=2", "full, reentrant"),
+        ("ops,offload", "only word"),
+        ("every=2,every_n_layers=2", "leave one out"),
+        (3, "true, false or a form"),
+    ],
 )
 def test_a_wrong_form_is_refused(value, match):
     with pytest.raises(UserError, match=match):
         TrainingSetup(batch_size=1, checkpointing=value)
+
+
+@pytest.mark.parametrize(("form", "chosen"), [("every=2", [1, 3]), ("every_n_layers=2", [0, 2, 4])])
+def test_transformers_counts_blocks_from_the_first_one(form, chosen):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=5, num_attention_heads=2, vocab_size=50
+    )
+    network = transformers.LlamaForCausalLM(config)
+    enable_checkpointing(network, checkpointing_form(form))
+    marked = [index for index, layer in enumerate(network.model.layers) if layer.gradient_checkpointing]
+    assert marked == chosen
 
 
 def test_more_blocks_than_there_are_cannot_be_skipped():

@@ -12,7 +12,7 @@ import torch
 from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
 from vramcast.dataset_builder.simulation.client import ChildSimulator, InternalError, NetworkError, _checked
 from vramcast.errors import UserError
-from vramcast.models.classify_command.command import main
+from vramcast.models.classify_command.command import _parser, _with_target, main
 from vramcast.models.classify_command.request import ClassifyRequest
 from vramcast.models.classify_command.simulators import Simulators
 from vramcast.virtual_gpu.source_lines import is_internal, is_network_code
@@ -149,6 +149,22 @@ def test_bad_words_get_a_sentence_and_code_two(capfd, words, why):
     assert (code, out) == (2, [])
     assert why in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("flag", ["--checkpointing", "--liger"])
+@pytest.mark.parametrize("target", ["hf:gpt2", "own.py:Network", "layers.json"])
+def test_a_target_may_follow_a_bare_form(flag, target):
+    arguments = _with_target(_parser().parse_args(["--batch-size", "1", flag, target]))
+    assert arguments.target == target and getattr(arguments, flag.removeprefix("--")) is True
+
+
+def test_a_form_is_not_taken_for_a_target(capfd):
+    arguments = _with_target(_parser().parse_args(["--checkpointing", "every=2", "--liger", "rope"]))
+    assert (arguments.target, arguments.checkpointing, arguments.liger) == (None, "every=2", "rope")
+    assert main([GPUMEMNET, "--checkpointing", "hf:gpt2"]) == 2  # there is a target
+    assert "expected checkpointing such as" in capfd.readouterr().err
+    assert main(["--batch-size", "0", "--checkpointing", GPUMEMNET]) == 2
+    assert "batch_size" in capfd.readouterr().err
 
 
 def test_the_screen_says_what_to_do(capfd, tmp_path):

@@ -2,18 +2,25 @@
 
 import importlib.util
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.emit import emit
+from vramcast.dataset_builder.families import make_spec
+from vramcast.dataset_builder.families.keyword_inputs import KeywordInputs
 from vramcast.dataset_builder.jobs.building import build_job
 from vramcast.dataset_builder.jobs.language_losses import use_loss_form
 from vramcast.dataset_builder.jobs.liger_library import _network_of, liger_kernels
+from vramcast.dataset_builder.jobs.live_spec import LiveSpecJob
 from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
+from vramcast.dataset_builder.measure.cuda.training_run import training_run
 from vramcast.dataset_builder.simulation.simulator import Simulator
 from vramcast.errors import UserError
+from vramcast.models.classify_command.command import main
 from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
 from vramcast.virtual_gpu.training_setup import TrainingSetup, check_trained_whole
 
@@ -51,6 +58,58 @@ def test_a_form_computes_the_loss_of_the_network(form):
     assert network(input_ids=tokens, labels=labels).loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("form", ["upcast", "chunked=3"])
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [("Granite", {"logits_scaling": 8.0}), ("Cohere", {"logit_scale": 0.0625}), ("Gemma2", {"head_dim": 64})],
+)
+def test_logits_are_scaled_as_the_network_does(form, name, scale):
+    config = getattr(transformers, f"{name}Config")(**{**TINY, "vocab_size": 100, "pad_token_id": 0, **scale})
+    network = getattr(transformers, f"{name}ForCausalLM")(config)
+    torch.nn.init.normal_(network.get_output_embeddings().weight)  # logits far from zero, where a scale matters
+    tokens = torch.randint(100, (2, 20))
+    expected = network(tokens, labels=tokens).loss.item()
+    use_loss_form(network, form)
+    assert network(tokens, labels=tokens).loss.item() == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("form", ["upcast", "chunked=3"])
+def test_a_form_takes_the_arguments_of_the_network(form):
+    network = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**TINY, "vocab_size": 100}))
+    tokens = torch.randint(100, (2, 20))
+    expected = network(tokens, torch.ones_like(tokens), labels=tokens)[0].item()
+    use_loss_form(network, form)
+    assert network(tokens, torch.ones_like(tokens), labels=tokens, use_cache=False)[0].item() == pytest.approx(expected)
+    loss, _ = network(tokens, labels=tokens, return_dict=False)
+    assert loss.item() == pytest.approx(expected)
+    with pytest.raises(UserError, match="labels in each call of LlamaForCausalLM beside loss_form"):
+        network(tokens)
+
+
+OWN_FILE = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+class Network(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = LlamaForCausalLM(LlamaConfig(
+            hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=500))
+
+    def forward(self, tokens):
+        return self.inner(tokens).logits
+"""
+
+
+def test_a_file_without_labels_is_refused_in_one_sentence(tmp_path, capfd):
+    (tmp_path / "own.py").write_text(OWN_FILE)
+    arguments = [f"{tmp_path / 'own.py'}:Network", "--input", "16:500", "--batch-size", "2", "--loss-form", "chunked"]
+    assert main(arguments) == 2
+    error = capfd.readouterr().err
+    assert "labels in each call of LlamaForCausalLM" in error and "Traceback" not in error
+
+
 def test_chunks_are_cast_one_at_a_time(simulator):
     logits = ROWS * VOCABULARY
     # Whole: at the peak of the backward pass the softmax and two gradients, all in fp32. Chunks: at the end of the
@@ -72,6 +131,7 @@ def test_the_fused_form_is_a_kernel_of_liger():
     ("options", "match"),
     [
         ({"loss_form": "chunked=0"}, "chunked=N"),
+        ({"loss_form": ["chunked"]}, "chunked=N"),
         ({"liger": "rope,"}, "names of its kernels"),
         ({"liger": True, "loss_form": "chunked"}, "leave one out"),
         ({"liger": True, "parallel": "ddp(world_size=2)"}, "one GPU"),
@@ -91,6 +151,30 @@ def test_a_layer_table_cannot_follow_another_loss():
 def test_a_network_without_logits_has_no_other_form():
     with pytest.raises(UserError, match="causal language model"):
         use_loss_form(nn.Linear(2, 2), "chunked=8")
+    with pytest.raises(UserError, match="found Linear"):
+        use_loss_form(KeywordInputs(nn.Linear(2, 2), ["input"]), "chunked=8")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"checkpointing": "every=2"}, "found checkpointing=every=2"),
+        ({"loss_form": "upcast"}, "found loss_form=upcast"),
+        ({"liger": "rope"}, "found liger=rope"),
+        ({"parallel": "ddp(world_size=2)", "adapter": "ia3"}, r"found parallel=ddp\(world_size=2\), adapter=ia3"),
+    ],
+)
+def test_a_refusal_names_the_option_that_caused_it(options, named):
+    network = {"arch": "uniform", "input_features": 8, "output_features": 2, "depth": 3}
+    spec = make_spec("mlp", network, TrainingSetup(batch_size=2, **options))
+    with pytest.raises(UserError, match=named):
+        emit(spec)
+    with pytest.raises(UserError, match=named):
+        next(training_run(spec, 1, "cpu"))
+    job = LiveSpecJob.__new__(LiveSpecJob)  # without the network of a script
+    job.spec = replace(spec, network={"name": "a script"}, training=TrainingSetup(batch_size=2))
+    with pytest.raises(UserError, match=named):
+        job.setup(options)
 
 
 LIBRARY = """
@@ -144,6 +228,18 @@ def test_what_liger_replaces_in_transformers_is_restored(library):
         assert home.apply_rotary_pos_emb is rotate and home.LlamaRMSNorm.forward is None
 
 
+def test_kernels_are_left_out_of_the_default_ones_by_no(library):
+    from transformers.models.llama import modeling_llama as home
+
+    rotate = home.apply_rotary_pos_emb
+    with liger_kernels(tiny_llama(), "default,geglu,no_rope"):  # geglu is a kernel of other networks
+        assert home.apply_rotary_pos_emb is rotate and home.LlamaRMSNorm.forward is None
+    assert TrainingSetup(batch_size=1, liger="no_rope").liger == "default,no_rope"
+    assert TrainingSetup(batch_size=1, liger="default").liger is True
+    with pytest.raises(UserError, match="leave one out"):
+        TrainingSetup(batch_size=1, liger="no_fused_linear_cross_entropy", loss_form="fused")
+
+
 def test_the_network_inside_of_an_adapter_gets_the_kernels(library):
     peft = pytest.importorskip("peft")
     network = peft.get_peft_model(tiny_llama(), peft.LoraConfig(target_modules=["q_proj"]), low_cpu_mem_usage=True)
@@ -151,8 +247,9 @@ def test_the_network_inside_of_an_adapter_gets_the_kernels(library):
 
 
 def test_networks_and_kernels_that_liger_lacks_are_refused(library):
-    with pytest.raises(UserError, match="swish"), liger_kernels(tiny_llama(), "swish"):
-        pass
+    for kernels in ("swish", "default,no_swish"):
+        with pytest.raises(UserError, match="swish"), liger_kernels(tiny_llama(), kernels):
+            pass
     with pytest.raises(UserError, match="network of transformers"), liger_kernels(nn.Linear(2, 2), True):
         pass
     with torch.device("meta"):

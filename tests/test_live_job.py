@@ -152,15 +152,45 @@ def test_a_bug_of_the_network_stays_its_own():
         simulate(meta(Wrong), lambda size: torch.randn(size, 256))
 
 
-def test_a_mask_for_padding_is_there_on_the_virtual_gpu_too():
+def tiny_language_model():
     pytest.importorskip("transformers")
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 2, "vocab_size": 500}  # fmt: skip
-    request = BuildRequest(target=parse_target("hf:llama-7b"), arguments=sizes, inputs=("128",), directory=".")
-    job = build_job(request)
-    options = {"batch_size": 4, "dtype": "bf16", "optimizer": "adamw_torch_fused"}
+    return build_job(BuildRequest(target=parse_target("hf:llama-7b"), arguments=sizes, inputs=("128",), directory="."))
+
+
+# the Trainer keeps the 8-bit states of embeddings in fp32, which the virtual GPU must follow too
+@pytest.mark.parametrize("optimizer", ["adamw_torch_fused", "adamw_8bit"])
+def test_a_language_model_takes_the_same_on_the_virtual_gpu(optimizer):
+    job = tiny_language_model()
+    options = {"batch_size": 4, "dtype": "bf16", "optimizer": optimizer}
     profile = load_profile("a100_40gb")
     traced = Simulator(job).simulate(options, [profile]).peaks[profile.name].unbounded
     job.runs_live = True
     live = Simulator(job).simulate(options, [profile]).peaks[profile.name].unbounded
     assert (live.allocated_bytes, live.reserved_bytes) == (traced.allocated_bytes, traced.reserved_bytes)
+
+
+def offloaded(**options):
+    options = {"batch_size": 4, "dtype": "bf16", "checkpointing": "offload", **options}
+    return Simulator(tiny_language_model()).simulate(options, PROFILES)
+
+
+def test_managed_memory_is_noted_on_the_virtual_gpu_too():
+    assert any("managed memory" in note for note in offloaded(optimizer="paged_adamw_8bit").notes)
+    assert not any("managed memory" in note for note in offloaded(optimizer="adamw_8bit").notes)
+
+
+def test_the_library_of_an_adapter_is_part_of_the_answer_of_the_virtual_gpu():
+    pytest.importorskip("peft")
+    versions = offloaded(adapter="lora(r=4, target_modules='q_proj')").traced_with
+    assert {"torch", "transformers", "peft"} <= versions.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("prefetched_batches", 2), ("last_batch_size", 3), ("cudnn_benchmark", True), ("implementation", "in_backward")],
+)
+def test_other_steps_are_refused_beside_offloading(name, value):
+    with pytest.raises(UserError, match=f"beside liger or checkpointing=offload, found {name}"):
+        offloaded(**{name: value})

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from vramcast.dataset_builder.jobs import checkpointing
 from vramcast.dataset_builder.published import fms_ranks, litgpt_ranks, torchtitan
 from vramcast.dataset_builder.published.job import RANK_SCRIPT, PublishedJob
+from vramcast.dataset_builder.published.ranks.client import rank_files
 from vramcast.dataset_builder.published.runner import profile_of, simulate_job
 from vramcast.dataset_builder.published.tables import read_published
 from vramcast.errors import UserError
@@ -176,6 +178,10 @@ def test_a_rank_of_transformers_runs_in_its_stack() -> None:
         raise
     assert 0 < figures.allocated_bytes < 64 * MIB
     assert simulation is not None and simulation.traced_with["transformers"].startswith("4.45")
+
+
+def test_results_of_ranks_follow_the_checkpointing_that_they_share_with_jobs() -> None:
+    assert Path(checkpointing.__file__).resolve() in rank_files()  # a stored result is of these files
 
 
 def test_an_error_of_a_rank_is_named() -> None:

@@ -96,9 +96,23 @@ def test_options_of_the_command_line_win():
          "liger_rope: true\nliger_glu_activation: true\n", False, "glu,rope"),
         ("per_device_train_batch_size: 1\nmodel_name_or_path: gpt2\nuse_liger_kernel: true\n", False, True),
         ("per_device_train_batch_size: 1\nmodel_name_or_path: gpt2\nuse_liger_kernel: true\n"
-         "liger_kernel_config: {rope: false, rms_norm: true}\n", False, "rms_norm"),
+         "liger_kernel_config: {rope: false, rms_norm: true}\n", False, "default,no_rope,rms_norm"),
+        ("per_device_train_batch_size: 1\nmodel_name_or_path: gpt2\nuse_liger_kernel: true\n"
+         "liger_kernel_config: {swiglu: false, mystery: true}\n", False, "default,no_swiglu"),
+        ("per_device_train_batch_size: 1\nmodel_name_or_path: gpt2\nuse_liger_kernel: true\n"
+         "liger_kernel_config: {}\n", False, True),
         ("model_name_or_path: gpt2\nactivation_checkpointing: true\n"
-         "activation_checkpointing_kwargs: {every_n_layers: 2, offload: true}\n", "every=2,offload", None),
+         "activation_checkpointing_kwargs: {every_n_layers: 2, offload: true}\n", "every_n_layers=2,offload", None),
+        ("model_name_or_path: gpt2\nactivation_checkpointing: null\ngradient_checkpointing: true\n"
+         "activation_checkpointing_kwargs: null\ngradient_checkpointing_kwargs: {use_reentrant: true}\n",
+         "reentrant", None),
+        ("model_name_or_path: gpt2\nactivation_checkpointing: false\ngradient_checkpointing: true\n", False, None),
+        ("model_name_or_path: gpt2\ngradient_checkpointing: true\n"
+         "gradient_checkpointing_kwargs: '{\"use_reentrant\": \"True\", \"every_n_layers\": \"2\"}'\n",
+         "reentrant,every_n_layers=2", None),
+        ("base_model: gpt2\ngradient_checkpointing: 'true'\n", True, None),
+        ("base_model: gpt2\ngradient_checkpointing: 'False'\n", False, None),
+        ("base_model: gpt2\ngradient_checkpointing: offload_disk\n", "offload", None),
         ("model_name_or_path: gpt2\nstage: sft\nuse_reentrant_gc: false\n", True, None),
         ("model_name_or_path: gpt2\nstage: sft\nuse_unsloth_gc: true\n", "reentrant,offload", None),
     ],
@@ -109,6 +123,25 @@ def test_forms_of_checkpointing_and_kernels_of_liger_are_read(tmp_path, text, ch
     job = read_training_config(str(path))
     assert (job.values["checkpointing"], job.values["liger"]) == (checkpointing, liger)
     assert any("plug-ins" in note for note in job.notes) == ("CutCross" in text)
+
+
+def test_offloading_without_checkpointing_is_noted(tmp_path):
+    path = tmp_path / "run.yml"
+    for text, noted in (("", True), ("gradient_checkpointing: true\n", False)):
+        path.write_text(f"model_name_or_path: gpt2\nactivation_offloading: true\n{text}")
+        notes = " ".join(read_training_config(str(path)).notes)
+        assert ("activation_offloading without checkpointing" in notes) is noted
+
+
+def test_several_gpus_take_back_offloading_alone(tmp_path):
+    path = tmp_path / "run.yml"
+    path.write_text(
+        "model_name_or_path: gpt2\nactivation_checkpointing: true\n"
+        "activation_checkpointing_kwargs: {use_reentrant: true, every_n_layers: 2, offload: true}\n"
+    )
+    job = read_training_config(str(path), several=True)
+    assert job.values["checkpointing"] == "reentrant,every_n_layers=2"
+    assert any("offloaded checkpoints" in note for note in job.notes)
 
 
 def test_none_takes_back_a_form_of_a_file():
@@ -135,6 +168,7 @@ def test_a_local_folder_is_found_beside_the_file(tmp_path):
         ("model_name_or_path: gpt2\nfinetuning_type: freeze\n", "full or lora"),
         ("model_name_or_path: gpt2\nstage: sft\nquantization_bit: 4\nquantization_method: hqq\n", "by bitsandbytes"),
         ("learning_rate: 1.0e-4\n", "TrainingArguments"),
+        ("model_name_or_path: gpt2\ngradient_checkpointing: true\ngradient_checkpointing_kwargs: '{x}'\n", "as JSON"),
         ("- a\n- b\n", "mapping of options"),
     ],
 )

@@ -1,12 +1,15 @@
 """Forms of activation checkpointing: which blocks are recomputed, what is saved of them, and where."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from vramcast.errors import UserError
 
-CHECKPOINTING_WORDS = ("none", "full", "reentrant", "every=N", "ops", "offload")
+CHECKPOINTING_WORDS = ("none", "full", "reentrant", "every=N", "every_n_layers=N", "ops", "offload")
+_COUNTS = {"every", "every_n_layers"}
+_Block = TypeVar("_Block")
 
 
 @dataclass(frozen=True)
@@ -14,7 +17,9 @@ class CheckpointingForm:
     """A form of checkpointing; by default each block is recomputed, without re-entering autograd."""
 
     every: int = 1
-    """The distance of recomputed blocks: 2 for every second one, as torchtitan's selective_ac_option."""
+    """The distance of recomputed blocks: 2 for the second of each two, as torchtitan's selective_ac_option."""
+    every_n_layers: int = 1
+    """The same from the first block on: 2 for the first of each two, as every_n_layers of transformers."""
     reentrant: bool = False
     """Use torch's reentrant implementation."""
     ops: bool = False
@@ -27,10 +32,15 @@ class CheckpointingForm:
         words = [
             "reentrant" if self.reentrant else "",
             f"every={self.every}" if self.every > 1 else "",
+            f"every_n_layers={self.every_n_layers}" if self.every_n_layers > 1 else "",
             "ops" if self.ops else "",
             "offload" if self.offload else "",
         ]
         return ",".join(filter(None, words)) or True
+
+    def chosen(self, blocks: Sequence[_Block]) -> list[_Block]:
+        """Return the blocks that are recomputed: torchtitan counts them from one, transformers from zero."""
+        return list(blocks[self.every - 1 :: self.every] if self.every > 1 else blocks[:: self.every_n_layers])
 
 
 @lru_cache(maxsize=256)  # bounded, because clients of a service choose the texts
@@ -40,8 +50,8 @@ def _parsed(text: str) -> CheckpointingForm | None:
     values: dict[str, Any] = {}
     for word in (item.strip().lower() for item in text.split(",")):
         name, _, number = word.partition("=")
-        if name == "every" and number.isascii() and number.isdigit() and 1 <= int(number) <= 2**16:
-            values["every"] = int(number)
+        if name in _COUNTS and number.isascii() and number.isdigit() and 1 <= int(number) <= 2**16:
+            values[name] = int(number)
         elif word in ("reentrant", "ops", "offload"):
             values[word] = True
         elif word != "full":
@@ -51,6 +61,8 @@ def _parsed(text: str) -> CheckpointingForm | None:
             )
     if "ops" in values and len(values) > 1:
         raise UserError(f"expected ops as the only word of checkpointing, found {text!r}: leave out the others")
+    if values.keys() >= _COUNTS:
+        raise UserError(f"expected every or every_n_layers in checkpointing, found {text!r}: leave one out")
     return CheckpointingForm(**values)
 
 

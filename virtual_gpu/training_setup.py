@@ -245,8 +245,20 @@ class TrainingSetup:
     @property
     def needs_trace(self) -> bool:
         """Whether only a trace can follow the setup: several ranks, an adapter, other steps, another network."""
-        other = isinstance(self.checkpointing, str) or self.loss_form != "default" or bool(self.liger)
-        return bool(self.parallel or self.adapter) or self.implementation == "in_backward" or other
+        return bool(self.traced_options)
+
+    @property
+    def traced_options(self) -> tuple[str, ...]:
+        """The options that only a trace can follow, as in 'loss_form=upcast'."""
+        used = {
+            "parallel": self.parallel is not None,
+            "adapter": self.adapter is not None,
+            "implementation": self.implementation == "in_backward",
+            "checkpointing": isinstance(self.checkpointing, str),
+            "loss_form": self.loss_form != "default",
+            "liger": bool(self.liger),
+        }
+        return tuple(f"{name}={getattr(self, name)}" for name, is_used in used.items() if is_used)
 
     @property
     def needs_cuda(self) -> bool:

@@ -43,7 +43,7 @@ def enable_checkpointing(module: nn.Module, form: CheckpointingForm = _DEFAULT) 
             f"expected repeated blocks in a ModuleList or Sequential of {type(module).__name__}, found none: "
             "leave out checkpointing, which has nothing to recompute"
         )
-    chosen = blocks[form.every - 1 :: form.every]
+    chosen = form.chosen(blocks)
     if not chosen:
         raise UserError(
             f"expected at least {form.every} blocks beside checkpointing every={form.every}, found {len(blocks)}: "
@@ -83,14 +83,15 @@ def _recompute_by(
     """Let a network of transformers recompute some of its blocks; return False if its blocks have no switch each."""
     network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": form.reentrant})
     parts = [part for part in network.modules() if hasattr(part, _FUNCTION)]
-    if form.every > 1 and not all(hasattr(block, _FUNCTION) for block in blocks):  # one switch for all, until 4.52
+    some = len(chosen) < len(blocks)
+    if some and not all(hasattr(block, _FUNCTION) for block in blocks):  # one switch for all, until 4.52
         network.gradient_checkpointing_disable()
         network.config.use_cache = False  # a recomputed block would write to the cache again
         return False
     for part in parts:
         setattr(part, _FUNCTION, recompute)
     for block in blocks:
-        if form.every > 1:
+        if some:
             block.gradient_checkpointing = any(block is item for item in chosen)  # type: ignore[assignment]
     return True
 
@@ -100,7 +101,7 @@ def recomputation(form: CheckpointingForm) -> Callable[..., Any]:
     if form.reentrant:
         run: Callable[..., Any] = _reentrant
     elif form.ops:
-        run = partial(checkpoint, use_reentrant=False, context_fn=_saving_products)
+        run = partial(checkpoint, use_reentrant=False, context_fn=saving_products)
     else:
         run = partial(checkpoint, use_reentrant=False)
     return partial(_inputs_on_host, run) if form.offload else run
@@ -117,7 +118,7 @@ def _inputs_on_host(run: Callable[..., Any], function: Callable[..., Any], *args
         return run(function, *args, **kwargs)
 
 
-def _saving_products() -> Any:
+def saving_products() -> Any:
     """Save the outputs of attention and of every second product (torchtitan, _apply_ac_to_transformer_block)."""
     counts: dict[bool, int] = defaultdict(int)
 

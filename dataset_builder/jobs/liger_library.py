@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from vramcast.dataset_builder.jobs.adapters import is_pretrained
 from vramcast.errors import UserError
+from vramcast.virtual_gpu.loss_forms import KERNELS, chosen_kernels
 
 INSTALL = "pip install --no-deps liger-kernel"
 _PATCHED = ("transformers.models.", "transformers.loss.")
@@ -30,7 +31,7 @@ def liger_kernels(module: nn.Module | None, kernels: bool | str) -> Iterator[Map
 
     Args:
         module: The network, with or without an adapter; it stays changed.
-        kernels: True for those that the library applies by default, else their names.
+        kernels: True for those that the library applies by default, else their names or changes of the default.
     """
     release = liger_release()
     network = _network_of(module)
@@ -80,17 +81,24 @@ def _function_for(network: Any) -> Any:
 
 
 def _arguments(apply: Any, kernels: bool | str) -> dict[str, bool]:
-    """Return the arguments that choose kernels: none for the default ones."""
+    """Return the arguments that choose kernels: none for the default ones.
+
+    Changes of the default kernels may name those of other networks, which Liger ignores
+    (monkey_patch.py, _apply_liger_kernel_to_instance).
+    """
     if not isinstance(kernels, str):
         return {}
     available = [name for name in inspect.signature(apply).parameters if name != "model"]
-    names = [_glu(available) if name == "glu" else name for name in kernels.split(",")]
-    unknown = sorted(set(names) - set(available))
+    from_default, switches = chosen_kernels(kernels)
+    switches = {_glu(available) if name == "glu" else name: is_on for name, is_on in switches.items()}
+    unknown = sorted(switches.keys() - set(available) - set(KERNELS if from_default else ()))
     if unknown:
         raise UserError(
             f"expected kernels of Liger for this network, {available}, found {unknown}: choose some of these"
         )
-    return {name: name in names for name in available}
+    if from_default:
+        return {name: is_on for name, is_on in switches.items() if name in available}
+    return {name: name in switches for name in available}
 
 
 def _glu(kernels: list[str]) -> str:

@@ -47,7 +47,7 @@ class LiveSpecJob(ModuleJob):
         training = replace(self.spec.training, **{name: value for name, value in options.items() if value is not None})
         if training.needs_trace:
             raise UserError(
-                f"expected one GPU, no adapter and the usual optimizer step for {self.spec.network['name']}, found "
-                "other options: leave out parallel, adapter and implementation=in_backward"
+                f"expected one GPU and the usual step of the whole network for {self.spec.network['name']}, found "
+                f"{', '.join(training.traced_options)}: leave it out"
             )
         return training

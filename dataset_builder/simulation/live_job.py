@@ -24,8 +24,9 @@ from vramcast.dataset_builder.jobs.job import ModuleJob
 from vramcast.dataset_builder.jobs.keras_networks import build_variables
 from vramcast.dataset_builder.jobs.language_losses import use_loss_form
 from vramcast.dataset_builder.jobs.liger_library import liger_kernels, liger_release
-from vramcast.dataset_builder.jobs.optimizers import OWN, factory_of
-from vramcast.dataset_builder.jobs.steps import LossCall
+from vramcast.dataset_builder.jobs.optimizers import OWN, factory_of, optimizer_facts
+from vramcast.dataset_builder.jobs.steps import LossCall, trainer_step
+from vramcast.dataset_builder.simulation.library_versions import library_versions
 from vramcast.dataset_builder.simulation.live_simulation import simulation_of_run, unbounded
 from vramcast.dataset_builder.simulation.simulation import Simulation
 from vramcast.errors import UntraceableError, UserError
@@ -56,15 +57,17 @@ class LiveJob:
         self.training = training
         self.profile = profile
         self._inputs: tuple[Mapping[str, Any], ...] = ()
-        self._traced_with: Mapping[str, str] = {}
-        self._notes = job.batch.notes(training.batch_size)  # drawn before the loop: drawing is not part of the job
+        self._traced_with: Mapping[str, str] = library_versions(job.module)
+        drawn = job.batch.notes(training.batch_size)  # before the loop: drawing is not part of the job
+        self._notes = (*drawn, *optimizer_facts(training.optimizer))
         module = None if job.rebuild is not None else self._copied(job)
         self._gpu = VirtualCuda(
             profile, options=AllocatorOptions(), unbounded=True, nonzero_fraction=job.nonzero_fraction
         )
         with self._gpu, ExitStack() as stack:
             if training.liger:
-                self._traced_with = stack.enter_context(liger_kernels(module, training.liger))
+                kernels = stack.enter_context(liger_kernels(module, training.liger))
+                self._traced_with = {**self._traced_with, **kernels}
             self._train(job, module)
 
     @property
@@ -149,6 +152,7 @@ class LiveJob:
         use_loss_form(module, setup.loss_form)
         module, notes = with_finetuning(module, setup)
         self._notes = (*self._notes, *notes)
+        self._traced_with = library_versions(module)  # with the library of the adapter
         _attach_trainer(module)
         return module
 
@@ -195,7 +199,7 @@ def _optimizer(job: ModuleJob, module: nn.Module, setup: TrainingSetup) -> torch
     parameters = [item for item in module.parameters() if item.requires_grad]
     if setup.optimizer == OWN and job.optimizer is not None:
         return job.optimizer(module)
-    factory = factory_of(setup.optimizer)
+    factory = factory_of(setup.optimizer, module if job.step is trainer_step else None)
     if factory is not None:
         return factory(parameters)
     name, arguments = parse_call(setup.optimizer)

@@ -4,12 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from typing import Any, Protocol
-
-import torch
-from torch import nn
 
 from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS
 from vramcast.dataset_builder.families import FAMILIES
@@ -19,6 +15,7 @@ from vramcast.dataset_builder.jobs.job import Job, ModuleJob, PreparedJob, SpecJ
 from vramcast.dataset_builder.jobs.live_spec import LiveSpecJob
 from vramcast.dataset_builder.jobs.optimizers import SPARSE, stand_in
 from vramcast.dataset_builder.schema import LayerTable
+from vramcast.dataset_builder.simulation.library_versions import library_versions
 from vramcast.dataset_builder.simulation.live_job import LiveJob, needs_device
 from vramcast.dataset_builder.simulation.simulation import Curve, LayerCost, OrderPeaks, Peaks, RankPeaks, Simulation
 from vramcast.errors import UserError
@@ -39,11 +36,6 @@ from vramcast.virtual_gpu.varying_lengths import VaryingRun
 _UNBOUNDED_MIB = 2**30
 _CURVE_POINTS = 600
 _MOST_COSTS = 50
-LIBRARIES = (
-    "timm", "transformers", "diffusers", "torchvision", "lightning", "pytorch_lightning", "peft", "bitsandbytes",
-    "torchao", "torch_geometric",
-)  # fmt: skip
-"""Libraries whose version is part of an answer if the network has modules of theirs."""
 
 
 class JobSimulator(Protocol):
@@ -127,18 +119,14 @@ class Simulator:
                     "the network itself, or leave them out"
                 )
             return None
-        if training.needs_cuda and training.implementation == "in_backward":
-            raise UserError(
-                "expected a usual optimizer step beside liger or checkpointing=offload, found "
-                "implementation=in_backward: leave one out"
-            )
+        if training.needs_cuda:
+            _check_plain_steps(training)
         return self.job if self.job.runs_live or training.needs_cuda else None
 
     def _run_live(self, job: ModuleJob, options: Mapping[str, Any], profiles: Sequence[DeviceProfile]) -> Simulation:
         self._live = LiveJob(job, job.setup(options), profiles[0])
         simulation = self._live.simulation(profiles)
-        versions = {**library_versions(job.module), **simulation.traced_with}
-        simulation = replace(simulation, family=job.family, traced_with=versions)
+        simulation = replace(simulation, family=job.family)
         if job.runs_live:
             self._table = simulation.table
         return simulation
@@ -335,6 +323,22 @@ class Simulator:
         return Peaks(measurement_of(trace, profile, *replay_on(trace, profile, self.allocator)), without_limit)
 
 
+def _check_plain_steps(training: TrainingSetup) -> None:
+    """Raise if a setup has steps that the loop on a virtual GPU lacks: `LiveJob` runs equal ones."""
+    others = {
+        "implementation=in_backward": training.implementation == "in_backward",
+        "prefetched_batches": training.prefetched_batches > 0,
+        "last_batch_size": training.last_batch_size is not None,
+        "cudnn_benchmark": training.cudnn_benchmark,
+    }
+    present = [name for name, is_used in others.items() if is_used]
+    if present:
+        raise UserError(
+            f"expected plain steps of equal batches beside liger or checkpointing=offload, found {', '.join(present)}: "
+            "leave one out"
+        )
+
+
 def _rank_peaks(replays: Sequence[_UnboundedReplay]) -> tuple[RankPeaks, ...]:
     return tuple(
         RankPeaks(
@@ -342,19 +346,6 @@ def _rank_peaks(replays: Sequence[_UnboundedReplay]) -> tuple[RankPeaks, ...]:
         )
         for item in replays
     )  # fmt: skip
-
-
-def library_versions(subject: nn.Module) -> dict[str, str]:
-    """Return the version of torch, and of each library that the subject has modules of."""
-    roots = {type(part).__module__.partition(".")[0] for part in subject.modules()}
-    versions = {"torch": str(torch.__version__)}
-    for library in LIBRARIES:
-        if library in roots:
-            try:
-                versions[library] = version(library)
-            except PackageNotFoundError:
-                continue
-    return versions
 
 
 def _with_known_optimizer(prepared: PreparedJob, trace: Trace) -> TrainingSetup:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from vramcast.dataset_builder.defaults import BUCKET_MIB, CHECKPOINT, RISK
 from vramcast.dataset_builder.devices import DEFAULT_DEVICE
 from vramcast.dataset_builder.exit_codes import BAD_INPUT, FAILED, CommandParser, exit_code
-from vramcast.dataset_builder.jobs.targets import FORMS, parse_argument
+from vramcast.dataset_builder.jobs.targets import FORMS, is_document, parse_argument
 from vramcast.dataset_builder.schema import LayerTable
 from vramcast.dataset_builder.simulation.client import MEMORY_MIB, TIMEOUT_SECONDS, InternalError, NetworkError
 from vramcast.errors import UserError, check_count
@@ -40,7 +40,21 @@ _REPORT = "this is an error of vramcast, not of the network: please report it wi
 def main(argv: Sequence[str]) -> int:
     """Run `vramcast classify` and return the exit code."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the estimator is small: threads would wait for each other
-    return exit_code("vramcast classify", lambda: _classify(_parser().parse_args(argv)))
+    return exit_code("vramcast classify", lambda: _classify(_with_target(_parser().parse_args(argv))))
+
+
+def _with_target(arguments: argparse.Namespace) -> argparse.Namespace:
+    """Take the target from a bare `--checkpointing` or `--liger` before it, which argparse reads as their form."""
+    for name, option in TRAINING_OPTIONS.items():
+        value = getattr(arguments, name)
+        if option.kind == "form" and isinstance(value, str) and arguments.target is None and _is_target(value):
+            arguments.target = value
+            setattr(arguments, name, True)
+    return arguments
+
+
+def _is_target(text: str) -> bool:
+    return ":" in text or text.endswith(".py") or is_document(text)  # no form has a colon or a suffix
 
 
 def _classify(arguments: argparse.Namespace) -> int:

@@ -1,9 +1,13 @@
 """Checkpointing and Liger's kernels in configuration files of other tools, as training options."""
 
+import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from vramcast.virtual_gpu.checkpointing_forms import CheckpointingForm
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.checkpointing_forms import CheckpointingForm, checkpointing_form
+from vramcast.virtual_gpu.loss_forms import KERNELS, changed_kernels
 
 _LIGER_PLUGIN = "liger"
 _AXOLOTL_KERNELS = {
@@ -14,6 +18,10 @@ _AXOLOTL_KERNELS = {
     "liger_fused_linear_cross_entropy": "fused_linear_cross_entropy",
 }
 """Keys of axolotl's plug-in and names of kernels; norms of other kinds are not in the networks that it patches."""
+_TRUTH_VALUES = {
+    **dict.fromkeys(("true", "yes", "on", "y", "t", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "n", "f", "0"), False),
+}
 _ON_SEVERAL = {
     "checkpointing": "offloaded checkpoints of several GPUs are simulated on the device: they take less memory",
     "liger": "Liger's fused kernels are not simulated for several GPUs: logits take less memory with them",
@@ -21,12 +29,19 @@ _ON_SEVERAL = {
 
 
 def trainer_checkpointing(config: Mapping[str, Any]) -> bool | str:
-    """Return the form that TrainingArguments name; `activation_` is the newer prefix of both keys."""
+    """Return the form that TrainingArguments name; `activation_` is the newer prefix of both keys.
+
+    The older key counts where the newer one is absent or null (transformers/training_args.py, __post_init__).
+    """
     enabled, options = (
-        config.get(f"activation_checkpointing{end}", config.get(f"gradient_checkpointing{end}"))
+        next((config[key] for key in _newest_first(end) if config.get(key) is not None), None)
         for end in ("", "_kwargs")
     )
     return _form(options, offload=bool(config.get("activation_offloading"))) if enabled else False
+
+
+def _newest_first(end: str) -> tuple[str, str]:
+    return f"activation_checkpointing{end}", f"gradient_checkpointing{end}"
 
 
 def factory_checkpointing(config: Mapping[str, Any]) -> bool | str:
@@ -40,25 +55,60 @@ def factory_checkpointing(config: Mapping[str, Any]) -> bool | str:
 def axolotl_checkpointing(config: Mapping[str, Any]) -> bool | str:
     """Return the form of axolotl, which writes offloading into the switch or beside it."""
     enabled = config.get("gradient_checkpointing")
+    if isinstance(enabled, str):  # pydantic reads truth values in quotes
+        enabled = _TRUTH_VALUES.get(enabled.lower(), enabled)
     offload = isinstance(enabled, str) or bool(config.get("activation_offloading"))
     return _form(config.get("gradient_checkpointing_kwargs"), offload=offload) if enabled else False
 
 
 def _form(options: Any, *, offload: bool) -> bool | str:
-    options = options if isinstance(options, Mapping) else {}
+    options = _parsed(options)
     every = options.get("every_n_layers")
     return CheckpointingForm(
-        every=every if isinstance(every, int) and every > 0 else 1,
+        every_n_layers=every if isinstance(every, int) and every > 0 else 1,
         reentrant=bool(options.get("use_reentrant")),
         offload=offload or bool(options.get("offload")),
     ).text()
 
 
+def _parsed(options: Any) -> Mapping[str, Any]:
+    """Return a mapping of options, which the Trainer also reads from JSON in a text."""
+    if not isinstance(options, str) or not options.startswith("{"):
+        return options if isinstance(options, Mapping) else {}
+    try:
+        values: dict[str, Any] = json.loads(options)
+    except ValueError as error:
+        raise UserError(
+            f"expected options of checkpointing as JSON, found {options!r}: {error}; write it like "
+            "'{\"use_reentrant\": false}'"
+        ) from error
+    return {key: _plain(value) if isinstance(value, str) else value for key, value in values.items()}
+
+
+def _plain(text: str) -> Any:
+    """Return a value that a text stands for (transformers/training_args.py, _convert_str_dict)."""
+    return int(text) if text.isascii() and text.isdigit() else _TRUTH_VALUES.get(text.lower(), text)
+
+
+def offloading_notes(config: Mapping[str, Any], checkpointing: Any) -> list[str]:
+    """Return a note if activations are offloaded without checkpointing."""
+    if config.get("activation_offloading") and not checkpointing:
+        return ["activation_offloading without checkpointing is not simulated: it takes less memory"]
+    return []
+
+
 def liger_of(config: Mapping[str, Any]) -> bool | str:
-    """Return Liger's kernels that a configuration names: of the Trainer, of LLaMA-Factory or of axolotl's plug-in."""
-    if config.get("use_liger_kernel") or config.get("enable_liger_kernel"):
-        chosen = config.get("liger_kernel_config")
-        return _names([key for key, on in chosen.items() if on]) if isinstance(chosen, Mapping) else True
+    """Return Liger's kernels that a configuration names: of the Trainer, of LLaMA-Factory or of axolotl's plug-in.
+
+    The Trainer passes its mapping as arguments to Liger's function, so that absent keys keep Liger's defaults and
+    unknown ones are ignored (transformers/integrations/liger.py).
+    """
+    if config.get("use_liger_kernel"):
+        named = config.get("liger_kernel_config")
+        switches = named if isinstance(named, Mapping) else {}
+        return changed_kernels({name: bool(switches[name]) for name in KERNELS if name in switches})
+    if config.get("enable_liger_kernel"):
+        return True
     if not any(_LIGER_PLUGIN in str(item).lower() for item in plugins(config)):
         return False
     return _names([name for key, name in _AXOLOTL_KERNELS.items() if config.get(key)])
@@ -82,8 +132,9 @@ def has_other_plugins(config: Mapping[str, Any]) -> bool:
 def without_device_pairs(values: dict[str, Any]) -> list[str]:
     """Take back what several GPUs cannot be simulated with, in place; return notes about it."""
     notes = []
-    if "offload" in str(values.get("checkpointing")):
-        values["checkpointing"] = True
+    form = checkpointing_form(values.get("checkpointing") or False)
+    if form is not None and form.offload:
+        values["checkpointing"] = replace(form, offload=False).text()
         notes.append(_ON_SEVERAL["checkpointing"])
     if values.pop("liger", False):
         notes.append(_ON_SEVERAL["liger"])

@@ -13,6 +13,7 @@ from vramcast.models.classify_command.config_forms import (
     factory_checkpointing,
     has_other_plugins,
     liger_of,
+    offloading_notes,
     trainer_checkpointing,
     without_device_pairs,
 )
@@ -68,6 +69,7 @@ def read_training_config(path: str, several: bool = False) -> ConfiguredJob:
     job.values["liger"] = liger_of(config) or None
     if has_other_plugins(config):
         job.notes.append("plug-ins of axolotl other than Liger's are not simulated: fused losses take less memory")
+    job.notes += offloading_notes(config, job.values["checkpointing"])
     if several:
         job.notes += without_device_pairs(job.values)
     job.notes += dict.fromkeys(

@@ -25,7 +25,9 @@ def training_run(spec: Spec, epochs: int, device: str) -> Iterator[int]:
     """Train a spec's network on random data; yield the batch size of each step after the step."""
     setup = spec.training
     if setup.needs_trace:
-        raise UserError("expected a spec that one GPU trains whole, found an adapter or a distributed one: simulate it")
+        raise UserError(
+            f"expected a spec that one GPU trains whole, found {', '.join(setup.traced_options)}: simulate it"
+        )
     torch.backends.cudnn.benchmark = setup.cudnn_benchmark
     subject, inputs = subject_of(spec, "cpu")
     subject.to(

@@ -23,7 +23,8 @@ _CHILD = "vramcast.dataset_builder.published.ranks.child"
 def rank_files() -> list[Path]:
     """Return the files that decide what a rank does, beside the virtual GPU: those of the networks and their steps."""
     here = Path(__file__).resolve()
-    return sorted(path for path in here.parent.glob("*.py") if path.name not in (here.name, "child.py"))
+    own = sorted(path for path in here.parent.glob("*.py") if path.name not in (here.name, "child.py"))
+    return [*own, here.parents[2] / "jobs" / "checkpointing.py"]  # torchtitan's networks recompute by it
 
 
 def run_rank(

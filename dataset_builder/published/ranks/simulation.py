@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from vramcast.dataset_builder.jobs.job import TABLE_BATCH, dataless_table
 from vramcast.dataset_builder.published.ranks.networks import NETWORKS
+from vramcast.dataset_builder.simulation.library_versions import library_versions
 from vramcast.dataset_builder.simulation.simulation import Peaks, Simulation
-from vramcast.dataset_builder.simulation.simulator import library_versions, without_limit
+from vramcast.dataset_builder.simulation.simulator import without_limit
 from vramcast.virtual_gpu.allocator import AllocatorOptions
 from vramcast.virtual_gpu.distributed.rank_session import MakeInputs, trace_rank
 from vramcast.virtual_gpu.measurement import Status

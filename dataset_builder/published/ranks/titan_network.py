@@ -1,6 +1,5 @@
 """torchtitan's Llama, with the checkpointing and the norms of its runs."""
 
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -8,14 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F  # noqa: N812 - the name that every PyTorch reader knows
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
-aten = torch.ops.aten
-_SAVED = {
-    aten.mm.default,
-    aten._scaled_dot_product_efficient_attention.default,
-    aten._scaled_dot_product_flash_attention.default,
-}
+from vramcast.dataset_builder.jobs.checkpointing import saving_products
 
 
 class FloatRMSNorm(nn.Module):
@@ -135,20 +129,6 @@ class TitanLlama(nn.Module):
             elif self.checkpointing == "full":
                 x = checkpoint(layer, x, self.angles, **options)
             else:
-                x = checkpoint(layer, x, self.angles, context_fn=_selective, **options)
+                x = checkpoint(layer, x, self.angles, context_fn=saving_products, **options)
         logits: Tensor = self.output(self.norm(x))
         return logits.float() if self.early else logits
-
-
-def _selective() -> Any:
-    """Save the outputs of attention and of every second matrix product (torchtitan, _apply_ac_to_transformer_block)."""
-    counts: dict[bool, int] = defaultdict(int)
-
-    def policy(context: Any, func: Any, *_: Any, **__: Any) -> CheckpointPolicy:
-        if func is aten.mm.default:
-            counts[context.is_recompute] += 1
-        saved = func in _SAVED and not (func is aten.mm.default and counts[context.is_recompute] % 2 == 0)
-        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
-
-    create: Any = create_selective_checkpoint_contexts
-    return create(policy)

@@ -4,7 +4,7 @@ Usage: python liger_operators.py PARAMETERS, a JSON object.
 """
 
 import torch
-from operators import OPERATORS, _random, _rotated, main
+from operators import OPERATORS, _random, _rotations, main
 
 
 def _cross_entropy(values):
@@ -67,11 +67,7 @@ def _mlp(values):
 def _rope(values):
     from liger_kernel.transformers.rope import liger_rotary_pos_emb
 
-    pair, angles = _rotated(values)
-    q, k = (item.transpose(1, 2) for item in pair)
-    angles = torch.cat((angles, angles), dim=-1)
-    cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
-    del angles
+    q, k, cos, sin = _rotations(values)
     return q, lambda: liger_rotary_pos_emb(q, k, cos, sin)[0]
 
 

@@ -146,14 +146,18 @@ def _rotated(values):
     return pair, (frequencies @ positions.float()).transpose(1, 2)
 
 
-def _rope(values):
-    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
-
+def _rotations(values):
+    """Return queries, keys, cosines and sines as transformers' Llama passes them to its rotation."""
     pair, angles = _rotated(values)
     q, k = (item.transpose(1, 2) for item in pair)
     angles = torch.cat((angles, angles), dim=-1)
-    cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
-    del angles
+    return q, k, angles.cos().to(q.dtype), angles.sin().to(q.dtype)
+
+
+def _rope(values):
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    q, k, cos, sin = _rotations(values)
     if not values["both"]:
         return q, lambda: apply_rotary_pos_emb(q, k, cos, sin)[0]
     return q, _both(lambda: apply_rotary_pos_emb(q, k, cos, sin), q, k)
