@@ -85,7 +85,7 @@ def test_a_backend_measures_a_live_script_with_its_layers() -> None:
 
 
 def test_what_a_live_script_cannot_follow_is_refused() -> None:
-    with pytest.raises(UserError, match="expected one GPU, no adapter and the usual optimizer step for dlrm"):
+    with pytest.raises(UserError, match=r"for dlrm, found parallel=ddp\(world_size=2\)"):
         Simulator(small_dlrm()).simulate({"parallel": "ddp(world_size=2)"}, [A100])
 
 
