@@ -1,6 +1,7 @@
 """Forms of the loss of language models: the same value as the network's own, and bytes by hand."""
 
 import importlib.util
+import inspect
 import sys
 from dataclasses import replace
 
@@ -267,6 +268,7 @@ def test_an_absent_library_is_named_with_the_command_that_installs_it(simulator)
 @needs_liger
 def test_the_fused_loss_allocates_gradients_and_one_chunk_of_logits():
     with VirtualCuda(A100):
+        import liger_kernel.ops.fused_linear_cross_entropy
         from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
         x = torch.empty(ROWS, HIDDEN, dtype=torch.bfloat16, device="cuda", requires_grad=True)
@@ -279,6 +281,8 @@ def test_the_fused_loss_allocates_gradients_and_one_chunk_of_logits():
         LigerFusedLinearCrossEntropyLoss()(weight, x, target)
         chunk = 8  # the power of two that is not below 1024 / (32768 / 256)
         expected = 2 * (x.numel() + weight.numel() + chunk * VOCABULARY)
+        if "out=grad_weight" not in inspect.getsource(liger_kernel.ops.fused_linear_cross_entropy):
+            expected += (2 + 4) * weight.numel()  # Liger 0.8.0 adds a copy in bf16 and one in fp32, 0.8.5 none
         small = ROWS * (4 + 1) + 8192  # losses, and which targets count
         assert expected <= torch.cuda.max_memory_allocated() - before <= expected + small
 
