@@ -244,7 +244,7 @@ class TrainingSetup:
 
     @property
     def needs_trace(self) -> bool:
-        """Whether only a trace can follow the setup: several ranks, an adapter, other steps, another network."""
+        """True if only a trace can follow the setup: several ranks, an adapter, other steps, another network."""
         return bool(self.traced_options)
 
     @property
@@ -262,7 +262,7 @@ class TrainingSetup:
 
     @property
     def needs_cuda(self) -> bool:
-        """Whether the step must see its tensors on a CUDA device: Liger asks for it, and offloading has two devices."""
+        """True if the step must see its tensors on a CUDA device: Liger asks for it, and offloading has two devices."""
         form = self.checkpointing_form
         return bool(self.liger) or (form is not None and form.offload)
 

@@ -59,7 +59,7 @@ class PreparedJob:
     assumptions: tuple[str, ...] = ()
     """About its inputs."""
     facts: tuple[str, ...] = ()
-    """What an answer must state and nothing was assumed for, such as state that is not on the device."""
+    """Statements of an answer that rest on no assumption, such as state that is not on the device."""
 
 
 class Job(ABC):

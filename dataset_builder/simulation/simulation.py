@@ -79,7 +79,7 @@ class Simulation:
     """At the unbounded peak on the first device, the largest first."""
     family: str | None = None
     notes: tuple[str, ...] = ()
-    """What an answer must state besides the notes of its peaks, which are assumptions."""
+    """Statements of an answer besides the notes of its peaks, which are assumptions."""
     inputs: tuple[Mapping[str, Any], ...] = ()
     """Shape (without the batch) and dtype of each input."""
     traced_with: Mapping[str, str] = field(default_factory=dict)
