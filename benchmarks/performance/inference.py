@@ -15,6 +15,7 @@ from vramcast.dataset_builder.families.gpumemnet import spec_of_filename
 from vramcast.dataset_builder.measure.virtual import trace_spec
 from vramcast.models.buckets import Buckets
 from vramcast.models.checkpoint import load_checkpoint
+from vramcast.models.ensemble import Ensemble
 from vramcast.models.examples import example_of_table, table_of
 from vramcast.virtual_gpu.allocator import AllocatorOptions
 from vramcast.virtual_gpu.simulate import simulate
@@ -60,9 +61,8 @@ def main() -> None:
         kind = next((name for name in JOBS if f"_{name}_by" in directory.name), "cnn")
         durations = milliseconds(estimator, examples[kind])
         p50, p99 = durations[len(durations) // 2], durations[int(0.99 * len(durations))]
-        print(
-            f"  {directory.name:38} {len(estimator.members)} members  p50 {p50:5.2f} ms  p99 {p99:5.2f} ms", flush=True
-        )
+        networks = len(estimator.members) if isinstance(estimator, Ensemble) else 0
+        print(f"  {directory.name:38} {networks} networks  p50 {p50:5.2f} ms  p99 {p99:5.2f} ms", flush=True)
 
 
 if __name__ == "__main__":
