@@ -77,6 +77,11 @@ class Example:
     """The memory with each order of batches, if their lengths vary."""
 
     @property
+    def is_rank(self) -> bool:
+        """True for a rank of a distributed run, described by its training or found in a script."""
+        return self.unknown_nccl or self.training.parallel is not None
+
+    @property
     def stratum(self) -> str:
         """The key of safe margins: a generated family, or for real networks how cuDNN can treat them."""
         if self.family in FAMILIES:

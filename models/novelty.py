@@ -53,4 +53,4 @@ class Novelty:
 
 def are_ranks(examples: Sequence[Example]) -> NDArray[np.bool_]:
     """Return [n]: true for ranks of a distributed run, which are unfamiliar: no checkpoint was calibrated on ranks."""
-    return np.array([item.unknown_nccl or item.training.parallel is not None for item in examples], dtype=np.bool_)
+    return np.array([example.is_rank for example in examples], dtype=np.bool_)

@@ -87,7 +87,7 @@ def _clean_strata(example: Example, kind: str) -> tuple[str, ...]:
 def _doubts(example: Example) -> list[str]:
     """Return what makes a job less certain than others of its kind: it has a stratum of its own if rows have it too."""
     doubts = {
-        "ranks": example.unknown_nccl or example.training.parallel is not None,
+        "ranks": example.is_rank,
         "uncalibrated device": not example.calibrated,
         "assumed values": example.assumed,
     }

@@ -201,13 +201,8 @@ class ModuleJob(Job):
         """Copy the structure in the setup's dtype; use the built-in step where its loss suits the output."""
         if not any(item.requires_grad for item in self.module.parameters()):
             raise UserError("expected a network with trainable parameters, found none: unfreeze some")
-        module, loss = copy_to_meta(self.module), self._table_and_loss[1]
-        if training.dtype != self.dtype:
-            module = module.to(DTYPES[training.dtype])
-        if training.checkpointing_form is not None:
-            enable_checkpointing(module, training.checkpointing_form)
-        use_loss_form(module, training.loss_form)
-        module, facts = with_finetuning(module, training)
+        loss = self._table_and_loss[1]
+        module, facts = self.copy_for(training)
         for size in training.batch_sizes:  # drawn before the trace starts: drawing is not part of the job
             self.batch(size, training.dtype)
         whole = partial(self._whole_batch, training.dtype)
@@ -218,6 +213,16 @@ class ModuleJob(Job):
             return PreparedJob(LossCall(module, self.step), whole, replace(training, loss="own"), make, *stated)
         arguments = partial(self._arguments, training.dtype)
         return PreparedJob(module, arguments, replace(training, loss=loss), make, *stated)
+
+    def copy_for(self, training: TrainingSetup) -> tuple[nn.Module, tuple[str, ...]]:
+        """Return a copy on meta with the dtype, checkpointing, loss and adapter of a setup, and facts about it."""
+        module = copy_to_meta(self.module)
+        if training.dtype != self.dtype:
+            module = module.to(DTYPES[training.dtype])
+        if training.checkpointing_form is not None:
+            enable_checkpointing(module, training.checkpointing_form)
+        use_loss_form(module, training.loss_form)
+        return with_finetuning(module, training)
 
     def _arguments(self, dtype: str, size: int) -> tuple[Any, ...]:
         return _as_arguments(self.batch(size, dtype))

@@ -16,13 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from vramcast.dataset_builder.families.meta_device import copy_to_meta
 from vramcast.dataset_builder.jobs.batches import input_shapes
-from vramcast.dataset_builder.jobs.checkpointing import enable_checkpointing
-from vramcast.dataset_builder.jobs.finetuning import with_finetuning
 from vramcast.dataset_builder.jobs.job import ModuleJob
 from vramcast.dataset_builder.jobs.keras_networks import build_variables
-from vramcast.dataset_builder.jobs.language_losses import use_loss_form
 from vramcast.dataset_builder.jobs.liger_library import liger_kernels, liger_release
 from vramcast.dataset_builder.jobs.optimizers import OWN, factory_of, optimizer_facts
 from vramcast.dataset_builder.jobs.steps import LossCall, trainer_step
@@ -143,15 +139,8 @@ class LiveJob:
         return module
 
     def _copied(self, job: ModuleJob) -> nn.Module:
-        setup = self.training
-        module = copy_to_meta(job.module)
-        if setup.dtype != job.dtype:
-            module = module.to(DTYPES[setup.dtype])
-        if setup.checkpointing_form is not None:
-            enable_checkpointing(module, setup.checkpointing_form)
-        use_loss_form(module, setup.loss_form)
-        module, notes = with_finetuning(module, setup)
-        self._notes = (*self._notes, *notes)
+        module, facts = job.copy_for(self.training)
+        self._notes = (*self._notes, *facts)
         self._traced_with = library_versions(module)  # with the library of the adapter
         _attach_trainer(module)
         return module
