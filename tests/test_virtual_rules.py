@@ -38,7 +38,8 @@ def test_golden_perceptron() -> None:
         512, "cublas", "cublaslt",  # 16 x 8 x 4 bytes; cuBLAS keeps its workspace, cublasLt takes it for the call
         512, -512,  # ReLU keeps its output, and its input dies
         128, "cublaslt", 4, -128, 4,  # 16 x 2, its sum, and the gradient of that
-        512, "cublas", 64, 8,  # the other thread's workspace; gradients of input, weight, bias
+        512, "cublas", 128, -128, 64, 128, -128, 8,  # the other thread's workspace; gradients of input, weight, bias:
+        # cuBLAS cannot read the gradient of a sum, one number with strides of 0, so each product copies it
         512, -512, -512,  # through ReLU, whose saved output dies with the gradient
         128, 32, -512, -4, -4,  # the first layer's weight and bias; its input wants no gradient
         -128, -32, -64, -8,  # SGD works in place; zero_grad frees
@@ -48,8 +49,9 @@ def test_golden_perceptron() -> None:
 def test_golden_convolution() -> None:
     net, x = on_meta(lambda: nn.Conv2d(3, 8, 3)), numbers(2, 3, 8, 8)
     story = told(lambda: net(x).sum().backward(), x, *net.parameters())
-    # 2 x 8 x 6 x 6 out, workspace for the call; then the weight (8 x 3 x 3 x 3) with its workspace, and the bias
-    assert story == [2304, "forward", 4, -2304, 4, 864, "weight", 32, -4, -4]
+    # 2 x 8 x 6 x 6 out, workspace for the call; then a contiguous copy of the gradient, whose strides are 0, the weight
+    # (8 x 3 x 3 x 3) with its workspace, and the bias
+    assert story == [2304, "forward", 4, -2304, 4, 2304, 864, "weight", -2304, 32, -4, -4]
 
 
 def test_golden_dropout() -> None:
@@ -60,11 +62,12 @@ def test_golden_dropout() -> None:
 
 def test_golden_softmax() -> None:
     x = numbers(10, 10, grad=True)
-    # in the backward pass the product of gradient and output, beside what is made of it
-    assert told(lambda: F.softmax(x, 1).sum().backward(), x) == [400, 4, 4, 400, 400, -400, -400, -4, -4]
+    # in the backward pass a copy of the gradient, whose strides are 0, and the product of gradient and output
+    story = told(lambda: F.softmax(x, 1).sum().backward(), x)
+    assert story == [400, 4, 4, 400, 400, 400, -400, -400, -400, -4, -4]
     y = numbers(10, 10, grad=True)
-    # a logarithm's needs none
-    assert told(lambda: F.log_softmax(y, 1).sum().backward(), y) == [400, 4, 4, 400, -400, -4, -4]
+    # a logarithm's needs the copy alone
+    assert told(lambda: F.log_softmax(y, 1).sum().backward(), y) == [400, 4, 4, 400, 400, -400, -400, -4, -4]
 
 
 @pytest.mark.skipif(not hasattr(torch.ops.aten, "_fused_rms_norm"), reason="this torch has no fused RMS norm")

@@ -1,7 +1,7 @@
-"""The backward pass of embeddings: many tokens are sorted, and their gradients are summed in segments.
+"""The backward pass of embeddings and of indexing: indices are sorted, and gradients of equal ones are added.
 
 aten/src/ATen/native/cuda/Embedding.cu, embedding_dense_backward_cuda, then EmbeddingBackwardKernel.cu,
-embedding_backward_cuda_kernel, in the order of their allocations.
+embedding_backward_cuda_kernel; Indexing.cu, index_put_with_sort_kernel; in the order of their allocations.
 """
 
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vramcast.virtual_gpu.contiguity import contiguous
 from vramcast.virtual_gpu.trace import Tracer
 
 _SORT_FROM = 3072
@@ -41,5 +42,24 @@ def embedding_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, 
     new(_FEW)
     parts = tokens // _ROWS_PER_THREAD + segments
     held += [new(1), new(parts), new(parts, -(-size // _WARP) * _WARP, dtype=torch.float32)]
+    held.clear()
+    return out
+
+
+def index_put(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Allocate the result, and what sorts the indices if equal ones are added up, as in the gradient of indexing."""
+    x, indices, values, *rest = args
+    tensors = [item for item in indices if item is not None]
+    accumulates = rest[0] if rest else kwargs.get("accumulate", False)
+    if not x.is_meta or not accumulates or any(item.dtype == torch.bool for item in tensors):
+        return NotImplemented
+    out = tracer.see(torch.empty_like(x))
+    count = torch.broadcast_tensors(*tensors)[0].numel()  # type: ignore[no-untyped-call]
+
+    def new(size: int) -> Tensor:
+        return tracer.see(torch.empty(size, dtype=torch.int64, device="meta"))
+
+    held = [new(count), contiguous(tracer, values), new(count), new(count)]  # linear, sorted and original indices
+    held += [new(count), new(2 * count + _FEW)]  # a range, and cub's doubles of keys and values
     held.clear()
     return out

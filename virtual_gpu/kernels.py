@@ -1,17 +1,19 @@
 """CUDA kernels that allocate more memory, or in another order, than torch's meta functions show."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vramcast.virtual_gpu.attention import ATTENTION_KERNELS
-from vramcast.virtual_gpu.embedding import embedding_backward
+from vramcast.virtual_gpu.contiguity import contiguous, copying_kernels
+from vramcast.virtual_gpu.convolutions import convolution_kernels
+from vramcast.virtual_gpu.embedding import embedding_backward, index_put
 from vramcast.virtual_gpu.recurrent import recurrent_kernels
 from vramcast.virtual_gpu.reductions import reduction_kernels
-from vramcast.virtual_gpu.shapes import SHAPES, convolution_shape, empty_like, multiply
-from vramcast.virtual_gpu.trace import ConvolutionCall, Kernel, LibraryCall, Tracer, Use, in_backward
+from vramcast.virtual_gpu.shapes import SHAPES, empty_like, multiply
+from vramcast.virtual_gpu.trace import Kernel, LibraryCall, Tracer, Use, in_backward
 
 aten = torch.ops.aten
 
@@ -22,72 +24,31 @@ _LISTS = ("aten::_foreach_", "aten::_amp_foreach_", *(f"aten::_fused_{name}" for
 _REDUCTIONS = ("aten::_foreach_norm", "aten::_foreach_max", "aten::_foreach_powsum")
 
 
-def _convolution(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Allocate the output, then cuDNN's workspace for the duration of the call (native/cudnn/ConvShared.cpp)."""
-    x, weight, _, stride, padding, dilation, transposed, _, groups = args
-    if not x.is_meta or weight.shape[0 if transposed else 1] * (1 if transposed else groups) != x.shape[1]:
-        return NotImplemented
-    if transposed:
-        return _transposed_convolution(tracer, args)
-    channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    shape = convolution_shape(x, weight, _spread(stride, x), _spread(padding, x), _spread(dilation, x))
-    y = tracer.see(torch.empty(shape, dtype=x.dtype, device="meta", memory_format=layout))
-    tracer.workspace(_call("forward", x, weight, y, stride, groups))
-    return y
-
-
-def _transposed_convolution(tracer: Tracer, args: tuple[Any, ...]) -> Any:
-    """Run as the gradient of a convolution's input (native/cudnn/ConvShared.cpp)."""
-    x, weight, _, stride, *_, groups = args
-    y = tracer.see(aten.convolution.default(*args))
-    tracer.workspace(_call("data", y, weight, x, stride, groups))
-    return y
-
-
-def _convolution_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Allocate the gradients of input and weight, each with its workspace, then of the bias (ConvShared.cpp)."""
-    grad, x, weight, bias_sizes, stride, _, _, transposed, _, groups, mask = args
-    if not x.is_meta:
-        return NotImplemented
-    directions = ("forward" if transposed else "data", "weight")
-    sides = (grad, x) if transposed else (x, grad)
-    made: list[Tensor | None] = [None, None, None]
-    for index, like in enumerate((x, weight)):
-        if mask[index]:
-            made[index] = tracer.see(empty_like(like))
-            tracer.workspace(_call(directions[index], sides[0], weight, sides[1], stride, groups))
-    if mask[2]:
-        made[2] = tracer.see(torch.empty(bias_sizes, dtype=x.dtype, device="meta"))
-    return tuple(made)
-
-
-def _spread(values: Sequence[int], x: Tensor) -> Sequence[int]:
-    """Repeat a single value for all spatial dimensions."""
-    return values if len(values) == x.dim() - 2 else list(values) * (x.dim() - 2)
-
-
-def _call(direction: str, x: Tensor, weight: Tensor, y: Tensor, stride: Sequence[int], groups: int) -> ConvolutionCall:
-    shapes = (tuple(x.shape), tuple(weight.shape), tuple(y.shape))
-    return ConvolutionCall(direction, *shapes, tuple(stride), groups, x.element_size())
-
-
 def _matmul(operator: Any) -> Kernel:
     shape = SHAPES[operator]
 
     def product(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Hold a cuBLAS workspace for each handle and stream; forward and backward run in separate threads.
 
-        The output is allocated before the handle is requested (cuda/Blas.cpp).
+        The output is allocated before the handle is requested, then copies of matrices that cuBLAS cannot read
+        (cuda/Blas.cpp, prepare_batch_matrix_for_cublas).
         """
         out = shape(*args, **kwargs)
         if out is not NotImplemented:
             tracer.see(out)
         if args[0].is_meta:
             tracer.hold("cublas")
+            copies = [item if _is_matrix(item) else contiguous(tracer, item) for item in args[-2:]]
+            copies.clear()
         return out
 
     return product
+
+
+def _is_matrix(x: Tensor) -> bool:
+    """Return whether cuBLAS can read a matrix, or a batch of them, as it lies in memory."""
+    (rows, columns), (down, across) = x.shape[-2:], x.stride()[-2:]
+    return x.is_contiguous() or (across == 1 and down >= max(columns, 1)) or (down == 1 and across >= max(rows, 1))
 
 
 def _linear(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -120,12 +81,13 @@ def _dropout(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def _softmax_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Allocate the output, and the product of gradient and output (native/cuda/SoftMax.cu)."""
-    operator = aten._softmax_backward_data.default
-    made = SHAPES[operator](*args, **kwargs)
+    """Allocate the output, contiguous copies, and the product of gradient and output (native/cuda/SoftMax.cu)."""
+    made = SHAPES[aten._softmax_backward_data.default](*args, **kwargs)
     if made is not NotImplemented:
         tracer.see(made)
+        copies = [contiguous(tracer, item) for item in args[:2]]
         tracer.temporary(args[1].numel() * args[0].element_size())
+        copies.clear()
     return made
 
 
@@ -175,8 +137,8 @@ def _list_operators() -> Iterator[Any]:
 def cuda_kernels() -> dict[Any, Kernel]:
     """Return all kernels by operator."""
     kernels: dict[Any, Kernel] = {
-        aten.convolution.default: _convolution,
-        aten.convolution_backward.default: _convolution_backward,
+        **convolution_kernels(),
+        **copying_kernels(),
         aten.addmm.default: _linear,
         aten.native_batch_norm.default: _batch_norm,
         aten.native_dropout.default: _dropout,
@@ -184,6 +146,7 @@ def cuda_kernels() -> dict[Any, Kernel]:
         **ATTENTION_KERNELS,
         **recurrent_kernels(),
         aten.embedding_dense_backward.default: embedding_backward,
+        aten.index_put.default: index_put,
         aten._local_scalar_dense.default: _read_number,
         aten.add.Tensor: _accumulate,
         **{operator: _matmul(operator) for operator in (aten.mm.default, aten.bmm.default, aten.baddbmm.default)},

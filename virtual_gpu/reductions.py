@@ -60,7 +60,7 @@ def reduction_call(x: Tensor, dims: Sequence[int]) -> ReductionCall | None:
     if values < min(height * _LEAST_VALUES, _MOST_VALUES):
         return None  # each row of a block has its own output
     step = 1 if side_by_side else width
-    accumulated = 8 if x.dtype == torch.float64 else 4
+    accumulated = 8 if x.element_size() == 8 else 4
     return ReductionCall(
         blocks=-(-(outputs // vector) // step),
         threads=width * height,
@@ -96,23 +96,35 @@ def _block(wide: int, high: int, vector: int) -> tuple[int, int]:
     return min(widest, most // height), height
 
 
+def add_rows(tracer: Tracer, x: Tensor, dims: Sequence[int]) -> None:
+    """Record the buffer of a sum over these dimensions, for the duration of its kernel (gpu_reduce_kernel)."""
+    call = reduction_call(x, dims)
+    if call is not None and call.values >= _MOST_VALUES:
+        tracer.workspace(call)
+
+
 def _reduction(operator: Any) -> Kernel:
-    shape = SHAPES[operator]
+    shape = SHAPES.get(operator)
 
     def reduce(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Allocate the output, then the buffer for the duration of the kernel (gpu_reduce_kernel)."""
-        out = shape(*args, **kwargs)
-        if out is NotImplemented:
-            return out
-        tracer.see(out)
-        call = reduction_call(*args[:2])
-        if call is not None and call.values >= _MOST_VALUES:
-            tracer.workspace(call)
+        """Allocate the output, then the buffer; integers and truth values are converted to the output's dtype first.
+
+        native/ReduceOpsUtils.h, make_reduction: half precision alone is added without a conversion.
+        """
+        x = args[0]
+        dims = args[1] if len(args) > 1 and args[1] else range(x.dim())
+        if not x.is_meta:
+            return NotImplemented
+        out = shape(*args, **kwargs) if shape else NotImplemented
+        out = tracer.see(operator(*args, **kwargs) if out is NotImplemented else out)
+        converts = not x.is_floating_point() and not x.is_complex() and out.dtype != x.dtype
+        summed = tracer.see(torch.empty(x.shape, dtype=out.dtype, device="meta")) if converts else x
+        add_rows(tracer, summed, dims)
         return out
 
     return reduce
 
 
 def reduction_kernels() -> dict[Any, Kernel]:
-    """Return the kernels of sums and means over some dimensions."""
-    return {operator: _reduction(operator) for operator in (aten.sum.dim_IntList, aten.mean.dim)}
+    """Return the kernels of sums and means."""
+    return {operator: _reduction(operator) for operator in (aten.sum.default, aten.sum.dim_IntList, aten.mean.dim)}
