@@ -32,8 +32,8 @@ _STEADY_TRIAL_SHARE = 0.25
 """The part of a job's other errors in the unit of one with trials."""
 _LEAST_SCALE = 0.01
 """Added to the usual relative error, which is 0 for many jobs."""
-_ASSUMED_SHARE = 0.25
-"""Share of a job's memory that an assumption about its data may decide."""
+_ASSUMED_SHARE = 1.0
+"""Share of a job's memory that an assumption about its data may decide: lengths of sequences decide nearly all."""
 _NCCL_BYTES = 2**30
 """The guess in a rank on a device without a measured memory of NCCL."""
 _ALIGNMENT = 4
