@@ -32,8 +32,8 @@ _STEADY_TRIAL_SHARE = 0.25
 """The part of a job's other errors in the unit of one with trials."""
 _LEAST_SCALE = 0.01
 """Added to the usual relative error, which is 0 for many jobs."""
-_ASSUMED_SHARES = {True: 1.0, False: 0.25}
-"""Share of a job's memory that an assumption about its data may decide, by whether the job is exact otherwise. The
+_ASSUMED_SHARE, _ASSUMED_SHARE_IF_EXACT = 0.25, 1.0
+"""Share of a job's memory that an assumption about its data may decide, and the one if the job is exact otherwise. The
 errors of exact jobs are small in their unit, so that an assumption needs a larger one for the same margin."""
 _NCCL_BYTES = 2**30
 """The guess in a rank on a device without a measured memory of NCCL."""
@@ -148,7 +148,7 @@ def _guess_bytes(example: Example, own: int) -> float:
     if example.unknown_nccl:
         guessed += _NCCL_BYTES
     if example.assumed:
-        guessed += _ASSUMED_SHARES[_kind(example) == _EXACT] * own
+        guessed += (_ASSUMED_SHARE_IF_EXACT if _kind(example) == _EXACT else _ASSUMED_SHARE) * own
     return math.sqrt((own + _STEADY_BYTES) * guessed)
 
 

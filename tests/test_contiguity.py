@@ -6,10 +6,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._prims_common import suggest_memory_format
 from torch.nn import functional as F
 
+from vramcast import VirtualGPU
+from vramcast.virtual_gpu.contiguity import contiguous, suggested_layout
 from vramcast.virtual_gpu.cuda_paths import cuda_paths
-from vramcast.virtual_gpu.kernels import cuda_kernels
+from vramcast.virtual_gpu.kernels import _is_matrix, cuda_kernels
 from vramcast.virtual_gpu.replay import FREE
 from vramcast.virtual_gpu.trace import ConvolutionCall, ReductionCall, Trace, Tracer, call_of
 
@@ -18,6 +21,10 @@ aten = torch.ops.aten
 
 def numbers(*shape: int, grad: bool = False) -> Tensor:
     return torch.empty(shape, device="meta", requires_grad=grad)
+
+
+def channels_last(x: Tensor) -> Tensor:
+    return x.to(memory_format=torch.channels_last)
 
 
 def traced(step: Callable[[], Any]) -> Trace:
@@ -86,10 +93,6 @@ def convolution_gradients(x: Tensor, grad: Tensor, weight: Tensor) -> Any:
     )
 
 
-def channels_last(x: Tensor) -> Tensor:
-    return x.to(memory_format=torch.channels_last)
-
-
 def test_a_convolution_copies_a_gradient_in_another_layout() -> None:
     x, weight, grad = numbers(2, 8, 6, 6), numbers(16, 8, 3, 3), numbers(2, 16, 6, 6)
     assert transients(lambda: convolution_gradients(x, grad, weight)) == []
@@ -144,6 +147,75 @@ def test_a_product_copies_a_matrix_that_cublas_cannot_read() -> None:
     assert transients(lambda: torch.bmm(a, turned)) == []
     assert transients(lambda: torch.bmm(spread, b)) == [4 * 8 * 16 * 32]
     assert transients(lambda: torch.mm(every_other, b[0])) == [4 * 16 * 32]
+
+
+def test_a_linear_layer_copies_a_matrix_that_cublas_cannot_read() -> None:
+    bias, every_other, b = numbers(4), numbers(16, 64)[:, ::2], numbers(32, 4)
+    assert transients(lambda: torch.addmm(bias, every_other, b)) == [4 * 16 * 32]
+
+
+def test_a_sparse_matrix_is_not_copied() -> None:
+    places = torch.zeros((2, 10), dtype=torch.int64, device="meta")
+    sparse = torch.sparse_coo_tensor(places, numbers(10), (10**6, 10**6), device="meta", check_invariants=False)
+    assert _is_matrix(sparse)
+    assert contiguous(Tracer(cuda_kernels()), sparse) is sparse
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32])
+def test_a_single_number_can_be_summed(dtype: torch.dtype) -> None:
+    number = torch.empty((), dtype=dtype, device="meta")
+    with Tracer(cuda_kernels()):
+        assert number.sum(0).shape == ()
+
+
+def test_a_sum_in_another_precision_converts_its_input_but_for_half() -> None:
+    x, half = numbers(64, 100), torch.empty((64, 100), dtype=torch.float16, device="meta")
+    assert transients(lambda: x.sum(0, dtype=torch.float64)) == [8 * 64 * 100]
+    assert transients(lambda: half.sum(0, dtype=torch.float32)) == []
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        numbers(2, 8, 6, 6),
+        channels_last(numbers(2, 8, 6, 6)),
+        channels_last(numbers(8, 1, 6, 6)),
+        channels_last(numbers(2, 8, 6, 6)).chunk(2, 1)[0],
+        numbers(2, 8, 6, 6)[:, :4],
+        numbers(2, 8, 1, 1),
+        numbers(2, 8, 4, 6, 6).to(memory_format=torch.channels_last_3d),
+        numbers(2, 1, 1, 1).expand(2, 8, 6, 6),
+        numbers(8, 16),
+    ],
+)
+def test_a_layout_is_suggested_as_by_torch(x: Tensor) -> None:
+    assert suggested_layout(x) == suggest_memory_format(x)
+
+
+def test_a_transposed_convolution_keeps_channels_last() -> None:
+    x, weight = channels_last(numbers(2, 8, 6, 6)), numbers(8, 16, 3, 3)
+    assert transients(lambda: F.conv_transpose2d(x, weight)) == [4 * weight.numel()]
+    with Tracer(cuda_kernels()):
+        assert suggested_layout(F.conv_transpose2d(x, weight)) == torch.channels_last
+
+
+def test_the_gradient_of_indexing_is_allocated_once() -> None:
+    table, places = numbers(5000, 8, grad=True), torch.zeros(1000, dtype=torch.int64, device="meta")
+    trace = traced(lambda: table[places].sum().backward())
+    assert [size for _, size in trace.events].count(4 * 5000 * 8) == 1
+
+
+def test_a_script_sorts_the_indices_of_a_gradient_too() -> None:
+    with VirtualGPU("a100_40gb") as gpu:
+        table = torch.zeros(50, 8, device="cuda", requires_grad=True)
+        places = torch.zeros(1_000_000, dtype=torch.int64, device="cuda")
+        picked = table[places]
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        picked.sum().backward()
+        peak = torch.cuda.max_memory_allocated()
+    assert gpu is not None
+    assert peak - before > 6 * 8 * 1_000_000
 
 
 def test_the_gradient_of_indexing_sorts_the_indices() -> None:

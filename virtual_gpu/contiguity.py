@@ -3,6 +3,7 @@
 Kernels that index memory directly call `contiguous()` or `expect_contiguous()` first. Meta functions do not show it.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from vramcast.virtual_gpu.trace import Kernel, Tracer
 
 aten = torch.ops.aten
 
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _COPIED_FIRST = {
     aten.native_layer_norm.default: (0,),  # cuda/layer_norm_kernel.cu, layer_norm_cuda
     aten.native_layer_norm_backward.default: (0, 1),  # layer_norm_backward_cuda
@@ -27,14 +29,25 @@ _COPIED_LAST = {
 
 
 def suggested_layout(x: Tensor) -> torch.memory_format:
-    """Return the memory format that a tensor suggests (c10/core/TensorImpl.h, suggest_memory_format)."""
-    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    return torch.channels_last if last else torch.contiguous_format
+    """Return the memory format that a tensor's strides suggest (c10/core/MemoryFormat.h, is_channels_last_strides)."""
+    if x.dim() not in _CHANNELS_LAST or not _channels_come_first(x.shape, x.stride()):
+        return torch.contiguous_format
+    return _CHANNELS_LAST[x.dim()]
+
+
+def _channels_come_first(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether strides grow from the channels over the places, the last first, to the samples."""
+    least = 0
+    for dim in (1, *range(len(shape) - 1, 1, -1), 0):
+        if shape[dim] == 0 or strides[dim] < max(least, dim == 1) or (dim == 0 and least == strides[1]):
+            return False
+        least = strides[dim] * shape[dim]
+    return True
 
 
 def contiguous(tracer: Tracer, x: Tensor, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
     """Return a tensor, or a copy in this layout that is allocated now and lives as long as it is referenced."""
-    if x.is_contiguous(memory_format=layout):
+    if x.layout is not torch.strided or x.is_contiguous(memory_format=layout):
         return x
     return tracer.see(torch.empty(x.shape, dtype=x.dtype, device="meta", memory_format=layout))
 
@@ -43,13 +56,16 @@ def _copying(operator: Any, positions: tuple[int, ...], *, first: bool) -> Kerne
     shape = SHAPES[operator]
 
     def run(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Allocate the outputs, and copies of arguments that are not contiguous."""
-        uneven = [args[position] for position in positions if not args[position].is_contiguous()]
-        if not args[0].is_meta or not uneven:
+        """Allocate the outputs, and before or after them copies of arguments that are not contiguous."""
+        scattered = [args[position] for position in positions if not args[position].is_contiguous()]
+        if not args[0].is_meta or not scattered:
             return NotImplemented
-        copies = [contiguous(tracer, item) for item in uneven] if first else []
-        out = _seen(tracer, shape(*args, **kwargs))
-        copies += [contiguous(tracer, item) for item in uneven] if not first else []
+        if first:
+            copies = [contiguous(tracer, item) for item in scattered]
+            out = _seen(tracer, shape(*args, **kwargs))
+        else:
+            out = _seen(tracer, shape(*args, **kwargs))
+            copies = [contiguous(tracer, item) for item in scattered]
         copies.clear()
         return out
 
@@ -67,15 +83,15 @@ def _seen(tracer: Tracer, out: Any) -> Any:
 def _batch_norm_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Copy the gradient to the layout of the input if it has another (cudnn/BatchNorm.cpp)."""
     grad, x = args[:2]
-    layout = suggested_layout(x)
-    if not x.is_meta or x.dim() < 3 or grad.is_contiguous(memory_format=layout):
+    layout, trains = suggested_layout(x), args[7]
+    if not x.is_meta or not trains or x.dim() < 3 or grad.is_contiguous(memory_format=layout):
         return NotImplemented
     copy = contiguous(tracer, grad, layout)
     return _seen(tracer, SHAPES[aten.native_batch_norm_backward.default](copy, *args[1:], **kwargs))
 
 
 def copying_kernels() -> dict[Any, Kernel]:
-    """Return the kernels that copy arguments and allocate nothing else than their outputs."""
+    """Return the kernels that copy arguments and allocate nothing else but their outputs."""
     return {
         **{operator: _copying(operator, positions, first=True) for operator, positions in _COPIED_FIRST.items()},
         **{operator: _copying(operator, positions, first=False) for operator, positions in _COPIED_LAST.items()},

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vramcast.virtual_gpu.contiguity import contiguous, suggested_layout
-from vramcast.virtual_gpu.reductions import add_rows
+from vramcast.virtual_gpu.reductions import record_sum_buffer
 from vramcast.virtual_gpu.shapes import convolution_shape
 from vramcast.virtual_gpu.trace import ConvolutionCall, Kernel, Tracer
 
@@ -19,8 +19,10 @@ aten = torch.ops.aten
 
 def _layout(x: Tensor, weight: Tensor) -> torch.memory_format:
     """Return the layout that a call runs in: channels last if either tensor is (cudnn_conv_suggest_memory_format)."""
-    layouts = {suggested_layout(item) for item in (x, weight)}
-    return torch.channels_last if torch.channels_last in layouts else torch.contiguous_format
+    if x.dtype == torch.float64:
+        return torch.contiguous_format
+    layouts = (suggested_layout(item) for item in (x, weight))
+    return next((item for item in layouts if item != torch.contiguous_format), torch.contiguous_format)
 
 
 def _convolution(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -42,8 +44,12 @@ def _convolution(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def _transposed_convolution(tracer: Tracer, args: tuple[Any, ...]) -> Any:
     """Run as the gradient of a convolution's input."""
     x, weight, _, stride, *_, groups = args
-    y = tracer.see(aten.convolution.default(*args))
+    layout = _layout(x, weight)
+    shape = aten.convolution.default(*args).shape
+    y = tracer.see(torch.empty(shape, dtype=x.dtype, device="meta", memory_format=layout))
+    copies = [contiguous(tracer, item, layout) for item in (x, weight)]
     tracer.workspace(_call("data", y, weight, x, stride, groups))
+    copies.clear()
     return y
 
 
@@ -70,7 +76,7 @@ def _convolution_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[st
     copies.clear()
     if mask[2]:
         made[2] = tracer.see(torch.empty(bias_sizes, dtype=x.dtype, device="meta"))
-        add_rows(tracer, grad, [0, *range(2, grad.dim())])
+        record_sum_buffer(tracer, grad, [0, *range(2, grad.dim())])
     return tuple(made)
 
 

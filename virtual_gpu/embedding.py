@@ -4,14 +4,17 @@ aten/src/ATen/native/cuda/Embedding.cu, embedding_dense_backward_cuda, then Embe
 embedding_backward_cuda_kernel; Indexing.cu, index_put_with_sort_kernel; in the order of their allocations.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vramcast.virtual_gpu.contiguity import contiguous
-from vramcast.virtual_gpu.trace import Tracer
+from vramcast.virtual_gpu.trace import Tracer, in_backward
 
+MASKS = (torch.bool, torch.uint8)
+"""Dtypes of indices that are masks."""
 _SORT_FROM = 3072
 _ROWS_PER_THREAD = 10  # NROWS_PER_THREAD
 _WARP = 32
@@ -47,14 +50,23 @@ def embedding_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def index_put(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Allocate the result, and what sorts the indices if equal ones are added up, as in the gradient of indexing."""
+    """Allocate the result, and what sorts the indices if equal ones are added up.
+
+    The gradient of indexing adds to zeros in place (FunctionsManual.cpp, index_backward); autograd calls the operator
+    that allocates a result only because a dispatch mode is active.
+    """
     x, indices, values, *rest = args
-    tensors = [item for item in indices if item is not None]
     accumulates = rest[0] if rest else kwargs.get("accumulate", False)
-    if not x.is_meta or not accumulates or any(item.dtype == torch.bool for item in tensors):
+    if not x.is_meta or not accumulates or any(item is not None and item.dtype in MASKS for item in indices):
         return NotImplemented
-    out = tracer.see(torch.empty_like(x))
-    count = torch.broadcast_tensors(*tensors)[0].numel()  # type: ignore[no-untyped-call]
+    out = x if in_backward() else tracer.see(torch.empty_like(x))
+    sort_indices(tracer, indices, values)
+    return out
+
+
+def sort_indices(tracer: Tracer, indices: Sequence[Tensor | None], values: Tensor) -> None:
+    """Record what a sum over equal indices allocates for its duration."""
+    count = torch.broadcast_tensors(*(item for item in indices if item is not None))[0].numel()  # type: ignore[no-untyped-call]
 
     def new(size: int) -> Tensor:
         return tracer.see(torch.empty(size, dtype=torch.int64, device="meta"))
@@ -62,4 +74,3 @@ def index_put(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     held = [new(count), contiguous(tracer, values), new(count), new(count)]  # linear, sorted and original indices
     held += [new(count), new(2 * count + _FEW)]  # a range, and cub's doubles of keys and values
     held.clear()
-    return out

@@ -1,6 +1,6 @@
 """CUDA kernels that allocate more memory, or in another order, than torch's meta functions show."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,22 +31,29 @@ def _matmul(operator: Any) -> Kernel:
         """Hold a cuBLAS workspace for each handle and stream; forward and backward run in separate threads.
 
         The output is allocated before the handle is requested, then copies of matrices that cuBLAS cannot read
-        (cuda/Blas.cpp, prepare_batch_matrix_for_cublas).
+        (cuda/Blas.cpp).
         """
         out = shape(*args, **kwargs)
         if out is not NotImplemented:
             tracer.see(out)
         if args[0].is_meta:
             tracer.hold("cublas")
-            copies = [item if _is_matrix(item) else contiguous(tracer, item) for item in args[-2:]]
-            copies.clear()
+            _copy_matrices(tracer, args[-2:])
         return out
 
     return product
 
 
+def _copy_matrices(tracer: Tracer, matrices: Sequence[Tensor]) -> None:
+    """Copy matrices that cuBLAS cannot read for the duration of a product (prepare_matrix_for_cublas)."""
+    copies = [contiguous(tracer, item) for item in matrices if not _is_matrix(item)]
+    copies.clear()
+
+
 def _is_matrix(x: Tensor) -> bool:
-    """Return whether cuBLAS can read a matrix, or a batch of them, as it lies in memory."""
+    """Return whether cuBLAS can read a matrix, or a batch of them, as it lies in memory; it reads no sparse ones."""
+    if x.layout is not torch.strided:
+        return True
     (rows, columns), (down, across) = x.shape[-2:], x.stride()[-2:]
     return x.is_contiguous() or (across == 1 and down >= max(columns, 1)) or (down == 1 and across >= max(rows, 1))
 
@@ -60,6 +67,7 @@ def _linear(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     tracer.hold("cublas")
     if bias.dim() == 1:
         tracer.workspace(LibraryCall("cublaslt"))
+    _copy_matrices(tracer, (a, b))
     return out
 
 
@@ -81,13 +89,15 @@ def _dropout(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def _softmax_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Allocate the output, contiguous copies, and the product of gradient and output (native/cuda/SoftMax.cu)."""
-    made = SHAPES[aten._softmax_backward_data.default](*args, **kwargs)
-    if made is not NotImplemented:
-        tracer.see(made)
-        copies = [contiguous(tracer, item) for item in args[:2]]
-        tracer.temporary(args[1].numel() * args[0].element_size())
-        copies.clear()
+    """Allocate the gradient, the product of the incoming one and the output, and copies (native/cuda/SoftMax.cu)."""
+    grad, output = args[:2]
+    if not grad.is_meta:
+        return NotImplemented
+    made = tracer.see(SHAPES[aten._softmax_backward_data.default](*args, **kwargs))
+    product = tracer.see(grad * output)
+    copies = [contiguous(tracer, item) for item in (product, output)]
+    copies.clear()
+    del product
     return made
 
 

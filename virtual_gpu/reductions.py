@@ -18,6 +18,7 @@ from vramcast.virtual_gpu.trace import Kernel, ReductionCall, Tracer
 
 aten = torch.ops.aten
 
+_HALF = (torch.float16, torch.bfloat16)
 _MOST_THREADS = 512  # MAX_NUM_THREADS
 _WARP = 32
 _MOST_VECTOR = 4  # get_output_vec_size
@@ -47,6 +48,8 @@ def split_bytes(call: ReductionCall, multiprocessors: int, capability: float) ->
 
 def reduction_call(x: Tensor, dims: Sequence[int]) -> ReductionCall | None:
     """Return torch's layout of a sum over these dimensions, or None if torch does not consider a split."""
+    if x.dim() == 0:
+        return None
     reduced = {dim % x.dim() for dim in dims}
     inside = _merged([_Dimension(x.stride(dim), x.shape[dim]) for dim in reduced])
     across = _merged([_Dimension(x.stride(dim), x.shape[dim]) for dim in range(x.dim()) if dim not in reduced])
@@ -96,7 +99,7 @@ def _block(wide: int, high: int, vector: int) -> tuple[int, int]:
     return min(widest, most // height), height
 
 
-def add_rows(tracer: Tracer, x: Tensor, dims: Sequence[int]) -> None:
+def record_sum_buffer(tracer: Tracer, x: Tensor, dims: Sequence[int]) -> None:
     """Record the buffer of a sum over these dimensions, for the duration of its kernel (gpu_reduce_kernel)."""
     call = reduction_call(x, dims)
     if call is not None and call.values >= _MOST_VALUES:
@@ -107,9 +110,9 @@ def _reduction(operator: Any) -> Kernel:
     shape = SHAPES.get(operator)
 
     def reduce(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Allocate the output, then the buffer; integers and truth values are converted to the output's dtype first.
+        """Allocate the output, then the buffer; an input of another dtype is converted first, but for half precision.
 
-        native/ReduceOpsUtils.h, make_reduction: half precision alone is added without a conversion.
+        native/ReduceOpsUtils.h, make_reduction_from_out_ty. The sum of a mask is one of 64-bit integers.
         """
         x = args[0]
         dims = args[1] if len(args) > 1 and args[1] else range(x.dim())
@@ -117,9 +120,9 @@ def _reduction(operator: Any) -> Kernel:
             return NotImplemented
         out = shape(*args, **kwargs) if shape else NotImplemented
         out = tracer.see(operator(*args, **kwargs) if out is NotImplemented else out)
-        converts = not x.is_floating_point() and not x.is_complex() and out.dtype != x.dtype
+        converts = out.dtype != x.dtype and not (x.dtype in _HALF and out.dtype == torch.float32)
         summed = tracer.see(torch.empty(x.shape, dtype=out.dtype, device="meta")) if converts else x
-        add_rows(tracer, summed, dims)
+        record_sum_buffer(tracer, summed, dims)
         return out
 
     return reduce

@@ -269,7 +269,7 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
 
 @_rule("sum.dim_IntList", "mean.dim")
 def _reduce(x: Tensor, dims: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
-    if not _flat(x) or not dims:
+    if not _flat(x) or not dims or not x.dim():
         return NotImplemented
     reduced = {d % x.dim() for d in dims}
     shape = [1 if i in reduced else n for i, n in enumerate(x.shape) if keepdim or i not in reduced]

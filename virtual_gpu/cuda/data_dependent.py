@@ -8,12 +8,12 @@ from torch import Tensor
 
 from vramcast.virtual_gpu.cuda.devices import META, is_meta
 from vramcast.virtual_gpu.cuda.operators import aten, map_tensors
-from vramcast.virtual_gpu.trace import ASSUMED_SELECTIONS
+from vramcast.virtual_gpu.embedding import MASKS, sort_indices
+from vramcast.virtual_gpu.trace import ASSUMED_SELECTIONS, in_backward
 
 if TYPE_CHECKING:
     from vramcast.virtual_gpu.cuda.live_tracer import LiveTracer
 
-_MASKS = (torch.bool, torch.uint8)
 _READING = frozenset({aten.index.Tensor, aten._unsafe_index.Tensor})
 _INDEXING = _READING | {aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
 DYNAMIC = frozenset({
@@ -53,8 +53,12 @@ class DynamicShapes:
     def _plain(self, func: Any, args: Any, kwargs: Any, values: Any, *, filled: bool) -> Any:
         tracer = self._tracer
         if filled or func not in _READING:
+            accumulates = not filled and (args[3] if len(args) > 3 else kwargs.get("accumulate", False))
             in_place = func in (aten.index_put_.default, aten._index_put_impl_.default)
+            in_place = in_place or (accumulates and in_backward())  # see embedding.py, index_put
             out = args[0] if in_place else tracer.see(torch.empty_like(args[0]))
+            if accumulates:
+                sort_indices(tracer, args[1], args[2])
         else:
             out = tracer._traced(func, (), args, kwargs)
         if values is not None:
@@ -64,7 +68,7 @@ class DynamicShapes:
     def _places(self, index: Tensor | None) -> list[Tensor | None]:
         if index is None:
             return [None]
-        if index.dtype not in _MASKS:
+        if index.dtype not in MASKS:
             return [index if is_meta(index) else self._new(index)]
         mask = self._tracer.values.of(index) if is_meta(index) else index
         if mask is None:
@@ -121,4 +125,4 @@ def _is_masked_fill(args: Any) -> bool:
     """Return True where CUDA fills in place of indexing (TensorAdvancedIndexing.cpp, _index_put_impl_)."""
     indices, value = args[1], args[2]
     masks = [index for index in indices if index is not None]
-    return len(masks) == 1 and masks[0].dtype in _MASKS and value.numel() == 1
+    return len(masks) == 1 and masks[0].dtype in MASKS and value.numel() == 1
