@@ -29,7 +29,7 @@ Array = NDArray[np.float64]
 
 _FEATURES = "full"
 _TREES = "error scale."
-_WIDENING = 1.0
+_WIDENING = 0.5
 """Growth of the width with the logarithm of the distance to the calibration jobs."""
 
 

@@ -144,7 +144,7 @@ def _guess_bytes(example: Example, own: int) -> float:
     if _kind(example) != _EXACT:
         guessed = _CACHED_BYTES * (_LEAST_SHARE + _cached_share(example))
     if not example.calibrated:
-        guessed += convolution_bytes(example) + example.overhead_bytes / 4
+        guessed += convolution_bytes(example) + example.overhead_bytes
     if example.unknown_nccl:
         guessed += _NCCL_BYTES
     if example.assumed:
