@@ -8,7 +8,7 @@ import pytest
 from vramcast.dataset_builder.store import read_journal
 from vramcast.dataset_builder.store.importers import import_file, read_rows
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.measurement import Status
+from vramcast.virtual_gpu.measurement import VARYING, Status
 from vramcast.virtual_gpu.sizes import MIB
 
 MLP = "input:20_output:4_depth:2_arch:uniform_batch:8.out"
@@ -156,6 +156,13 @@ def test_jobs_on_two_gpus_are_left_out(tmp_path):
     assert {row.spec.network["architecture"] for row in rows} == {"BertForMaskedLM"}
     assert rows[0].spec.training.loss == "own"
     assert rows[0].spec.network["sequence"] == 512
+
+
+def test_networks_whose_batches_are_padded_to_their_longest_line_are_marked(tmp_path):
+    language = {"input": "seq512", "classes": ""}
+    path = table(tmp_path / "real.csv", [_real("xlnet_base", **language), _real("BERT_base", **language)])
+    marked = {row.spec.network["architecture"]: row.measurement.notes for row in read_rows(path)}
+    assert [VARYING in notes for notes in marked.values()] == [True, False]
 
 
 def test_a_journal_takes_the_rows_of_one_stack(tmp_path):

@@ -3,16 +3,18 @@
 Its rows are for validation only: nothing may be fitted to them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from vramcast.dataset_builder.recipes import spec_of_recipe
 from vramcast.dataset_builder.schema import Spec
 from vramcast.dataset_builder.store.importers.layout import Layout, MeasuredColumn, Record, measured
-from vramcast.virtual_gpu.measurement import Measurement, Status
+from vramcast.virtual_gpu.measurement import VARYING, Measurement, Status
 
 _CITATION = "GPUMemNet, CARMA and AEGIS, E. Yousefzadeh-Asl-Miandoab et al., IT University of Copenhagen, CC BY 4.0"
 _TWO_GPUS = frozenset({"gpt2_large"})
 """Ran on two GPUs with DataParallel."""
+_PADDED_TO_LONGEST = frozenset({"xlnet_base", "xlnet_large"})
+"""Trained by transformers' Trainer, which pads a batch to its longest line; lines have up to 512 tokens."""
 _SEQUENCE = "seq"
 
 
@@ -31,6 +33,10 @@ def _column(name: str) -> Callable[[Record, Spec], Measurement | None]:
     return lambda record, _: measured(record, Status.OK, column=name) if record.get(name) else None
 
 
+def _notes(records: Sequence[Record]) -> dict[int, str]:
+    return {index: VARYING for index, record in enumerate(records) if record["model"] in _PADDED_TO_LONGEST}
+
+
 LAYOUT = Layout(
     "real networks",
     frozenset({"model", "batch_size", "input", "classes", "actual_mib_2024", "carma2025_mib", "aegis2026_mib"}),
@@ -42,4 +48,5 @@ LAYOUT = Layout(
         MeasuredColumn("rtx_2080ti", "2026", _column("rtx2080ti_mib")),
     ),
     _CITATION,
+    _notes,
 )
