@@ -140,15 +140,16 @@ def has_learned_scale(example: Example) -> bool:
 
 
 def _guess_bytes(example: Example, own: int) -> float:
+    exact = _kind(example) == _EXACT
     guessed: float = _GUESSED_BYTES + convolution_bytes(example)
-    if _kind(example) != _EXACT:
+    if not exact:
         guessed = _CACHED_BYTES * (_LEAST_SHARE + _cached_share(example))
     if not example.calibrated:
         guessed += convolution_bytes(example) + example.overhead_bytes
     if example.unknown_nccl:
         guessed += _NCCL_BYTES
     if example.assumed:
-        guessed += (_ASSUMED_SHARE_IF_EXACT if _kind(example) == _EXACT else _ASSUMED_SHARE) * own
+        guessed += (_ASSUMED_SHARE_IF_EXACT if exact else _ASSUMED_SHARE) * own
     return math.sqrt((own + _STEADY_BYTES) * guessed)
 
 

@@ -62,22 +62,14 @@ def _copying(operator: Any, positions: tuple[int, ...], *, first: bool) -> Kerne
             return NotImplemented
         if first:
             copies = [contiguous(tracer, item) for item in scattered]
-            out = _seen(tracer, shape(*args, **kwargs))
+            out = tracer.see_all(shape(*args, **kwargs))
         else:
-            out = _seen(tracer, shape(*args, **kwargs))
+            out = tracer.see_all(shape(*args, **kwargs))
             copies = [contiguous(tracer, item) for item in scattered]
         copies.clear()
         return out
 
     return run
-
-
-def _seen(tracer: Tracer, out: Any) -> Any:
-    """Record the allocation of outputs."""
-    for item in out if isinstance(out, tuple) else (out,):
-        if isinstance(item, Tensor):
-            tracer.see(item)
-    return out
 
 
 def _batch_norm_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -87,7 +79,7 @@ def _batch_norm_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str
     if not x.is_meta or not trains or x.dim() < 3 or grad.is_contiguous(memory_format=layout):
         return NotImplemented
     copy = contiguous(tracer, grad, layout)
-    return _seen(tracer, SHAPES[aten.native_batch_norm_backward.default](copy, *args[1:], **kwargs))
+    return tracer.see_all(SHAPES[aten.native_batch_norm_backward.default](copy, *args[1:], **kwargs))
 
 
 def copying_kernels() -> dict[Any, Kernel]:

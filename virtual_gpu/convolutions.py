@@ -26,29 +26,22 @@ def _layout(x: Tensor, weight: Tensor) -> torch.memory_format:
 
 
 def _convolution(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Allocate the output, then copies and cuDNN's workspace for the duration of the call."""
+    """Allocate the output, then copies and cuDNN's workspace for the duration of the call.
+
+    A transposed convolution runs as the gradient of a convolution's input.
+    """
     x, weight, _, stride, padding, dilation, transposed, _, groups = args
     if not x.is_meta or weight.shape[0 if transposed else 1] * (1 if transposed else groups) != x.shape[1]:
         return NotImplemented
     if transposed:
-        return _transposed_convolution(tracer, args)
+        shape: Sequence[int] = aten.convolution.default(*args).shape
+    else:
+        shape = convolution_shape(x, weight, _spread(stride, x), _spread(padding, x), _spread(dilation, x))
     layout = _layout(x, weight)
-    shape = convolution_shape(x, weight, _spread(stride, x), _spread(padding, x), _spread(dilation, x))
     y = tracer.see(torch.empty(shape, dtype=x.dtype, device="meta", memory_format=layout))
     copies = [contiguous(tracer, item, layout) for item in (x, weight)]
-    tracer.workspace(_call("forward", x, weight, y, stride, groups))
-    copies.clear()
-    return y
-
-
-def _transposed_convolution(tracer: Tracer, args: tuple[Any, ...]) -> Any:
-    """Run as the gradient of a convolution's input."""
-    x, weight, _, stride, *_, groups = args
-    layout = _layout(x, weight)
-    shape = aten.convolution.default(*args).shape
-    y = tracer.see(torch.empty(shape, dtype=x.dtype, device="meta", memory_format=layout))
-    copies = [contiguous(tracer, item, layout) for item in (x, weight)]
-    tracer.workspace(_call("data", y, weight, x, stride, groups))
+    direction, sides = ("data", (y, x)) if transposed else ("forward", (x, y))
+    tracer.workspace(_call(direction, sides[0], weight, sides[1], stride, groups))
     copies.clear()
     return y
 

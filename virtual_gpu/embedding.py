@@ -50,21 +50,33 @@ def embedding_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def index_put(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Allocate the result, and what sorts the indices if equal ones are added up.
+    """Allocate what adding up values at equal indices takes; other calls are left to torch."""
+    x, indices = args[:2]
+    if not x.is_meta or any(item is not None and item.dtype in MASKS for item in indices):
+        return NotImplemented
+    return put(tracer, args, kwargs) if _accumulates(args, kwargs) else NotImplemented
+
+
+def put(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any], *, in_place: bool = False) -> Tensor:
+    """Allocate the result of a call with places as indices, and what sorts these if equal ones are added up.
 
     The gradient of indexing adds to zeros in place (FunctionsManual.cpp, index_backward); autograd calls the operator
     that allocates a result only because a dispatch mode is active.
     """
-    x, indices, values, *rest = args
-    accumulates = rest[0] if rest else kwargs.get("accumulate", False)
-    if not x.is_meta or not accumulates or any(item is not None and item.dtype in MASKS for item in indices):
-        return NotImplemented
-    out = x if in_backward() else tracer.see(torch.empty_like(x))
-    sort_indices(tracer, indices, values)
+    x, indices, values = args[:3]
+    accumulates = _accumulates(args, kwargs)
+    in_place = in_place or (accumulates and in_backward())
+    out: Tensor = x if in_place else tracer.see(torch.empty_like(x))
+    if accumulates:
+        _sort(tracer, indices, values)
     return out
 
 
-def sort_indices(tracer: Tracer, indices: Sequence[Tensor | None], values: Tensor) -> None:
+def _accumulates(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return bool(args[3] if len(args) > 3 else kwargs.get("accumulate", False))
+
+
+def _sort(tracer: Tracer, indices: Sequence[Tensor | None], values: Tensor) -> None:
     """Record what a sum over equal indices allocates for its duration."""
     count = torch.broadcast_tensors(*(item for item in indices if item is not None))[0].numel()  # type: ignore[no-untyped-call]
 

@@ -216,6 +216,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = rule(*args, **kwargs) if rule is not None else NotImplemented
         if out is NotImplemented:
             out = without_data(func, args, kwargs, self.trace.approximations)
+        return self.see_all(out)
+
+    def see_all(self, out: Any) -> Any:
+        """Record the allocation of an operator's outputs: a tensor, or several, of which some may be None."""
         if isinstance(out, Tensor):
             self.see(out)
         elif isinstance(out, (tuple, list)):

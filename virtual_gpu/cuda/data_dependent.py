@@ -8,8 +8,8 @@ from torch import Tensor
 
 from vramcast.virtual_gpu.cuda.devices import META, is_meta
 from vramcast.virtual_gpu.cuda.operators import aten, map_tensors
-from vramcast.virtual_gpu.embedding import MASKS, sort_indices
-from vramcast.virtual_gpu.trace import ASSUMED_SELECTIONS, in_backward
+from vramcast.virtual_gpu.embedding import MASKS, put
+from vramcast.virtual_gpu.trace import ASSUMED_SELECTIONS
 
 if TYPE_CHECKING:
     from vramcast.virtual_gpu.cuda.live_tracer import LiveTracer
@@ -52,13 +52,11 @@ class DynamicShapes:
 
     def _plain(self, func: Any, args: Any, kwargs: Any, values: Any, *, filled: bool) -> Any:
         tracer = self._tracer
-        if filled or func not in _READING:
-            accumulates = not filled and (args[3] if len(args) > 3 else kwargs.get("accumulate", False))
-            in_place = func in (aten.index_put_.default, aten._index_put_impl_.default)
-            in_place = in_place or (accumulates and in_backward())  # see embedding.py, index_put
+        in_place = func in (aten.index_put_.default, aten._index_put_impl_.default)
+        if filled:
             out = args[0] if in_place else tracer.see(torch.empty_like(args[0]))
-            if accumulates:
-                sort_indices(tracer, args[1], args[2])
+        elif func not in _READING:
+            out = put(tracer, args, kwargs, in_place=in_place)
         else:
             out = tracer._traced(func, (), args, kwargs)
         if values is not None:
