@@ -1,10 +1,10 @@
-"""`vramcast device calibrate`: find the rules and constants of a device profile from probes or rows."""
+"""`vramcast device calibrate`: find the rules and constants of a device profile from probes, rows or cuDNN."""
 
 import argparse
 import datetime
 import os
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -25,23 +25,30 @@ from vramcast.dataset_builder.store.importers import read_rows
 from vramcast.dataset_builder.store.splits import in_half
 from vramcast.errors import UserError, check_count
 from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.virtual_gpu.calibration.agreement import agreement
 from vramcast.virtual_gpu.calibration.rows import Calibration, Sample, calibrate
+from vramcast.virtual_gpu.cudnn.plans import installed_plans
 from vramcast.virtual_gpu.measurement import Status
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.records import without_defaults
 from vramcast.virtual_gpu.simulate import simulate
 from vramcast.virtual_gpu.trace import Trace
 
+_COMPARED_CALLS = 2000
+
 
 def run(arguments: argparse.Namespace) -> None:
     """Fit a profile, write it, and print its errors."""
     check_count("--rows", arguments.rows)
     check_count("--test", arguments.test, least=0)
-    if arguments.from_rows and arguments.from_device:
-        raise UserError("expected --from-rows or --from-device, found both: drop one")
+    if sum(map(bool, (arguments.from_rows, arguments.from_device, arguments.from_cudnn))) > 1:
+        raise UserError("expected one of --from-rows, --from-device and --from-cudnn, found more: drop the others")
     name = arguments.name
     path = _profile_path(name, arguments.output, arguments.force)
     start = load_profile(arguments.start or (name if name in device_names() else DEFAULT_DEVICE))
+    if arguments.from_cudnn:
+        _write_with_cudnn(path, replace(start, name=name), arguments.seed)
+        return
     if arguments.from_rows:
         result, source = _from_rows(arguments, start), Path(arguments.from_rows).name
     elif arguments.from_device:
@@ -51,6 +58,17 @@ def run(arguments: argparse.Namespace) -> None:
     write_profile(path, result, name, source)
     print(f"{path}: fitted to {result.rows} rows, median error {result.median_error_before:.2%} -> ", end="")
     print(f"{result.median_error_after:.2%}; {'; '.join(result.changed) or 'nothing changed'}")
+
+
+def _write_with_cudnn(path: Path, start: DeviceProfile, seed: int) -> None:
+    """Write a profile that asks the installed cuDNN for workspaces, and print how often its rules gave the same."""
+    release = installed_plans().release
+    profile = replace(start, convolution=(), cudnn_release=release, calibrated_on=None)
+    compared = agreement(profile, start, (), _COMPARED_CALLS, seed)
+    header = f"{profile.title}, with workspaces from cuDNN {release}, by `vramcast device calibrate --from-cudnn`."
+    _write(path, [header], without_defaults(profile))
+    print(f"{path}: workspaces are asked from cuDNN {release}; other constants are those of the start")
+    print(f"its rules gave the same workspace for {compared.equal} of {compared.calls} random convolutions")
 
 
 def _from_rows(arguments: argparse.Namespace, start: DeviceProfile) -> Calibration:
@@ -147,7 +165,12 @@ def write_profile(path: Path, result: Calibration, name: str, source: str) -> No
     settings: dict[str, Any] = {**without_defaults(profile), "calibrated_on": evidence}
     settings["convolution"] = [without_defaults(rule) for rule in profile.convolution]
     header = [f"{profile.title}, calibrated by `vramcast device calibrate`.", *(result.evidence[1:] or result.changed)]
-    text = yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=120)
+    _write(path, header, settings)
+
+
+def _write(path: Path, header: Iterable[str], settings: Mapping[str, Any]) -> None:
+    style = None if settings.get("convolution") else False  # a rule on each line
+    text = yaml.safe_dump(dict(settings), sort_keys=False, default_flow_style=style, width=120)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         temporary.write_text("".join(f"# {line}\n" for line in header) + text)

@@ -34,7 +34,7 @@ def list_devices(arguments: argparse.Namespace) -> None:
 
 def _entry(name: str) -> dict[str, Any]:
     settings = read_device(name)
-    keys = ("name", "title", "total_mib", "compute_capability", "calibrated_on", "rules")
+    keys = ("name", "title", "total_mib", "compute_capability", "calibrated_on", "rules", "cudnn_release")
     return {**{key: settings.get(key) for key in keys}, "shipped": is_shipped(name), "file": str(device_file(name))}
 
 
@@ -42,7 +42,8 @@ def _cells(entry: dict[str, Any]) -> tuple[str, ...]:
     """Return the cells of a device in the order of `_COLUMNS`."""
     title = entry["title"] if entry["shipped"] else f"{entry['title']} ({entry['file']})"
     memory, calibrated = f"{entry['total_mib']} MiB", "no" if entry["calibrated_on"] is None else "yes"
-    return entry["name"], memory, str(entry["compute_capability"]), calibrated, entry["rules"] or "its own", title
+    rules = f"cuDNN {entry['cudnn_release']}" if entry["cudnn_release"] else entry["rules"] or "its own"
+    return entry["name"], memory, str(entry["compute_capability"]), calibrated, rules, title
 
 
 def show_device(arguments: argparse.Namespace) -> None:
@@ -63,7 +64,7 @@ def show_device(arguments: argparse.Namespace) -> None:
 
 
 def calibrate_device(arguments: argparse.Namespace) -> None:
-    """Find the workspace rules and constants of a GPU: from probes that are measured now, or from rows of a file."""
+    """Find workspace rules and constants of a GPU: from probes that are measured now, from rows, or from cuDNN."""
     from vramcast.dataset_builder.calibrate_command import run
 
     run(arguments)
@@ -112,6 +113,10 @@ def _run(words: Sequence[str]) -> int | None:
 def _add_calibrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the name of the new profile")
     parser.add_argument("--from-rows", metavar="PATH", help="measured rows: a build directory or a public table")
+    parser.add_argument(
+        "--from-cudnn", action="store_true",
+        help="ask the installed cuDNN (9.8 or later) for workspaces; needs no GPU, and keeps the other constants",
+    )  # fmt: skip
     parser.add_argument("--from-device", metavar="DEVICE", help="probe the virtual GPU with this profile, as a proof")
     parser.add_argument("--rows", type=int, default=40, help="number of rows to fit to")
     parser.add_argument("--seed", type=int, default=0)

@@ -138,6 +138,10 @@ def _words(text: str) -> set[str]:
 
 
 def gpu_profiles() -> list["DeviceProfile"]:
-    """Return a profile for each kind of GPU, smallest memory first; profiles of one measured set are left out."""
+    """Return a profile for each kind of GPU, smallest memory first.
+
+    Profiles of one measured set are left out, and profiles that need an installed cuDNN.
+    """
     profiles = [load_profile(name) for name in device_names()]
-    return sorted((item for item in profiles if "," not in item.title), key=lambda item: (item.total_mib, item.name))
+    plain = (item for item in profiles if "," not in item.title and not item.cudnn_release)
+    return sorted(plain, key=lambda item: (item.total_mib, item.name))

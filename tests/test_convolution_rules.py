@@ -24,7 +24,7 @@ A100 = parse_profile(load_device("a100_40gb_gpumemnet_2024"))
 
 def call(direction: str, inputs: int, outputs: int, size: int = 64, kernel: int = 3, batch: int = 2) -> ConvolutionCall:
     shapes = ((batch, inputs, size, size), (outputs, inputs, kernel, kernel), (batch, outputs, size, size))
-    return ConvolutionCall(direction, *shapes, (1, 1), 1, 4)
+    return ConvolutionCall(direction, *shapes, (1, 1), 1)
 
 
 def copies_bytes(item: ConvolutionCall) -> int:
@@ -186,11 +186,11 @@ def test_trying_algorithms_empties_the_cache_at_the_first_call_of_each_kind() ->
 def test_depthwise_convolutions_try_nothing() -> None:
     tracer = Tracer({}, cudnn_benchmark=True)
     shapes = ((2, 8, 4, 4), (8, 1, 3, 3), (2, 8, 4, 4))
-    tracer.workspace(ConvolutionCall("forward", *shapes, (1, 1), 8, 4))
+    tracer.workspace(ConvolutionCall("forward", *shapes, (1, 1), 8))
     assert EMPTY_CACHE not in tracer.trace.events
-    tracer.workspace(ConvolutionCall("forward", *shapes, (1, 1), 4, 4))
+    tracer.workspace(ConvolutionCall("forward", *shapes, (1, 1), 4))
     assert EMPTY_CACHE not in tracer.trace.events
-    tracer.workspace(ConvolutionCall("forward", shapes[0], (8, 2, 3, 3), shapes[2], (1, 1), 4, 4))
+    tracer.workspace(ConvolutionCall("forward", shapes[0], (8, 2, 3, 3), shapes[2], (1, 1), 4))
     assert tracer.trace.events.count(EMPTY_CACHE) == 1
 
 

@@ -24,7 +24,7 @@ A100 = parse_profile(load_device("a100_40gb_timm_2024"))
 
 def call(batch: int, inputs: int, outputs: int, sides: tuple[int, int], kernel: int = 1) -> ConvolutionCall:
     shapes = ((batch, inputs, *sides), (outputs, inputs, kernel, kernel), (batch, outputs, *sides))
-    return ConvolutionCall("forward", *shapes, (1, 1), 1, 4)
+    return ConvolutionCall("forward", *shapes, (1, 1), 1)
 
 
 @pytest.mark.parametrize(

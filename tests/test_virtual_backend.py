@@ -166,11 +166,11 @@ def test_workspace_rules_count_padded_copies_and_the_first_that_fits():
         {"copies": 1.0, "weight_copies": 5.0},
     ]
     profile = parse_profile({**_settings(PLAIN), "convolution": rules})
-    narrow = ConvolutionCall("forward", (2, 3, 8, 8), (6, 3, 3, 3), (2, 6, 8, 8), (1, 1), 1, 4)
+    narrow = ConvolutionCall("forward", (2, 3, 8, 8), (6, 3, 3, 3), (2, 6, 8, 8), (1, 1), 1)
     copies = 4 * (2 * 4 * 64 + 2 * 8 * 64 + 8 * 4 * 9)  # channels filled up to a multiple of four
     assert profile.workspace_bytes(narrow) == copies
     assert profile.workspace_bytes(replace(narrow, direction="data")) == 2 * copies
-    wide = ConvolutionCall("weight", (1, 16, 4, 4), (32, 16, 3, 3), (1, 32, 4, 4), (1, 1), 1, 4)
+    wide = ConvolutionCall("weight", (1, 16, 4, 4), (32, 16, 3, 3), (1, 32, 4, 4), (1, 1), 1)
     assert profile.workspace_bytes(wide) == 3 * 4 * (16 * 16 + 32 * 16 + 32 * 16 * 9)
     larger = replace(wide, x=(1, 16, 8, 8), y=(1, 32, 8, 8))
     assert profile.workspace_bytes(larger) == 4 * (16 * 64 + 32 * 64 + 5 * 32 * 16 * 9)
@@ -247,7 +247,7 @@ def test_an_uncalibrated_profile_says_so_in_every_answer():
 def test_pointwise_kernels_can_have_a_rule_of_their_own():
     rules = [{"pointwise": True, "copies": 1.0}, {"copies": 3.0}]
     profile = parse_profile({**vars(PLAIN), "convolution": rules})
-    shapes = {"x": (2, 4, 8, 8), "y": (2, 4, 8, 8), "stride": (1, 1), "groups": 1, "element_bytes": 4}
+    shapes = {"x": (2, 4, 8, 8), "y": (2, 4, 8, 8), "stride": (1, 1), "groups": 1}
     narrow = ConvolutionCall("forward", weight=(4, 4, 1, 1), **shapes)
     wide = ConvolutionCall("forward", weight=(4, 4, 3, 3), **shapes)
     assert profile.workspace_bytes(narrow) == 4 * (2 * 2 * 4 * 64 + 16)

@@ -41,7 +41,7 @@ def _convolution(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     y = tracer.see(torch.empty(shape, dtype=x.dtype, device="meta", memory_format=layout))
     copies = [contiguous(tracer, item, layout) for item in (x, weight)]
     direction, sides = ("data", (y, x)) if transposed else ("forward", (x, y))
-    tracer.workspace(_call(direction, sides[0], weight, sides[1], stride, groups))
+    tracer.workspace(_call(direction, (sides[0], weight, sides[1]), (stride, padding, dilation), groups, layout))
     copies.clear()
     return y
 
@@ -52,7 +52,7 @@ def _convolution_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[st
     Tensors in another layout than the call's are copied first. The bias's gradient is a sum over the rows of the
     gradient as it came.
     """
-    grad, x, weight, bias_sizes, stride, _, _, transposed, _, groups, mask = args
+    grad, x, weight, bias_sizes, stride, padding, dilation, transposed, _, groups, mask = args
     if not x.is_meta:
         return NotImplemented
     directions = ("forward" if transposed else "data", "weight")
@@ -64,7 +64,8 @@ def _convolution_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[st
         if mask[index]:
             made[index] = tracer.see(torch.empty(like.shape, dtype=like.dtype, device="meta", memory_format=layout))
             copy = contiguous(tracer, weight, layout) if index == 0 else None
-            tracer.workspace(_call(directions[index], sides[0], weight, sides[1], stride, groups))
+            tensors, window = (sides[0], weight, sides[1]), (stride, padding, dilation)
+            tracer.workspace(_call(directions[index], tensors, window, groups, layout))
             del copy
     copies.clear()
     if mask[2]:
@@ -78,9 +79,20 @@ def _spread(values: Sequence[int], x: Tensor) -> Sequence[int]:
     return values if len(values) == x.dim() - 2 else list(values) * (x.dim() - 2)
 
 
-def _call(direction: str, x: Tensor, weight: Tensor, y: Tensor, stride: Sequence[int], groups: int) -> ConvolutionCall:
-    shapes = (tuple(x.shape), tuple(weight.shape), tuple(y.shape))
-    return ConvolutionCall(direction, *shapes, tuple(stride), groups, x.element_size())
+def _call(
+    direction: str,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    window: tuple[Sequence[int], Sequence[int], Sequence[int]],
+    groups: int,
+    layout: torch.memory_format,
+) -> ConvolutionCall:
+    """Return the call for input, weight and output, and for stride, padding and dilation."""
+    x, weight, y = (tuple(item.shape) for item in tensors)
+    stride, padding, dilation = (tuple(_spread(values, tensors[0])) for values in window)
+    return ConvolutionCall(
+        direction, x, weight, y, stride, groups, padding, dilation,
+        dtype=str(tensors[0].dtype).removeprefix("torch."), channels_last=layout != torch.contiguous_format,
+    )  # fmt: skip
 
 
 def convolution_kernels() -> dict[Any, Kernel]:

@@ -9,10 +9,12 @@ from typing import Any
 
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.attention import efficient_workspace_bytes
+from vramcast.virtual_gpu.cudnn import plans
 from vramcast.virtual_gpu.records import from_mapping
 from vramcast.virtual_gpu.reductions import split_bytes
 from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.trace import AttentionCall, Call, ConvolutionCall, ReductionCall
+from vramcast.virtual_gpu.trials import transform_bytes
 
 _TILE = 128
 
@@ -166,6 +168,8 @@ class DeviceProfile:
     align_channels: int = 4
     """TF32 kernels read 16 bytes at a time, which is four channels."""
     convolution: tuple[ConvolutionWorkspace, ...] = field(default=())
+    cudnn_release: str | None = None
+    """The release of an installed cuDNN that is asked for workspaces, in place of rules."""
     calibrated_on: str | None = None
     """The measurements that the constants were fitted to; None if they come from data sheets and other GPUs."""
 
@@ -177,9 +181,10 @@ class DeviceProfile:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes for every answer that uses this profile."""
-        if self.calibrated_on is not None:
-            return ()
-        return (f"the device profile {self.name} is not calibrated on measurements",)
+        notes = [] if self.calibrated_on else [f"the device profile {self.name} is not calibrated on measurements"]
+        if self.cudnn_release:
+            notes.append(f"cuDNN {self.cudnn_release} was asked for the workspaces of convolutions")
+        return tuple(notes)
 
     def overhead_bytes(self, convolutions: bool, batch_norm: bool = False, world_size: int = 1) -> int:
         """Return the memory used before the allocator reserves any."""
@@ -200,6 +205,8 @@ class DeviceProfile:
     def workspace_bytes(self, call: Call) -> int:
         """Return the workspace of a library call on this device."""
         if isinstance(call, ConvolutionCall):
+            if self.cudnn_release:
+                return plans.workspace_bytes(call, self.compute_capability, self.cudnn_release)
             rule = next((item for item in self.convolution if item.matches(call, self.align_channels)), None)
             return workspace_of_rule(call, rule, self.align_channels) if rule else 0
         if isinstance(call, ReductionCall):
@@ -207,6 +214,12 @@ class DeviceProfile:
         if isinstance(call, AttentionCall):
             return efficient_workspace_bytes(call, self.compute_capability)
         return {"cublas": self.cublas_workspace_bytes, "cublaslt": self.cublaslt_workspace_bytes}[call.library]
+
+    def largest_workspace_bytes(self, call: ConvolutionCall) -> int:
+        """Return the largest workspace of all plans for a call, which cudnn.benchmark allocates to try them."""
+        if self.cudnn_release:
+            return plans.workspace_bytes(call, self.compute_capability, self.cudnn_release, largest=True)
+        return transform_bytes(call)
 
 
 def workspace_of_rule(call: ConvolutionCall, rule: ConvolutionWorkspace, align: int) -> int:
@@ -232,4 +245,6 @@ def parse_profile(settings: Mapping[str, Any]) -> DeviceProfile:
         raise UserError(f"expected the profile's convolution rules as a list, found {rules!r}: change the profile")
     parsed = tuple(from_mapping(ConvolutionWorkspace, rule, "a convolution rule") for rule in rules)
     what = f"the device profile {settings.get('name')}"
+    if parsed and settings.get("cudnn_release"):
+        raise UserError(f"expected cudnn_release or rules in {what}, found both: remove one")
     return from_mapping(DeviceProfile, {**settings, "convolution": parsed}, what)

@@ -21,7 +21,7 @@ def measurement_of(trace: Trace, profile: DeviceProfile, lowered: "Lowered", rep
     parts = trace.has_convolutions, trace.has_batch_norm, trace.world_size
     overhead_bytes = profile.overhead_bytes(*parts)
     peak_bytes = replayed.peak_reserved_bytes
-    trials = list(trials_of(trace, replayed, profile.capacity_bytes(*parts)))
+    trials = list(trials_of(trace, replayed, profile.capacity_bytes(*parts), profile.largest_workspace_bytes))
     return Measurement(
         status=Status.OK if replayed.oom_event is None else Status.OOM,
         requested_bytes=replayed.peak_requested_bytes,

@@ -44,7 +44,22 @@ class ConvolutionCall:
     y: tuple[int, ...]
     stride: tuple[int, ...]
     groups: int
-    element_bytes: int
+    padding: tuple[int, ...] = ()
+    """Empty for none."""
+    dilation: tuple[int, ...] = ()
+    """Empty for none."""
+    dtype: str = "float32"
+    channels_last: bool = False
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors by name."""
+        return {"x": self.x, "weight": self.weight, "y": self.y}
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element."""
+        return getattr(torch, self.dtype).itemsize  # type: ignore[no-any-return]
 
     @property
     def is_depthwise(self) -> bool:

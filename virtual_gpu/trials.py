@@ -1,11 +1,11 @@
 """Trials of cudnn.benchmark: the memory that a job reserves while cuDNN tries the algorithms of a convolution.
 
 At the first call of each shape, torch allocates the largest workspace of all plans that fits the free memory, runs the
-plans and empties the cache (native/cudnn/Conv_v8.cpp, get_plans_from_find). The largest is that of the Fourier
-transform. It lives for a fraction of a second, so a monitor that samples once a second sees it in few runs.
+plans and empties the cache (native/cudnn/Conv_v8.cpp, get_plans_from_find). In cuDNN 9.1, the largest is that of the
+Fourier transform. It lives for a fraction of a second, so a monitor that samples once a second sees it in few runs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -48,12 +48,17 @@ def _side(size: int) -> int:
     return max(_SMALLEST_SIDE, 1 << (size - 1).bit_length())
 
 
-def trials_of(trace: Trace, replayed: Replay, capacity_bytes: int) -> Iterator[Trial]:
+def trials_of(
+    trace: Trace,
+    replayed: Replay,
+    capacity_bytes: int,
+    largest_bytes: Callable[[ConvolutionCall], int] = transform_bytes,
+) -> Iterator[Trial]:
     """Yield the trials of a replayed trace whose workspace fits beside the memory that is in use then."""
     if not replayed.before_emptying:
         return
     for call, (allocated, reserved) in zip(_tried(trace), replayed.before_emptying, strict=False):
-        workspace_bytes = transform_bytes(call) if call else 0
+        workspace_bytes = largest_bytes(call) if call else 0
         if call and workspace_bytes and allocated + workspace_bytes <= capacity_bytes:
             yield Trial(call, workspace_bytes, min(reserved + workspace_bytes, capacity_bytes))
 

@@ -1,11 +1,12 @@
 """The stub of NVML: compiles it, writes its state, and runs programs that load it."""
 
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from c_libraries import compile_library
 
 SOURCE = Path(__file__).with_name("nvml_stub.c")
 GIB = 2**30
@@ -14,11 +15,7 @@ LOST, NOT_SUPPORTED, NO_PERMISSION, DRIVER_NOT_LOADED, VERSION_MISMATCH, UNKNOWN
 
 def compile_stub(directory: Path) -> Path | None:
     """Compile libnvidia-ml.so.1 into a directory; return None without a compiler."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        return None
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", directory / "libnvidia-ml.so.1", SOURCE], check=True)
-    return directory
+    return compile_library(SOURCE, directory / "libnvidia-ml.so.1")
 
 
 def without_driver(directory: Path) -> Path:

@@ -4,6 +4,7 @@ import random
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from vramcast.virtual_gpu.calibration.amounts import TOLERANCE_BYTES
 from vramcast.virtual_gpu.calibration.borders import by_rule, near_rules
 from vramcast.virtual_gpu.calibration.probes import Probe, random_probes
 from vramcast.virtual_gpu.profile import DeviceProfile
@@ -55,4 +56,5 @@ def agreement(
 
 
 def _equal(truth: DeviceProfile, other: DeviceProfile, probes: list[Probe]) -> int:
-    return sum(truth.workspace_bytes(probe.call) == other.workspace_bytes(probe.call) for probe in probes)
+    calls = [probe.call for probe in probes]
+    return sum(abs(truth.workspace_bytes(call) - other.workspace_bytes(call)) < TOLERANCE_BYTES for call in calls)

@@ -51,7 +51,7 @@ class Probe:
             y=(self.batch, self.outputs, side, side),
             stride=(1, 1),
             groups=self.groups,
-            element_bytes=4,
+            padding=(self.kernel // 2, self.kernel // 2),
         )
 
     @property

@@ -1,0 +1,158 @@
+"""The plans of an installed cuDNN: finds the library, starts the process that loads it, and asks for workspaces."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from vramcast.errors import UserError
+from vramcast.virtual_gpu.trace import ConvolutionCall
+
+LIBRARY = "VRAMCAST_CUDNN"
+"""Names a directory with cuDNN, if it is not among the packages of the interpreter."""
+LEAST_RELEASE = (9, 8, 0)
+"""The first release that makes plans without a GPU."""
+_HOW = "install nvidia-cudnn-cu12>=9.8 with pip, or name its directory in VRAMCAST_CUDNN"
+_CHILD = Path(__file__).with_name("child.py")
+_LAST_LINES = 3
+
+
+@dataclass(frozen=True)
+class Installation:
+    """The files of a cuDNN that pip or the system installed."""
+
+    library: Path
+    needed: tuple[Path, ...] = ()
+    """Libraries to load before it: cuBLAS, if pip installed it."""
+
+
+def find_installation() -> Installation:
+    """Return the cuDNN of `VRAMCAST_CUDNN` or of the interpreter's packages; raise UserError if there is none."""
+    named = os.environ.get(LIBRARY)
+    folders = [Path(named)] if named else [Path(item) for item in sys.path if item]
+    for folder in folders:
+        for pattern in ("nvidia/cudnn/lib/libcudnn.so.9", "libcudnn.so.9"):
+            if (library := folder / pattern).is_file():
+                return Installation(library, tuple(sorted(folder.glob("nvidia/*/lib/libcublasLt.so.*"))))
+    raise UserError(f"expected cuDNN 9 in {named or 'the packages of this interpreter'}, found none: {_HOW}")
+
+
+class Plans:
+    """A running process with cuDNN. Its release is known once it has started."""
+
+    def __init__(self, installation: Installation):
+        self._lock = Lock()
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", _CHILD, installation.library, *installation.needed],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        started = self._read()
+        if "error" in started:
+            raise UserError(f"expected to load {installation.library}, found: {started['error']}")
+        self.release = str(started["release"])
+        if tuple(map(int, self.release.split("."))) < LEAST_RELEASE:
+            raise UserError(f"expected cuDNN 9.8 or later, which needs no GPU, found {self.release}: {_HOW}")
+
+    def workspace_bytes(self, call: ConvolutionCall, capability: float, largest: bool = False) -> int:
+        """Return the workspace of the plan that torch takes for a call, or the largest of all plans."""
+        answer = self._ask({**_request(call), "capability": capability, "largest": largest})
+        workspace = answer.get("workspace")
+        if workspace is None:
+            reason = answer.get("error", "no plan")
+            raise UserError(
+                f"expected a plan of cuDNN {self.release} for {call} on compute capability {capability}, found: "
+                f"{reason}: choose a device profile with rules"
+            )
+        return int(workspace)
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            if self._process.stdin is not None and self._process.poll() is None:
+                self._process.stdin.write(json.dumps(request) + "\n")
+                self._process.stdin.flush()
+            return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        """Return the next answer; raise UserError if the process has ended."""
+        line = self._process.stdout.readline() if self._process.stdout is not None else ""
+        if line:
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        code = self._process.wait()
+        self._errors.seek(0)
+        last = " ".join(self._errors.read().split("\n")[-_LAST_LINES - 1 :]).strip()
+        raise UserError(
+            f"expected answers of cuDNN, found that its process ended with code {code} ({last or 'no message'}): "
+            "install another release, or choose a device profile with rules"
+        )
+
+
+def _request(call: ConvolutionCall) -> dict[str, Any]:
+    """Return a call as cuDNN sees it: torch runs 1-D convolutions as 2-D ones of height 1 (Convolution.cpp, view4d)."""
+    flat = len(call.x) == 3
+    shapes = {name: [*shape[:2], *([1] if flat else []), *shape[2:]] for name, shape in call.shapes.items()}
+    dimensions = len(shapes["x"]) - 2
+    spread = {
+        "stride": _spread(call.stride, dimensions, 1),
+        "padding": _spread(call.padding, dimensions, 0),
+        "dilation": _spread(call.dilation, dimensions, 1),
+    }
+    rest = {"direction": call.direction, "dtype": call.dtype, "channels_last": call.channels_last}
+    return {**shapes, **spread, **rest}
+
+
+def _spread(values: tuple[int, ...], dimensions: int, neutral: int) -> list[int]:
+    """Return a value for each dimension; a missing first one is neutral."""
+    return [neutral] * (dimensions - len(values)) + list(values)
+
+
+@lru_cache(maxsize=2)
+def _plans(process: int, installation: Installation) -> Plans:
+    """Return the running cuDNN of this process; a fork of it must not share the pipes."""
+    return Plans(installation)
+
+
+def installed_plans() -> Plans:
+    """Return the plans of the installed cuDNN; it is loaded once."""
+    return _plans(os.getpid(), find_installation())
+
+
+@lru_cache(maxsize=2**16)  # a trace repeats its calls, and one trace serves several devices
+def workspace_bytes(call: ConvolutionCall, capability: float, release: str, largest: bool = False) -> int:
+    """Return the workspace of a call by the installed cuDNN, which must be of a release.
+
+    Args:
+        call: The call.
+        capability: The compute capability of the GPU.
+        release: The release that a profile names.
+        largest: Return the largest workspace of all plans, which cudnn.benchmark allocates.
+
+    """
+    if runs_without_cudnn(call):
+        return 0
+    plans = installed_plans()
+    if plans.release != release:
+        raise UserError(
+            f"expected cuDNN {release}, which the device profile names, found {plans.release}: install that release, "
+            "or make the profile again with `vramcast device calibrate NAME --from-cudnn --force`"
+        )
+    return plans.workspace_bytes(call, capability, largest)
+
+
+def runs_without_cudnn(call: ConvolutionCall) -> bool:
+    """Return True for calls that run in torch's own kernel (Convolution.cpp, use_cudnn_depthwise).
+
+    Depthwise convolutions of tensors in NCHW do. In half precision torch gives some of them to cuDNN, which is not
+    simulated.
+    """
+    return call.is_depthwise and not call.channels_last
