@@ -27,7 +27,7 @@ from vramcast.errors import UserError, check_count
 from vramcast.virtual_gpu.allocator import AllocatorOptions
 from vramcast.virtual_gpu.calibration.agreement import agreement
 from vramcast.virtual_gpu.calibration.rows import Calibration, Sample, calibrate
-from vramcast.virtual_gpu.cudnn.plans import installed_plans
+from vramcast.virtual_gpu.cudnn.library import installed_cudnn
 from vramcast.virtual_gpu.measurement import Status
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.records import without_defaults
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _write_with_cudnn(path: Path, start: DeviceProfile, seed: int) -> None:
     """Write a profile that asks the installed cuDNN for workspaces, and print how often its rules gave the same."""
-    release = installed_plans().release
+    release = installed_cudnn().release
     profile = replace(start, convolution=(), cudnn_release=release, calibrated_on=None)
     compared = agreement(profile, start, (), _COMPARED_CALLS, seed)
     header = f"{profile.title}, with workspaces from cuDNN {release}, by `vramcast device calibrate --from-cudnn`."

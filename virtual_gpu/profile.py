@@ -9,7 +9,7 @@ from typing import Any
 
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.attention import efficient_workspace_bytes
-from vramcast.virtual_gpu.cudnn import plans
+from vramcast.virtual_gpu.cudnn import library
 from vramcast.virtual_gpu.records import from_mapping
 from vramcast.virtual_gpu.reductions import split_bytes
 from vramcast.virtual_gpu.sizes import MIB
@@ -206,7 +206,7 @@ class DeviceProfile:
         """Return the workspace of a library call on this device."""
         if isinstance(call, ConvolutionCall):
             if self.cudnn_release:
-                return plans.workspace_bytes(call, self.compute_capability, self.cudnn_release)
+                return library.workspace_bytes(call, self.compute_capability, self.cudnn_release)
             rule = next((item for item in self.convolution if item.matches(call, self.align_channels)), None)
             return workspace_of_rule(call, rule, self.align_channels) if rule else 0
         if isinstance(call, ReductionCall):
@@ -216,9 +216,9 @@ class DeviceProfile:
         return {"cublas": self.cublas_workspace_bytes, "cublaslt": self.cublaslt_workspace_bytes}[call.library]
 
     def largest_workspace_bytes(self, call: ConvolutionCall) -> int:
-        """Return the largest workspace of all plans for a call, which cudnn.benchmark allocates to try them."""
+        """Return the largest workspace of all execution plans for a call, which cudnn.benchmark allocates."""
         if self.cudnn_release:
-            return plans.workspace_bytes(call, self.compute_capability, self.cudnn_release, largest=True)
+            return library.workspace_bytes(call, self.compute_capability, self.cudnn_release, largest=True)
         return transform_bytes(call)
 
 

@@ -1,1 +1,1 @@
-"""Asks an installed cuDNN which plans it chooses, on a machine without a GPU."""
+"""An installed cuDNN: its execution plans for convolutions, on a machine without a GPU."""

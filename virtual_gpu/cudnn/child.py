@@ -1,8 +1,8 @@
 """The process that loads cuDNN: answers requests for the workspaces of convolutions, one JSON object on each line.
 
-cuDNN 9.8 and later accept a description of a GPU in place of a GPU (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR), so plans can
-be made on a machine without one. This file is run by its path and imports the standard library alone; if the library
-crashes, it ends this process and no other.
+cuDNN 9.8 and later accept a description of a GPU in place of a GPU (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR), so
+execution plans can be made on a machine without one. This file is run by its path and imports the standard library
+alone; if cuDNN crashes, it ends this process and no other.
 """
 
 import ctypes
@@ -189,7 +189,7 @@ class Cudnn:
         return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
     def workspaces(self, request: Mapping[str, Any]) -> Iterator[int]:
-        """Yield the workspaces of the plans for a convolution in the order in which torch tries them."""
+        """Yield the workspaces of the execution plans for a convolution in the order in which torch tries them."""
         device = self._device(request["capability"])
         operation = self._operation(request)
         graph = self._make(Kind.GRAPH, (Attribute.GRAPH_OPERATIONS, Type.DESCRIPTOR, [operation]))
@@ -295,10 +295,10 @@ def _load_driver() -> None:
 
 
 def answer(cudnn: Cudnn, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the workspace of the plan that torch takes, or the largest of all plans if the request asks for it."""
+    """Return the workspace of the execution plan that torch takes, or the largest one if the request asks for it."""
     try:
-        plans = cudnn.workspaces(request)
-        return {"workspace": max(plans, default=None) if request["largest"] else next(plans, None)}
+        workspaces = cudnn.workspaces(request)
+        return {"workspace": max(workspaces, default=None) if request["largest"] else next(workspaces, None)}
     except CudnnError as error:
         return {"error": str(error)}
 

@@ -1,15 +1,16 @@
-"""The plans of an installed cuDNN: finds the library, starts the process that loads it, and asks for workspaces."""
+"""Finds an installed cuDNN, starts the process that loads it, and asks it for workspaces."""
 
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import IO, Any, cast
 
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.trace import ConvolutionCall
@@ -17,7 +18,7 @@ from vramcast.virtual_gpu.trace import ConvolutionCall
 LIBRARY = "VRAMCAST_CUDNN"
 """Names a directory with cuDNN, if it is not among the packages of the interpreter."""
 LEAST_RELEASE = (9, 8, 0)
-"""The first release that makes plans without a GPU."""
+"""The first release that makes execution plans without a GPU."""
 _HOW = "install nvidia-cudnn-cu12>=9.8 with pip, or name its directory in VRAMCAST_CUDNN"
 _CHILD = Path(__file__).with_name("child.py")
 _LAST_LINES = 3
@@ -43,8 +44,8 @@ def find_installation() -> Installation:
     raise UserError(f"expected cuDNN 9 in {named or 'the packages of this interpreter'}, found none: {_HOW}")
 
 
-class Plans:
-    """A running process with cuDNN. Its release is known once it has started."""
+class CudnnProcess:
+    """A process that has loaded cuDNN."""
 
     def __init__(self, installation: Installation):
         self._lock = Lock()
@@ -56,6 +57,7 @@ class Plans:
             stderr=self._errors,
             text=True,
         )
+        self._requests, self._answers = cast("IO[str]", self._process.stdin), cast("IO[str]", self._process.stdout)
         started = self._read()
         if "error" in started:
             raise UserError(f"expected to load {installation.library}, found: {started['error']}")
@@ -64,27 +66,31 @@ class Plans:
             raise UserError(f"expected cuDNN 9.8 or later, which needs no GPU, found {self.release}: {_HOW}")
 
     def workspace_bytes(self, call: ConvolutionCall, capability: float, largest: bool = False) -> int:
-        """Return the workspace of the plan that torch takes for a call, or the largest of all plans."""
+        """Return the workspace of the execution plan that torch takes for a call, or the largest of all plans."""
         answer = self._ask({**_request(call), "capability": capability, "largest": largest})
         workspace = answer.get("workspace")
         if workspace is None:
-            reason = answer.get("error", "no plan")
+            reason = answer.get("error", "none")
             raise UserError(
-                f"expected a plan of cuDNN {self.release} for {call} on compute capability {capability}, found: "
-                f"{reason}: choose a device profile with rules"
+                f"expected an execution plan of cuDNN {self.release} for {call} on compute capability {capability}, "
+                f"found: {reason}: choose a device profile with rules"
             )
         return int(workspace)
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         with self._lock:
-            if self._process.stdin is not None and self._process.poll() is None:
-                self._process.stdin.write(json.dumps(request) + "\n")
-                self._process.stdin.flush()
-            return self._read()
+            try:
+                with suppress(BrokenPipeError):  # it has ended, which reading finds
+                    self._requests.write(json.dumps(request) + "\n")
+                    self._requests.flush()
+                return self._read()
+            except BaseException:
+                self._process.kill()  # an interrupt may leave an answer behind, which the next request would take
+                raise
 
     def _read(self) -> dict[str, Any]:
         """Return the next answer; raise UserError if the process has ended."""
-        line = self._process.stdout.readline() if self._process.stdout is not None else ""
+        line = self._answers.readline()
         if line:
             answer: dict[str, Any] = json.loads(line)
             return answer
@@ -117,14 +123,14 @@ def _spread(values: tuple[int, ...], dimensions: int, neutral: int) -> list[int]
 
 
 @lru_cache(maxsize=2)
-def _plans(process: int, installation: Installation) -> Plans:
+def _started(process: int, installation: Installation) -> CudnnProcess:
     """Return the running cuDNN of this process; a fork of it must not share the pipes."""
-    return Plans(installation)
+    return CudnnProcess(installation)
 
 
-def installed_plans() -> Plans:
-    """Return the plans of the installed cuDNN; it is loaded once."""
-    return _plans(os.getpid(), find_installation())
+def installed_cudnn() -> CudnnProcess:
+    """Return the process of the installed cuDNN, which is started once."""
+    return _started(os.getpid(), find_installation())
 
 
 @lru_cache(maxsize=2**16)  # a trace repeats its calls, and one trace serves several devices
@@ -135,18 +141,18 @@ def workspace_bytes(call: ConvolutionCall, capability: float, release: str, larg
         call: The call.
         capability: The compute capability of the GPU.
         release: The release that a profile names.
-        largest: Return the largest workspace of all plans, which cudnn.benchmark allocates.
+        largest: Return the largest workspace of all execution plans, which cudnn.benchmark allocates.
 
     """
     if runs_without_cudnn(call):
         return 0
-    plans = installed_plans()
-    if plans.release != release:
+    cudnn = installed_cudnn()
+    if cudnn.release != release:
         raise UserError(
-            f"expected cuDNN {release}, which the device profile names, found {plans.release}: install that release, "
+            f"expected cuDNN {release}, which the device profile names, found {cudnn.release}: install that release, "
             "or make the profile again with `vramcast device calibrate NAME --from-cudnn --force`"
         )
-    return plans.workspace_bytes(call, capability, largest)
+    return cudnn.workspace_bytes(call, capability, largest)
 
 
 def runs_without_cudnn(call: ConvolutionCall) -> bool:

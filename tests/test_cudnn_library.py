@@ -20,7 +20,7 @@ from vramcast.dataset_builder.measure.virtual import trace_spec
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.allocator import AllocatorOptions
 from vramcast.virtual_gpu.convolutions import convolution_kernels
-from vramcast.virtual_gpu.cudnn import plans
+from vramcast.virtual_gpu.cudnn import library
 from vramcast.virtual_gpu.cudnn.child import strides
 from vramcast.virtual_gpu.profile import parse_profile
 from vramcast.virtual_gpu.simulate import simulate
@@ -35,28 +35,28 @@ SETTINGS = {"name": "own", "title": "A GPU", "total_mib": 16000, "compute_capabi
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory):
+def compiled(tmp_path_factory):
     """The directory of a compiled stub."""
     folder = compile_library(SOURCE, tmp_path_factory.mktemp("cudnn") / "libcudnn.so.9")
     return folder or pytest.skip("no C compiler to compile the stub with")
 
 
 def forget():
-    plans._plans.cache_clear()
-    plans.workspace_bytes.cache_clear()
+    library._started.cache_clear()
+    library.workspace_bytes.cache_clear()
     load_profile.cache_clear()
 
 
 @pytest.fixture
-def stub(library, monkeypatch):
-    monkeypatch.setenv(plans.LIBRARY, str(library))
+def stub(compiled, monkeypatch):
+    monkeypatch.setenv(library.LIBRARY, str(compiled))
     forget()
-    yield library
+    yield compiled
     forget()
 
 
 def asked(call=CALL, capability=8.6, largest=False):
-    return plans.workspace_bytes(call, capability, RELEASE, largest)
+    return library.workspace_bytes(call, capability, RELEASE, largest)
 
 
 def test_the_first_plan_that_torch_accepts_counts(stub):
@@ -75,7 +75,7 @@ def test_the_largest_plan_may_be_one_of_the_fallback(stub):
 def test_a_convolution_of_sequences_gets_a_height_of_one(stub):
     flat = ConvolutionCall("forward", (2, 3, 8), (6, 3, 3), (2, 6, 6), (1,), 1, padding=(2,))
     assert asked(flat) == 2 * 3 * 8 + 1000 * 2 * 6 * 6 + 1_000_000 * 6 * 3 * 3
-    request = plans._request(flat)
+    request = library._request(flat)
     assert request["x"] == [2, 3, 1, 8]
     assert (request["stride"], request["padding"], request["dilation"]) == ([1, 1], [0, 2], [1, 1])
 
@@ -94,8 +94,8 @@ def test_strides_follow_the_layout(channels_last, expected):
 
 
 def test_one_process_answers_all_requests(stub):
-    assert plans.installed_plans() is plans.installed_plans()
-    assert plans.installed_plans().release == RELEASE
+    assert library.installed_cudnn() is library.installed_cudnn()
+    assert library.installed_cudnn().release == RELEASE
 
 
 def _ask_in_fork(queue):
@@ -105,7 +105,7 @@ def _ask_in_fork(queue):
 def test_a_fork_starts_a_process_of_its_own(stub):
     """Two processes that share the pipes would read each other's answers."""
     expected = asked()
-    plans.workspace_bytes.cache_clear()
+    library.workspace_bytes.cache_clear()
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
     child = context.Process(target=_ask_in_fork, args=(queue,))
@@ -116,9 +116,7 @@ def test_a_fork_starts_a_process_of_its_own(stub):
 
 
 def test_a_gpu_that_cudnn_refuses_is_named(stub):
-    with pytest.raises(
-        UserError, match=r"capability 3.5, found: .*the GPU is too old: choose a device profile"
-    ):
+    with pytest.raises(UserError, match=r"capability 3.5, found: .*the GPU is too old: choose a device profile"):
         asked(capability=3.5)
     assert asked() > 0  # the process goes on
 
@@ -132,7 +130,7 @@ def test_a_crash_of_the_library_is_an_error_and_no_crash(stub):
 
 def test_another_release_than_the_profiles_is_refused(stub):
     with pytest.raises(UserError, match=r"expected cuDNN 9.8.0, which the device profile names, found 9.10.2: install"):
-        plans.workspace_bytes(CALL, 8.6, "9.8.0")
+        library.workspace_bytes(CALL, 8.6, "9.8.0")
 
 
 def test_a_release_that_needs_a_gpu_is_refused(stub, monkeypatch):
@@ -143,10 +141,10 @@ def test_a_release_that_needs_a_gpu_is_refused(stub, monkeypatch):
 
 def test_a_file_that_is_no_library_is_refused(tmp_path, monkeypatch):
     (tmp_path / "libcudnn.so.9").write_text("no library")
-    monkeypatch.setenv(plans.LIBRARY, str(tmp_path))
+    monkeypatch.setenv(library.LIBRARY, str(tmp_path))
     forget()
     with pytest.raises(UserError, match=f"expected to load {tmp_path}/libcudnn.so.9, found: "):
-        plans.installed_plans()
+        library.installed_cudnn()
 
 
 def test_packages_of_pip_are_found(tmp_path, monkeypatch):
@@ -155,9 +153,9 @@ def test_packages_of_pip_are_found(tmp_path, monkeypatch):
     for folder, name in ((wheel, "libcudnn.so.9"), (blas, "libcublasLt.so.12")):
         folder.mkdir(parents=True)
         (folder / name).touch()
-    monkeypatch.delenv(plans.LIBRARY, raising=False)
+    monkeypatch.delenv(library.LIBRARY, raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert plans.find_installation() == plans.Installation(wheel / "libcudnn.so.9", (blas / "libcublasLt.so.12",))
+    assert library.find_installation() == library.Installation(wheel / "libcudnn.so.9", (blas / "libcublasLt.so.12",))
 
 
 def test_a_profile_asks_for_all_convolutions_of_a_job(stub):
@@ -208,7 +206,7 @@ def test_calibrate_writes_a_profile_that_all_commands_accept(stub, tmp_path, mon
 
 def test_calibrate_without_cudnn_says_how_to_get_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("VRAMCAST_CONFIG", str(tmp_path))
-    monkeypatch.setenv(plans.LIBRARY, str(tmp_path))
+    monkeypatch.setenv(library.LIBRARY, str(tmp_path))
     assert main(["calibrate", "mine", "--from-cudnn"]) == 2
     assert f"expected cuDNN 9 in {tmp_path}, found none: install nvidia-cudnn-cu12>=9.8" in capsys.readouterr().err
     assert main(["calibrate", "mine", "--from-cudnn", "--from-rows", "rows"]) == 2
@@ -247,7 +245,7 @@ def test_a_trace_records_type_layout_and_window(dtype, layout):
 def real():
     forget()
     try:
-        yield plans.installed_plans()
+        yield library.installed_cudnn()
     except UserError as error:
         pytest.skip(str(error))
     finally:
@@ -275,5 +273,5 @@ def test_cudnn_itself_copies_to_nhwc_for_tensor_cores(real):
 
 def test_cudnn_itself_refuses_a_convolution_that_cannot_be(real):
     wrong = ConvolutionCall("forward", (32, 64, 56, 56), (64, 64, 3, 3), (32, 64, 50, 56), (1, 1), 1, (1, 1), (1, 1))
-    with pytest.raises(UserError, match="expected a plan of cuDNN"):
+    with pytest.raises(UserError, match="expected an execution plan of cuDNN"):
         real.workspace_bytes(wrong, 8.6)
