@@ -35,10 +35,13 @@ test: $(STAMP)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
 # Networks traced with torch 2.6, 2.9 and the newest, and with transformers 4.51 and the newest. The environments are
-# made once, in .venvs: they take 5 GB where no CPU build of an old torch is to be had.
+# made once, in .venvs: they take 5 GB where no CPU build of an old torch is to be had. The tests of cuDNN run with its
+# library, which takes 2 GB.
 compat: export OMP_NUM_THREADS := 1
 compat: $(STAMP)
 	$(BIN)/python tests/compat/run.py
+	test -d .venvs/cudnn || $(BIN)/python -m pip install -qq --target .venvs/cudnn nvidia-cudnn-cu12==9.10.2.21
+	VRAMCAST_CUDNN=.venvs/cudnn $(BIN)/pytest tests/test_cudnn_library.py
 
 # Environments with the libraries of published fine-tuning runs, in .venvs: some minutes and 600 MB. Those that exist are kept.
 stacks: $(STAMP)

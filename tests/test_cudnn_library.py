@@ -3,7 +3,11 @@
 A stub for the library tests every call; tests of the real one run where cuDNN 9.8 or later is installed.
 """
 
+import json
 import multiprocessing
+import random
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +23,7 @@ from vramcast.dataset_builder.families import make_spec
 from vramcast.dataset_builder.measure.virtual import trace_spec
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.virtual_gpu.calibration.probes import random_probes
 from vramcast.virtual_gpu.convolutions import convolution_kernels
 from vramcast.virtual_gpu.cudnn import library
 from vramcast.virtual_gpu.cudnn.child import strides
@@ -28,6 +33,7 @@ from vramcast.virtual_gpu.trace import ConvolutionCall
 from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 SOURCE = Path(__file__).parent / "support" / "cudnn_stub.c"
+CHILD = Path(library.__file__).with_name("child.py")
 RELEASE = "9.10.2"
 CALL = ConvolutionCall("forward", (2, 3, 8, 8), (6, 3, 3, 3), (2, 6, 6, 6), (1, 1), 1)
 X, Y, WEIGHT = 2 * 3 * 8 * 8, 2 * 6 * 6 * 6, 6 * 3 * 3 * 3
@@ -118,7 +124,7 @@ def test_a_fork_starts_a_process_of_its_own(stub):
 def test_a_gpu_that_cudnn_refuses_is_named(stub):
     with pytest.raises(UserError, match=r"capability 3.5, found: .*the GPU is too old: choose a device profile"):
         asked(capability=3.5)
-    assert asked() > 0  # the process goes on
+    assert asked() > 0  # the process has not ended
 
 
 def test_a_crash_of_the_library_is_an_error_and_no_crash(stub):
@@ -143,7 +149,7 @@ def test_a_file_that_is_no_library_is_refused(tmp_path, monkeypatch):
     (tmp_path / "libcudnn.so.9").write_text("no library")
     monkeypatch.setenv(library.LIBRARY, str(tmp_path))
     forget()
-    with pytest.raises(UserError, match=f"expected to load {tmp_path}/libcudnn.so.9, found: "):
+    with pytest.raises(UserError, match=f"expected to load {tmp_path}/libcudnn.so.9, found "):
         library.installed_cudnn()
 
 
@@ -269,6 +275,46 @@ def test_cudnn_itself_copies_to_nhwc_for_tensor_cores(real):
     copies = 4 * (32 * 64 * 56 * 56 + 64 * 64 * 9)
     assert copies <= real.workspace_bytes(call, 8.6) < copies + 512
     assert real.workspace_bytes(replace(call, channels_last=True, dtype="bfloat16"), 8.6) < copies / 4
+
+
+_VARIED = """
+import importlib.util, json, sys
+from pathlib import Path
+spec = importlib.util.spec_from_file_location("child", sys.argv[1])
+child = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(child)
+cudnn = child.Cudnn(Path(sys.argv[2]), [Path(item) for item in sys.argv[3:]])
+requests = json.load(sys.stdin)
+
+def workspaces(**members):
+    cudnn._devices.clear()
+    child._DEVICE.update(members)
+    return [child.answer(cudnn, request) for request in requests]
+
+usual = dict(child._DEVICE)
+expected = workspaces()
+numbers = [name for name, value in usual.items() if isinstance(value, int) and name != "warpSize"]
+differing = [name for name in numbers if workspaces(**{**usual, name: round(usual[name] * 0.7) or 1}) != expected]
+print(json.dumps([differing, numbers, expected]))
+"""
+
+
+def test_cudnn_itself_looks_at_the_compute_capability_alone(real):
+    """One profile serves all GPUs of a generation."""
+    source = random.Random(0)
+    calls = [probe.call for probe in random_probes(60, source) if not probe.call.is_depthwise]
+    requests = [
+        {**library._request(call), "capability": capability, "largest": False}
+        for call in calls
+        for capability in (8.0, 8.6)
+    ]
+    found = library.find_installation()
+    words = [sys.executable, "-I", "-c", _VARIED, CHILD, found.library, *found.needed]
+    result = subprocess.run(words, input=json.dumps(requests), text=True, capture_output=True, check=True)
+    differing, numbers, answers = json.loads(result.stdout.splitlines()[-1])
+    assert differing == []
+    assert len(numbers) > 15
+    assert answers[::2] != answers[1::2]
 
 
 def test_cudnn_itself_refuses_a_convolution_that_cannot_be(real):

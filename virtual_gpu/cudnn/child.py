@@ -195,7 +195,7 @@ class Cudnn:
         graph = self._make(Kind.GRAPH, (Attribute.GRAPH_OPERATIONS, Type.DESCRIPTOR, [operation]))
         for mode in (_INSTANT, _FALLBACK):
             for config in self._configs(graph, device, mode):
-                with suppress(CudnnError):  # torch goes on to the next plan, too
+                with suppress(CudnnError):  # torch tries the next plan, too
                     plan = self._make(
                         Kind.PLAN,
                         (Attribute.PLAN_CONFIG, Type.DESCRIPTOR, [config]),

@@ -60,7 +60,7 @@ class CudnnProcess:
         self._requests, self._answers = cast("IO[str]", self._process.stdin), cast("IO[str]", self._process.stdout)
         started = self._read()
         if "error" in started:
-            raise UserError(f"expected to load {installation.library}, found: {started['error']}")
+            raise UserError(f"expected to load {installation.library}, found {started['error']}: {_HOW}")
         self.release = str(started["release"])
         if tuple(map(int, self.release.split("."))) < LEAST_RELEASE:
             raise UserError(f"expected cuDNN 9.8 or later, which needs no GPU, found {self.release}: {_HOW}")
