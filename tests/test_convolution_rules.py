@@ -51,7 +51,6 @@ def cnn(norm: str = "none", batch: int = 4, **network: object) -> Spec:
         ({"places": 64}, call("forward", 64, 64, size=8), call("forward", 64, 64, size=12)),  # 2 x 64, 2 x 144
         ({"aligned": True}, call("forward", 44, 48), call("forward", 44, 50)),
         ({"aligned_outputs": True}, call("forward", 45, 48), call("forward", 48, 45)),
-        ({"min_growth": 1.5}, call("weight", 100, 150), call("weight", 100, 149)),
         ({"min_samples": 45}, call("weight", 64, 64, batch=45), call("weight", 64, 64, batch=44)),
         ({"max_tiles": 9}, call("weight", 128, 128), call("weight", 128, 129)),  # 1 x 9 tiles of 128 x 128; 2 x 9
     ],
@@ -99,11 +98,29 @@ def test_the_a100_writes_outputs_in_place_if_their_channels_are_aligned() -> Non
 
 @pytest.mark.parametrize(
     ("item", "sums"),
-    [(call("weight", 400, 900), 3), (call("weight", 400, 440, batch=46), 2), (call("weight", 400, 440, batch=44), 0)],
+    [
+        (call("weight", 420, 452, batch=3), 3),
+        (call("weight", 420, 452, batch=2), 0),  # the dry run
+        (call("weight", 600, 452, batch=3), 0),
+        (call("weight", 400, 440, batch=46), 2),
+        (call("weight", 400, 440, batch=44), 0),
+    ],
 )
 def test_the_a100_adds_partial_sums_for_wide_outputs_and_large_batches(item: ConvolutionCall, sums: int) -> None:
     outputs, inputs = item.weight[:2]
     assert A100.workspace_bytes(item) == copies_bytes(item) + sums * 4 * 9 * outputs * inputs
+
+
+@pytest.mark.parametrize(
+    ("inputs", "batch", "sums"),
+    [(1339, 8, 0), (1340, 8, 1), (1386, 8, 1), (1398, 8, 14), (1464, 8, 8), (1465, 8, 0), (1400, 2, 0)],
+)
+def test_the_a100_splits_forward_passes_with_wide_inputs(inputs: int, batch: int, sums: int) -> None:
+    """Partial sums are whole tiles of 128 x 128, with a counter for each."""
+    item = call("forward", inputs, 70, size=10, batch=batch)
+    tiles = -(-batch * 100 // 128)
+    split = 4 * tiles * (sums * 128 * 128 + sums + 1) + 175 if sums else 0
+    assert A100.workspace_bytes(item) == copies_bytes(item) + split
 
 
 def test_aligned_outputs_are_written_where_they_belong() -> None:

@@ -45,7 +45,7 @@ def test_every_rule_of_a_shipped_set_is_recovered(name):
     assert {rule.verdict for rule in result.rules} == {"recovered"}
     assert min(rule.calls for rule in result.rules) > 50
     assert search.shares[-1] == 1.0
-    assert len(search.rules) <= len(truth.convolution) + 6
+    assert len(search.rules) <= 2 * len(truth.convolution)
 
 
 def test_another_alignment_and_other_amounts_are_found():
@@ -112,3 +112,15 @@ def test_the_command_recovers_a_device_from_the_virtual_gpu(tmp_path, capsys):
     trace = trace_spec(golden_specs()["mobilenet"], truth.compute_capability)
     peaks = [simulate(trace, profile, AllocatorOptions()).device_used_bytes for profile in (truth, mine)]
     assert peaks[0] == peaks[1]
+
+
+def test_a_narrow_band_of_channels_is_an_exception_to_a_rule():
+    """Random probes hardly ever meet it, and probes along the channels do."""
+    band = {"direction": "forward", "min_input_channels": 1500, "max_input_channels": 1530}
+    truth = profile_with(
+        [{"pointwise": True, "copies": 0.0}, {**band, "copies": 1.0, "partial_sums": 3}, {"copies": 1.0}]
+    )
+    search, profile = searched(truth)
+    result = agreement(truth, profile, (), 2000, seed=1)
+    assert [(rule.verdict, rule.calls > 50) for rule in result.rules] == [("recovered", True)] * 3
+    assert [rule.partial_sums for rule in search.rules].count(3) == 1

@@ -17,6 +17,7 @@ from vramcast.virtual_gpu.trace import AttentionCall, Call, ConvolutionCall, Red
 from vramcast.virtual_gpu.trials import transform_bytes
 
 _TILE = 128
+_COUNTER_BYTES, _SPLIT_BYTES = 4, 175
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +37,12 @@ class ConvolutionWorkspace:
     min_input_channels: int | None = None
     max_input_channels: int | None = None
     max_output_channels: int | None = None
-    min_growth: float | None = None
-    """Least number of outputs for each input, which is counted in halves."""
     min_samples: int | None = None
     """Least batch size."""
     max_size: int | None = None
     max_tiles: int | None = None
-    """Tiles of the weight gradient. With few, cuDNN splits the sum over positions (split-K), which needs workspace."""
+    """Tiles of the matrix that a call computes. With few, cuDNN splits the sum for each (split-K), which needs
+    workspace."""
     kernel: int | None = None
     """Kernel size along each dimension."""
     places: int | None = None
@@ -62,6 +62,8 @@ class ConvolutionWorkspace:
     """Copies of the output and of the weight, if they differ from those of the input."""
     extra_mib: int = 0
     """Workspace in addition to the copies."""
+    partial_sums: int = 0
+    """Partial sums of the matrix that a call computes (split-K), in whole tiles."""
 
     @property
     def label(self) -> str:
@@ -90,7 +92,6 @@ CONDITIONS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "min_input_channels": ("inputs", operator.ge),
     "max_input_channels": ("inputs", operator.le),
     "max_output_channels": ("outputs", operator.le),
-    "min_growth": ("growth", operator.ge),
     "min_samples": ("samples", operator.ge),
     "max_size": ("size", operator.le),
     "max_tiles": ("tiles", operator.le),
@@ -114,10 +115,9 @@ def features_of(call: ConvolutionCall, align: int) -> Mapping[str, Any]:
         "channels": max(outputs, inputs),
         "inputs": inputs,
         "outputs": outputs,
-        "growth": 2 * outputs // inputs / 2,
         "samples": call.x[0],
         "size": call.x[-1],
-        "tiles": _tiles(call.weight),
+        "tiles": tiles_of(call),
         "kernel": kernel[0] if len(set(kernel)) == 1 else None,
         "places": _places(call.y),
         "aligned": outputs % align == inputs % align == 0,
@@ -133,10 +133,25 @@ def _places(shape: tuple[int, ...]) -> int:
     return shape[0] * prod(shape[2:])
 
 
-def _tiles(weight: tuple[int, ...]) -> int:
-    """Return the tiles of the matrix product for a weight gradient; 128 x 128 is the usual tile on an A100."""
-    rows, columns = weight[0], prod(weight[1:])
+def tiles_of(call: ConvolutionCall) -> int:
+    """Return the tiles of the matrix that a call computes; 128 x 128 is the usual tile on an A100."""
+    outputs, *window = call.weight
+    rows, columns = {
+        "forward": (_places(call.y), outputs),
+        "data": (_places(call.x), window[0]),
+        "weight": (outputs, prod(window)),
+    }[call.direction]
     return -(-rows // _TILE) * -(-columns // _TILE)
+
+
+def partial_sums_bytes(call: ConvolutionCall, count: int) -> int:
+    """Return the workspace of partial sums: whole tiles, and a counter for each tile of each sum and of the result.
+
+    cuDNN 9.8 says so of its engines with split-K, to the byte.
+    """
+    if not count:
+        return 0
+    return tiles_of(call) * (count * _TILE**2 * call.element_bytes + _COUNTER_BYTES * (count + 1)) + _SPLIT_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +243,7 @@ def workspace_of_rule(call: ConvolutionCall, rule: ConvolutionWorkspace, align: 
     chosen = (rule.copies, rule.output_copies, rule.weight_copies)
     copies = (rule.copies if item is None else item for item in chosen)
     elements = sum(count * amount for count, amount in zip(copies, amounts, strict=True))
-    return int(elements * call.element_bytes) + rule.extra_mib * MIB
+    return int(elements * call.element_bytes) + rule.extra_mib * MIB + partial_sums_bytes(call, rule.partial_sums)
 
 
 def _padded(shape: tuple[int, ...], align: int, dimensions: tuple[int, ...]) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from vramcast.virtual_gpu.calibration.amounts import TOLERANCE_BYTES
 from vramcast.virtual_gpu.calibration.borders import by_rule, near_rules
-from vramcast.virtual_gpu.calibration.probes import Probe, random_probes
+from vramcast.virtual_gpu.calibration.probes import Probe, random_probes, sweeps
 from vramcast.virtual_gpu.profile import DeviceProfile
 
 
@@ -46,7 +46,8 @@ def agreement(
     source = random.Random(f"agreement {seed}")  # noqa: S311 - a sample, no secret
     drawn = [probe for probe in random_probes(count, source) if probe not in probed]
     rules, align = truth.convolution, truth.align_channels
-    near = [probe for probe in near_rules(rules, drawn, align, source, per_rule=20) if probe not in probed]
+    base = [*drawn, *sweeps()]  # narrow bands of channels have few random calls
+    near = [probe for probe in near_rules(rules, base, align, source, per_rule=20) if probe not in probed]
     groups = by_rule(rules, dict.fromkeys((*drawn, *near)), align)
     compared = []
     for index, rule in enumerate(rules):

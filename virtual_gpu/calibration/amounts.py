@@ -7,14 +7,16 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-from vramcast.virtual_gpu.profile import ConvolutionWorkspace, workspace_of_rule
+from vramcast.virtual_gpu.profile import ConvolutionWorkspace, partial_sums_bytes, workspace_of_rule
 from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.trace import ConvolutionCall
 
 COPIES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.25, 3.0, 4.0)
 """Copies of a tensor: none, of half of it, whole ones, and those of Winograd's transformation (36 of 16 values)."""
 ALIGNMENTS = (4, 1, 2, 8, 16, 32)
-_MOST_EXTRA_MIB = 64
+_MOST_EXTRA_MIB, _MOST_PARTIAL_SUMS = 64, 32
+_ADDED = ("extra_mib", "partial_sums")
+"""Fields of an amount that are 0 in most."""
 _SAMPLE = 200
 """Workspaces that decide the alignment."""
 TOLERANCE_BYTES = 512
@@ -26,12 +28,13 @@ _SUPPORT = 0.004
 
 @dataclass(frozen=True, order=True)
 class Amount:
-    """Copies of input, output and weight, and a constant."""
+    """Copies of input, output and weight, a constant, and partial sums of the result."""
 
     copies: float
     output_copies: float
     weight_copies: float
     extra_mib: int
+    partial_sums: int = 0
 
     def bytes_of(self, call: ConvolutionCall, align: int) -> int:
         """Return the workspace of a call."""
@@ -44,12 +47,19 @@ class Amount:
         for name in ("output_copies", "weight_copies"):
             if getattr(self, name) != self.copies:
                 fields[name] = getattr(self, name)
-        return {**fields, "extra_mib": self.extra_mib} if self.extra_mib else fields
+        return fields | {name: value for name in _ADDED if (value := getattr(self, name))}
 
     @property
     def complexity(self) -> tuple[int, float]:
         """A sort key: simpler amounts come first."""
-        return len(self.fields), self.copies + self.output_copies + self.weight_copies + self.extra_mib
+        copies = self.copies + self.output_copies + self.weight_copies
+        return len(self.fields), copies + self.extra_mib + self.partial_sums
+
+
+def amount_of(rule: ConvolutionWorkspace) -> Amount:
+    """Return the amount of a rule."""
+    output, weight = (rule.copies if item is None else item for item in (rule.output_copies, rule.weight_copies))
+    return Amount(rule.copies, output, weight, rule.extra_mib, rule.partial_sums)
 
 
 def explains(amount: Amount, call: ConvolutionCall, workspace_bytes: int, align: int) -> bool:
@@ -69,6 +79,10 @@ def _candidates(call: ConvolutionCall, workspace_bytes: int, align: int) -> tupl
         extra_mib = round(rest / MIB)
         if 0 <= extra_mib <= _MOST_EXTRA_MIB and abs(rest - extra_mib * MIB) < TOLERANCE_BYTES:
             amounts.append(Amount(copies[0], copies[1], copies[2], extra_mib))
+    rest = workspace_bytes - x - y - weight  # a split call copies all of its tensors
+    count = round(rest / (partial_sums_bytes(call, 2) - partial_sums_bytes(call, 1)))
+    if 1 <= count <= _MOST_PARTIAL_SUMS and abs(rest - partial_sums_bytes(call, count)) < TOLERANCE_BYTES:
+        amounts.append(Amount(1.0, 1.0, 1.0, 0, count))
     return tuple(amounts)
 
 

@@ -4,7 +4,6 @@ A probe varies what conditions of rules depend on: direction, channels, batch, i
 """
 
 import itertools
-import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -75,6 +74,17 @@ def design(count: int, seed: int) -> list[Probe]:
     return list(probes)
 
 
+def sweeps() -> list[Probe]:
+    """Return probes along the channels, for bands of channels that are too narrow for a ladder."""
+    return [
+        Probe(direction, size=8, kernel=kernel, **{"batch": 8, "inputs": 96, "outputs": 96, axis: channels})
+        for direction in DIRECTIONS
+        for kernel in (1, 3)
+        for axis in ("inputs", "outputs")
+        for channels in range(_SMALLEST, _MOST_CHANNELS + 1, _SMALLEST)
+    ]
+
+
 def random_probes(count: int, source: random.Random) -> list[Probe]:
     """Return probes with arbitrary values, which rules are checked on."""
     drawn = (_draw(source, lambda _, most: _anywhere(source, most)) for _ in itertools.count())
@@ -130,15 +140,20 @@ def moved(probe: Probe, feature: str, value: float) -> Iterator[Probe]:
         bounded = {name: min(getattr(probe, name), number) for name in ("inputs", "outputs")}
         yield from _valid(probe, **{**bounded, larger: number})
     elif feature == "tiles":
+        yield from _with_tiles(probe, number)
+    else:
+        yield from _valid(probe, **{_FIELDS.get(feature, feature): number})
+
+
+def _with_tiles(probe: Probe, number: int) -> Iterator[Probe]:
+    """Yield the probe with a number of tiles (see `profile.tiles_of`), or slightly fewer."""
+    if probe.direction == "weight":
         columns = -(-probe.inputs * probe.kernel**2 // 128)
         yield from _valid(probe, outputs=128 * (number // columns))
         yield from _valid(probe, outputs=128, inputs=128 * number // probe.kernel**2)
-    elif feature == "growth":
-        least = math.ceil(value * probe.inputs)
-        yield from _valid(probe, outputs=least)
-        yield from _valid(probe, outputs=least - 1)
     else:
-        yield from _valid(probe, **{_FIELDS.get(feature, feature): number})
+        columns = -(-(probe.outputs if probe.direction == "forward" else probe.inputs) // 128)
+        yield from _valid(probe, batch=128 * (number // columns) // probe.size**2)
 
 
 def _valid(probe: Probe, **changes: int | str) -> Iterator[Probe]:

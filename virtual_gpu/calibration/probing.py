@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from vramcast.virtual_gpu.calibration.amounts import TOLERANCE_BYTES, Amount, alignment_of, amounts_of, matching
 from vramcast.virtual_gpu.calibration.borders import by_rule, near_rules, workspace_by
-from vramcast.virtual_gpu.calibration.probes import Measure, Probe, design, neighbours, random_probes
-from vramcast.virtual_gpu.calibration.rule_list import learn_rules
+from vramcast.virtual_gpu.calibration.probes import Measure, Probe, design, neighbours, random_probes, sweeps
+from vramcast.virtual_gpu.calibration.rule_list import learn_exceptions, learn_rules
 from vramcast.virtual_gpu.profile import ConvolutionWorkspace
 from vramcast.virtual_gpu.trace import ConvolutionCall
 
@@ -24,6 +24,8 @@ _MISTAKES = 60
 """Mistakes of a round that the next one learns from."""
 _AROUND = 12
 """Mistakes of a round whose neighbours are measured."""
+_A_BAND = 3
+"""Wrong probes in a row that are more than a disturbance."""
 _A_RULE = 4
 """Probes of each rule whose neighbours are checked."""
 
@@ -58,6 +60,28 @@ class RuleSearch:
             self.learned |= {probe: self.checked.pop(probe) for probe in mistakes}
             self._add(near for probe in mistakes[:_AROUND] for near in neighbours(probe))
 
+        self._add_exceptions()
+
+    def _add_exceptions(self) -> None:
+        """Look along the channels for bands in which rules are wrong, and learn exceptions to these rules."""
+        rules, along = self.rules, sweeps()
+        self.checked |= self._measured(along)
+        wrong = set(self.wrong(self.checked))
+        if not any(wrong.issuperset(along[start : start + _A_BAND]) for start in range(len(along) - _A_BAND + 1)):
+            return
+        for number in range(_MOST_ROUNDS):
+            source = random.Random(f"{self.seed} exceptions {number}")  # noqa: S311 - a sample, no secret
+            if number:
+                near = near_rules(self.rules, list(self.learned), self.align, source, _A_RULE)
+                self.checked |= self._measured(near)
+            mistakes = self.wrong(self.checked)
+            if not mistakes:
+                return
+            chosen = source.sample(mistakes, min(_MISTAKES, len(mistakes)))
+            self.learned |= {probe: self.checked.pop(probe) for probe in chosen}
+            self._add(near for probe in chosen[:_AROUND] for near in neighbours(probe))
+            self.rules = learn_exceptions(rules, *self._labelled(), self.align)
+
     def _check(self, source: random.Random) -> list[Probe]:
         """Measure new probes, and return some of all those that the rules have wrong."""
         fresh = self._measured(random_probes(_CHECKS, source))
@@ -75,10 +99,13 @@ class RuleSearch:
         self.learned |= self._measured(probes)
 
     def _learn(self) -> None:
+        self.rules = learn_rules(*self._labelled(), self.align)
+
+    def _labelled(self) -> tuple[list[ConvolutionCall], list[list[Amount]]]:
+        """Return the calls of all learned probes, each with the amounts that explain its workspace."""
         calls = _calls(self.learned)
         self.amounts = amounts_of(calls, self.align)
-        possible = [matching(self.amounts, call, size, self.align) for call, size in calls.items()]
-        self.rules = learn_rules(list(calls), possible, self.align)
+        return list(calls), [matching(self.amounts, call, size, self.align) for call, size in calls.items()]
 
     def wrong(self, measured: Mapping[Probe, int]) -> list[Probe]:
         """Return the probes whose workspace the rules do not give."""

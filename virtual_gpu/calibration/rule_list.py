@@ -12,7 +12,7 @@ from functools import reduce
 from math import log2
 from typing import Any
 
-from vramcast.virtual_gpu.calibration.amounts import Amount
+from vramcast.virtual_gpu.calibration.amounts import Amount, amount_of
 from vramcast.virtual_gpu.profile import CONDITIONS, ConvolutionWorkspace, features_of
 from vramcast.virtual_gpu.trace import ConvolutionCall
 
@@ -54,13 +54,8 @@ def learn_rules(
     calls: Sequence[ConvolutionCall], amounts: Sequence[Sequence[Amount]], align: int
 ) -> tuple[ConvolutionWorkspace, ...]:
     """Return rules that give each call one of its amounts; calls without an amount are left out."""
-    labelled = [index for index, possible in enumerate(amounts) if possible]
-    by_amount: dict[Amount, int] = {}
-    for index in labelled:
-        for amount in amounts[index]:
-            by_amount[amount] = by_amount.get(amount, 0) | 1 << index
-    masks = _masks([(index, features_of(calls[index], align)) for index in labelled])
-    rest = everything = sum(1 << index for index in labelled)
+    masks, by_amount, everything = _labelled(calls, amounts, align)
+    rest = everything
     chosen: list[_Rule] = []
     while rest:
         conditions, amount = _best_rule(masks, by_amount, rest)
@@ -69,6 +64,51 @@ def learn_rules(
             break
         rest &= ~_covered(masks, conditions)
     return tuple(_rule(*item) for item in _simplified(chosen, masks, by_amount, everything))
+
+
+def learn_exceptions(
+    rules: Sequence[ConvolutionWorkspace],
+    calls: Sequence[ConvolutionCall],
+    amounts: Sequence[Sequence[Amount]],
+    align: int,
+) -> tuple[ConvolutionWorkspace, ...]:
+    """Return the rules with exceptions before each, learned from the calls that it decides."""
+    decided: dict[int, list[int]] = {}
+    for index, call in enumerate(calls):
+        place = next((place for place, rule in enumerate(rules) if rule.matches(call, align)), None)
+        if place is not None and amounts[index]:
+            decided.setdefault(place, []).append(index)
+    chosen: list[_Rule] = []
+    for place, rule in enumerate(rules):
+        members = decided.get(place, [])
+        local = learn_rules([calls[index] for index in members], [amounts[index] for index in members], align)
+        own = local or (rule,)
+        chosen += [(_joined(rule.conditions, item.conditions), amount_of(item)) for item in own]
+    masks, by_amount, everything = _labelled(calls, amounts, align)
+    known = [item for item in chosen if all(condition in masks for condition in item[0]) and item[1] in by_amount]
+    return tuple(_rule(*item) for item in _simplified(known, masks, by_amount, everything))
+
+
+def _joined(*conditions: Mapping[str, Any]) -> tuple[Condition, ...]:
+    """Return the conditions that hold if all of several conjunctions hold; of two limits, the narrower one."""
+    joined: dict[str, Any] = {}
+    for name, value in (item for part in conditions for item in part.items()):
+        narrower = min if name.startswith("max_") else max
+        joined[name] = narrower(joined[name], value) if name in joined else value
+    return tuple(joined.items())
+
+
+def _labelled(
+    calls: Sequence[ConvolutionCall], amounts: Sequence[Sequence[Amount]], align: int
+) -> tuple[dict[Condition, int], dict[Amount, int], int]:
+    """Return the calls that meet each condition, those that each amount explains, and all with an amount, as bits."""
+    labelled = [index for index, possible in enumerate(amounts) if possible]
+    by_amount: dict[Amount, int] = {}
+    for index in labelled:
+        for amount in amounts[index]:
+            by_amount[amount] = by_amount.get(amount, 0) | 1 << index
+    masks = _masks([(index, features_of(calls[index], align)) for index in labelled])
+    return masks, by_amount, sum(1 << index for index in labelled)
 
 
 def _rule(conditions: Iterable[Condition], amount: Amount) -> ConvolutionWorkspace:
