@@ -45,6 +45,11 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError("expected one of --from-rows, --from-device and --from-cudnn, found more: drop the others")
     name = arguments.name
     path = _profile_path(name, arguments.output, arguments.force)
+    if arguments.from_cudnn and not arguments.start and name not in device_names():
+        raise UserError(
+            f"expected --start DEVICE with --from-cudnn, found a new name, {name}: name the GPU, as `vramcast device "
+            "list` does"
+        )
     start = load_profile(arguments.start or (name if name in device_names() else DEFAULT_DEVICE))
     if arguments.from_cudnn:
         _write_with_cudnn(path, replace(start, name=name), arguments.seed)
@@ -64,11 +69,12 @@ def _write_with_cudnn(path: Path, start: DeviceProfile, seed: int) -> None:
     """Write a profile that asks the installed cuDNN for workspaces, and print how often its rules gave the same."""
     release = installed_cudnn().release
     profile = replace(start, convolution=(), cudnn_release=release, calibrated_on=None)
-    compared = agreement(profile, start, (), _COMPARED_CALLS, seed)
     header = f"{profile.title}, with workspaces from cuDNN {release}, by `vramcast device calibrate --from-cudnn`."
     _write(path, [header], without_defaults(profile))
-    print(f"{path}: workspaces are asked from cuDNN {release}; other constants are those of the start")
-    print(f"its rules gave the same workspace for {compared.equal} of {compared.calls} random convolutions")
+    print(f"{path}: {profile.title}, with workspaces from cuDNN {release}")
+    if not start.cudnn_release:
+        compared = agreement(profile, start, (), _COMPARED_CALLS, seed)
+        print(f"rules gave the same workspace for {compared.equal} of {compared.calls} random convolutions")
 
 
 def _from_rows(arguments: argparse.Namespace, start: DeviceProfile) -> Calibration:

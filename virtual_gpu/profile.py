@@ -41,8 +41,7 @@ class ConvolutionWorkspace:
     """Least batch size."""
     max_size: int | None = None
     max_tiles: int | None = None
-    """Tiles of the matrix that a call computes. With few, cuDNN splits the sum for each (split-K), which needs
-    workspace."""
+    """Tiles of the weight gradient. With few, cuDNN splits the sum over positions (split-K), which needs workspace."""
     kernel: int | None = None
     """Kernel size along each dimension."""
     places: int | None = None
@@ -117,7 +116,7 @@ def features_of(call: ConvolutionCall, align: int) -> Mapping[str, Any]:
         "outputs": outputs,
         "samples": call.x[0],
         "size": call.x[-1],
-        "tiles": tiles_of(call),
+        "tiles": _tiles(outputs, prod(call.weight[1:])),
         "kernel": kernel[0] if len(set(kernel)) == 1 else None,
         "places": _places(call.y),
         "aligned": outputs % align == inputs % align == 0,
@@ -133,14 +132,8 @@ def _places(shape: tuple[int, ...]) -> int:
     return shape[0] * prod(shape[2:])
 
 
-def tiles_of(call: ConvolutionCall) -> int:
-    """Return the tiles of the matrix that a call computes; 128 x 128 is the usual tile on an A100."""
-    outputs, *window = call.weight
-    rows, columns = {
-        "forward": (_places(call.y), outputs),
-        "data": (_places(call.x), window[0]),
-        "weight": (outputs, prod(window)),
-    }[call.direction]
+def _tiles(rows: int, columns: int) -> int:
+    """Return the tiles of a matrix; 128 x 128 is the usual tile on an A100."""
     return -(-rows // _TILE) * -(-columns // _TILE)
 
 
@@ -151,7 +144,14 @@ def partial_sums_bytes(call: ConvolutionCall, count: int) -> int:
     """
     if not count:
         return 0
-    return tiles_of(call) * (count * _TILE**2 * call.element_bytes + _COUNTER_BYTES * (count + 1)) + _SPLIT_BYTES
+    outputs, inputs = call.weight[:2]
+    rows, columns = {
+        "forward": (_places(call.y), outputs),
+        "data": (_places(call.x), inputs),
+        "weight": (outputs, prod(call.weight[1:])),
+    }[call.direction]
+    a_tile = count * _TILE**2 * call.element_bytes + _COUNTER_BYTES * (count + 1)
+    return _tiles(rows, columns) * a_tile + _SPLIT_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +198,7 @@ class DeviceProfile:
         """Notes for every answer that uses this profile."""
         notes = [] if self.calibrated_on else [f"the device profile {self.name} is not calibrated on measurements"]
         if self.cudnn_release:
-            notes.append(f"cuDNN {self.cudnn_release} was asked for the workspaces of convolutions")
+            notes.append(f"the workspaces of convolutions are those of cuDNN {self.cudnn_release}")
         return tuple(notes)
 
     def overhead_bytes(self, convolutions: bool, batch_norm: bool = False, world_size: int = 1) -> int:

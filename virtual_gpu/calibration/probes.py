@@ -75,11 +75,14 @@ def design(count: int, seed: int) -> list[Probe]:
 
 
 def sweeps() -> list[Probe]:
-    """Return probes along the channels, for bands of channels that are too narrow for a ladder."""
+    """Return probes along the channels, for bands of channels that are too narrow for a ladder.
+
+    The other channels are fewer in some and more in others.
+    """
     return [
-        Probe(direction, size=8, kernel=kernel, **{"batch": 8, "inputs": 96, "outputs": 96, axis: channels})
+        Probe(direction, size=8, kernel=kernel, **{"batch": 8, "inputs": others, "outputs": others, axis: channels})
         for direction in DIRECTIONS
-        for kernel in (1, 3)
+        for kernel, others in ((1, 96), (3, 96), (2, _MOST_CHANNELS))
         for axis in ("inputs", "outputs")
         for channels in range(_SMALLEST, _MOST_CHANNELS + 1, _SMALLEST)
     ]
@@ -140,20 +143,11 @@ def moved(probe: Probe, feature: str, value: float) -> Iterator[Probe]:
         bounded = {name: min(getattr(probe, name), number) for name in ("inputs", "outputs")}
         yield from _valid(probe, **{**bounded, larger: number})
     elif feature == "tiles":
-        yield from _with_tiles(probe, number)
-    else:
-        yield from _valid(probe, **{_FIELDS.get(feature, feature): number})
-
-
-def _with_tiles(probe: Probe, number: int) -> Iterator[Probe]:
-    """Yield the probe with a number of tiles (see `profile.tiles_of`), or slightly fewer."""
-    if probe.direction == "weight":
         columns = -(-probe.inputs * probe.kernel**2 // 128)
         yield from _valid(probe, outputs=128 * (number // columns))
         yield from _valid(probe, outputs=128, inputs=128 * number // probe.kernel**2)
     else:
-        columns = -(-(probe.outputs if probe.direction == "forward" else probe.inputs) // 128)
-        yield from _valid(probe, batch=128 * (number // columns) // probe.size**2)
+        yield from _valid(probe, **{_FIELDS.get(feature, feature): number})
 
 
 def _valid(probe: Probe, **changes: int | str) -> Iterator[Probe]:

@@ -85,8 +85,8 @@ def learn_exceptions(
         own = local or (rule,)
         chosen += [(_joined(rule.conditions, item.conditions), amount_of(item)) for item in own]
     masks, by_amount, everything = _labelled(calls, amounts, align)
-    known = [item for item in chosen if all(condition in masks for condition in item[0]) and item[1] in by_amount]
-    return tuple(_rule(*item) for item in _simplified(known, masks, by_amount, everything))
+    measured = [item for item in chosen if all(condition in masks for condition in item[0]) and item[1] in by_amount]
+    return tuple(_rule(*item) for item in _simplified(measured, masks, by_amount, everything))
 
 
 def _joined(*conditions: Mapping[str, Any]) -> tuple[Condition, ...]:

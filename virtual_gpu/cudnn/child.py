@@ -9,6 +9,7 @@ import ctypes
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -113,6 +114,10 @@ _STUB_LIBRARY = 34
 
 class CudnnError(Exception):
     """cuDNN refused a call."""
+
+
+class NoCompilerError(Exception):
+    """A stub of the driver is needed and cannot be compiled."""
 
 
 class Descriptor:
@@ -285,7 +290,7 @@ def _load_driver() -> None:
         return
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
-        raise CudnnError("neither the CUDA driver nor a C compiler is installed: install one of them")
+        raise NoCompilerError("neither the CUDA driver nor a C compiler")
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder, "stub.c"), Path(folder, "libcuda.so.1")
         source.write_text("".join(f"int {name}(void) {{ return {_STUB_LIBRARY}; }}\n" for name in _DRIVER_FUNCTIONS))
@@ -305,6 +310,7 @@ def answer(cudnn: Cudnn, request: Mapping[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Load cuDNN and answer requests until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt of the parent ends the input if it ends the parent
     library, *needed = map(Path, sys.argv[1:])
     # The libraries print to standard output, too: answers go to a copy of it, and its number to standard error.
     with os.fdopen(os.dup(1), "w") as answers:
@@ -312,6 +318,9 @@ def main() -> None:
         try:
             cudnn = Cudnn(library, needed)
             print(json.dumps({"release": cudnn.release}), file=answers, flush=True)
+        except NoCompilerError as error:
+            print(json.dumps({"error": str(error), "fix": "install one of them"}), file=answers, flush=True)
+            return
         except (CudnnError, OSError, subprocess.CalledProcessError) as error:
             print(json.dumps({"error": str(error)}), file=answers, flush=True)
             return

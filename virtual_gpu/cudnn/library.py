@@ -20,6 +20,7 @@ LIBRARY = "VRAMCAST_CUDNN"
 LEAST_RELEASE = (9, 8, 0)
 """The first release that makes execution plans without a GPU."""
 _HOW = "install nvidia-cudnn-cu12>=9.8 with pip, or name its directory in VRAMCAST_CUDNN"
+_BFLOAT16_CAPABILITY = 8.0
 _CHILD = Path(__file__).with_name("child.py")
 _LAST_LINES = 3
 
@@ -38,7 +39,7 @@ def find_installation() -> Installation:
     named = os.environ.get(LIBRARY)
     folders = [Path(named)] if named else [Path(item) for item in sys.path if item]
     for folder in folders:
-        for pattern in ("nvidia/cudnn/lib/libcudnn.so.9", "libcudnn.so.9"):
+        for pattern in ("nvidia/cudnn/lib/libcudnn.so.9", "lib/libcudnn.so.9", "libcudnn.so.9"):
             if (library := folder / pattern).is_file():
                 return Installation(library, tuple(sorted(folder.glob("nvidia/*/lib/libcublasLt.so.*"))))
     raise UserError(f"expected cuDNN 9 in {named or 'the packages of this interpreter'}, found none: {_HOW}")
@@ -60,7 +61,8 @@ class CudnnProcess:
         self._requests, self._answers = cast("IO[str]", self._process.stdin), cast("IO[str]", self._process.stdout)
         started = self._read()
         if "error" in started:
-            raise UserError(f"expected to load {installation.library}, found {started['error']}: {_HOW}")
+            fix = started.get("fix", _HOW)
+            raise UserError(f"expected to load {installation.library}, found {started['error']}: {fix}")
         self.release = str(started["release"])
         if tuple(map(int, self.release.split("."))) < LEAST_RELEASE:
             raise UserError(f"expected cuDNN 9.8 or later, which needs no GPU, found {self.release}: {_HOW}")
@@ -70,12 +72,16 @@ class CudnnProcess:
         answer = self._ask({**_request(call), "capability": capability, "largest": largest})
         workspace = answer.get("workspace")
         if workspace is None:
-            reason = answer.get("error", "none")
             raise UserError(
-                f"expected an execution plan of cuDNN {self.release} for {call} on compute capability {capability}, "
-                f"found: {reason}: choose a device profile with rules"
+                f"expected an execution plan of cuDNN {self.release} for {_words(call)} on compute capability "
+                f"{capability}, found {answer.get('error', 'none')}: choose a device profile with rules"
             )
         return int(workspace)
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the process crashed or was killed."""
+        return self._process.poll() is not None
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         with self._lock:
@@ -99,7 +105,7 @@ class CudnnProcess:
         last = " ".join(self._errors.read().split("\n")[-_LAST_LINES - 1 :]).strip()
         raise UserError(
             f"expected answers of cuDNN, found that its process ended with code {code} ({last or 'no message'}): "
-            "install another release, or choose a device profile with rules"
+            "if it happens again, install another release or choose a device profile with rules"
         )
 
 
@@ -122,15 +128,25 @@ def _spread(values: tuple[int, ...], dimensions: int, neutral: int) -> list[int]
     return [neutral] * (dimensions - len(values)) + list(values)
 
 
-@lru_cache(maxsize=2)
-def _started(process: int, installation: Installation) -> CudnnProcess:
-    """Return the running cuDNN of this process; a fork of it must not share the pipes."""
-    return CudnnProcess(installation)
+def _words(call: ConvolutionCall) -> str:
+    """Return a call in a few words."""
+    shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in call.shapes.items())
+    return f"a convolution ({call.direction}, {shapes}, {call.dtype})"
+
+
+_started: dict[tuple[int, Installation], CudnnProcess] = {}
+"""The running cuDNN by process: a fork of a process must not share its pipes."""
+_starting = Lock()
+os.register_at_fork(after_in_child=_starting._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 def installed_cudnn() -> CudnnProcess:
-    """Return the process of the installed cuDNN, which is started once."""
-    return _started(os.getpid(), find_installation())
+    """Return the process of the installed cuDNN; it is started once, and again after it has ended."""
+    key = os.getpid(), find_installation()
+    with _starting:
+        if key not in _started or _started[key].has_ended:
+            _started[key] = CudnnProcess(key[1])
+        return _started[key]
 
 
 @lru_cache(maxsize=2**16)  # a trace repeats its calls, and one trace serves several devices
@@ -144,7 +160,7 @@ def workspace_bytes(call: ConvolutionCall, capability: float, release: str, larg
         largest: Return the largest workspace of all execution plans, which cudnn.benchmark allocates.
 
     """
-    if runs_without_cudnn(call):
+    if runs_without_cudnn(call, capability):
         return 0
     cudnn = installed_cudnn()
     if cudnn.release != release:
@@ -155,10 +171,11 @@ def workspace_bytes(call: ConvolutionCall, capability: float, release: str, larg
     return cudnn.workspace_bytes(call, capability, largest)
 
 
-def runs_without_cudnn(call: ConvolutionCall) -> bool:
-    """Return True for calls that run in torch's own kernel (Convolution.cpp, use_cudnn_depthwise).
+def runs_without_cudnn(call: ConvolutionCall, capability: float) -> bool:
+    """Return True for calls that torch does not give to cuDNN (Convolution.cpp, use_cudnn and use_cudnn_depthwise).
 
-    Depthwise convolutions of tensors in NCHW do. In half precision torch gives some of them to cuDNN, which is not
-    simulated.
+    These are empty batches, bfloat16 before compute capability 8.0, and depthwise convolutions of tensors in NCHW. In
+    half precision torch gives some of the latter to cuDNN, which is not simulated.
     """
-    return call.is_depthwise and not call.channels_last
+    without_bfloat16 = call.dtype == "bfloat16" and capability < _BFLOAT16_CAPABILITY
+    return without_bfloat16 or 0 in call.x or (call.is_depthwise and not call.channels_last)
