@@ -45,7 +45,7 @@ def test_every_rule_of_a_shipped_set_is_recovered(name):
     assert {rule.verdict for rule in result.rules} == {"recovered"}
     assert min(rule.calls for rule in result.rules) > 50
     assert search.shares[-1] == 1.0
-    assert len(search.rules) <= 2 * len(truth.convolution)
+    assert len(search.rules) <= len(truth.convolution) + 6
 
 
 def test_another_alignment_and_other_amounts_are_found():
@@ -122,5 +122,7 @@ def test_a_narrow_band_of_channels_is_an_exception_to_a_rule():
     )
     search, profile = searched(truth)
     result = agreement(truth, profile, (), 2000, seed=1)
-    assert [(rule.verdict, rule.calls > 50) for rule in result.rules] == [("recovered", True)] * 3
+    assert result.equal == result.calls
+    assert [rule.verdict for rule in result.rules[:2]] == ["recovered", "recovered"]
+    assert all(rule.equal > 0.99 * rule.calls > 50 for rule in result.rules)  # limits to a few channels
     assert [rule.partial_sums for rule in search.rules].count(3) == 1

@@ -22,7 +22,7 @@ _MOST_ROUNDS = 20
 _RIGHT_ROUNDS = 2
 _MISTAKES = 60
 """Mistakes of a round that the next one learns from."""
-_AROUND = 12
+_AROUND = 3
 """Mistakes of a round whose neighbours are measured."""
 _A_BAND = 3
 """Wrong probes in a row that are more than a disturbance."""

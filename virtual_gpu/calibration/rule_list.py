@@ -80,9 +80,10 @@ def learn_exceptions(
             decided.setdefault(place, []).append(index)
     chosen: list[_Rule] = []
     for place, rule in enumerate(rules):
-        members = decided.get(place, [])
-        local = learn_rules([calls[index] for index in members], [amounts[index] for index in members], align)
-        own = local or (rule,)
+        members = decided.get(place)
+        own: tuple[ConvolutionWorkspace, ...] = (rule,)
+        if members:
+            own = learn_rules([calls[index] for index in members], [amounts[index] for index in members], align)
         chosen += [(_joined(rule.conditions, item.conditions), amount_of(item)) for item in own]
     masks, by_amount, everything = _labelled(calls, amounts, align)
     measured = [item for item in chosen if all(condition in masks for condition in item[0]) and item[1] in by_amount]
