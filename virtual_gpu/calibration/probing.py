@@ -5,7 +5,7 @@ limit, and around calls of every rule. They learn from their mistakes, until two
 """
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vramcast.virtual_gpu.calibration.amounts import TOLERANCE_BYTES, Amount, alignment_of, amounts_of, matching
@@ -57,9 +57,7 @@ class RuleSearch:
             right = 0 if mistakes else right + 1
             if right == _RIGHT_ROUNDS or number == _MOST_ROUNDS:
                 break
-            self.learned |= {probe: self.checked.pop(probe) for probe in mistakes}
-            self._add(near for probe in mistakes[:_AROUND] for near in neighbours(probe))
-
+            self._learn_from(mistakes)
         self._add_exceptions()
 
     def _add_exceptions(self) -> None:
@@ -74,12 +72,10 @@ class RuleSearch:
             if number:
                 near = near_rules(self.rules, list(self.learned), self.align, source, _A_RULE)
                 self.checked |= self._measured(near)
-            mistakes = self.wrong(self.checked)
+            mistakes = self._mistakes(source)
             if not mistakes:
                 return
-            chosen = source.sample(mistakes, min(_MISTAKES, len(mistakes)))
-            self.learned |= {probe: self.checked.pop(probe) for probe in chosen}
-            self._add(near for probe in chosen[:_AROUND] for near in neighbours(probe))
+            self._learn_from(mistakes)
             self.rules = learn_exceptions(rules, *self._labelled(), self.align)
 
     def _check(self, source: random.Random) -> list[Probe]:
@@ -88,8 +84,17 @@ class RuleSearch:
         self.shares.append(1 - len(self.wrong(fresh)) / max(1, len(fresh)))
         self.checked |= fresh
         self.checked |= self._measured(near_rules(self.rules, list(self.learned), self.align, source, _A_RULE))
+        return self._mistakes(source)
+
+    def _mistakes(self, source: random.Random) -> list[Probe]:
+        """Return some of all checked probes that the rules have wrong."""
         mistakes = self.wrong(self.checked)
         return source.sample(mistakes, min(_MISTAKES, len(mistakes)))
+
+    def _learn_from(self, mistakes: Sequence[Probe]) -> None:
+        """Add mistakes and the neighbours of some to the probes that rules are learned from."""
+        self.learned |= {probe: self.checked.pop(probe) for probe in mistakes}
+        self._add(near for probe in mistakes[:_AROUND] for near in neighbours(probe))
 
     def _measured(self, probes: Iterable[Probe]) -> Mapping[Probe, int]:
         new = [probe for probe in dict.fromkeys(probes) if probe not in self.learned and probe not in self.checked]

@@ -13,6 +13,7 @@ from math import log2
 from typing import Any
 
 from vramcast.virtual_gpu.calibration.amounts import Amount, amount_of
+from vramcast.virtual_gpu.calibration.borders import deciding_rule
 from vramcast.virtual_gpu.profile import CONDITIONS, ConvolutionWorkspace, features_of
 from vramcast.virtual_gpu.trace import ConvolutionCall
 
@@ -75,7 +76,7 @@ def learn_exceptions(
     """Return the rules with exceptions before each, learned from the calls that it decides."""
     decided: dict[int, list[int]] = {}
     for index, call in enumerate(calls):
-        place = next((place for place, rule in enumerate(rules) if rule.matches(call, align)), None)
+        place = deciding_rule(rules, call, align)
         if place is not None and amounts[index]:
             decided.setdefault(place, []).append(index)
     chosen: list[_Rule] = []

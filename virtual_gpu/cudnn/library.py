@@ -137,7 +137,8 @@ def _words(call: ConvolutionCall) -> str:
 _started: dict[tuple[int, Installation], CudnnProcess] = {}
 """The running cuDNN by process: a fork of a process must not share its pipes."""
 _starting = Lock()
-os.register_at_fork(after_in_child=_starting._at_fork_reinit)  # type: ignore[attr-defined]
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_starting._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 def installed_cudnn() -> CudnnProcess:
