@@ -50,7 +50,8 @@ def compiled(tmp_path_factory):
 
 
 def forget():
-    library._started.clear()
+    while library._started:
+        library._started.popitem()[1].close()
     library.workspace_bytes.cache_clear()
     load_profile.cache_clear()
 

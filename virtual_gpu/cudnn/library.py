@@ -59,13 +59,30 @@ class CudnnProcess:
             text=True,
         )
         self._requests, self._answers = cast("IO[str]", self._process.stdin), cast("IO[str]", self._process.stdout)
+        try:
+            self.release = self._started(installation)
+        except BaseException:
+            self.close()
+            raise
+
+    def _started(self, installation: Installation) -> str:
+        """Return the release, as soon as the library is loaded."""
         started = self._read()
         if "error" in started:
             fix = started.get("fix", _HOW)
             raise UserError(f"expected to load {installation.library}, found {started['error']}: {fix}")
-        self.release = str(started["release"])
-        if tuple(map(int, self.release.split("."))) < LEAST_RELEASE:
-            raise UserError(f"expected cuDNN 9.8 or later, which needs no GPU, found {self.release}: {_HOW}")
+        release = str(started["release"])
+        if tuple(map(int, release.split("."))) < LEAST_RELEASE:
+            raise UserError(f"expected cuDNN 9.8 or later, which needs no GPU, found {release}: {_HOW}")
+        return release
+
+    def close(self) -> None:
+        """End the process and close its pipes."""
+        self._process.kill()
+        for file in (self._requests, self._answers, self._errors):
+            with suppress(BrokenPipeError):
+                file.close()
+        self._process.wait()
 
     def workspace_bytes(self, call: ConvolutionCall, capability: float, largest: bool = False) -> int:
         """Return the workspace of the execution plan that torch takes for a call, or the largest of all plans."""
@@ -145,7 +162,9 @@ def installed_cudnn() -> CudnnProcess:
     """Return the process of the installed cuDNN; it is started once, and again after it has ended."""
     key = os.getpid(), find_installation()
     with _starting:
-        if key not in _started or _started[key].has_ended:
+        if key in _started and _started[key].has_ended:
+            _started.pop(key).close()
+        if key not in _started:
             _started[key] = CudnnProcess(key[1])
         return _started[key]
 
