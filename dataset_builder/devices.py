@@ -79,7 +79,7 @@ def with_rules(settings: Mapping[str, Any]) -> dict[str, Any]:
         return resolved
     if "convolution" in resolved:
         raise UserError(f"expected rules or convolution in a profile, found both in {settings.get('name')}: remove one")
-    return {**resolved, "convolution": read_rules(name).get("convolution")}
+    return {**resolved, **{key: value for key, value in read_rules(name).items() if key != "evidence"}}
 
 
 def _read_yaml(path: Path, what: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from vramcast.virtual_gpu.training_setup import parse_call
 _INDENT = "    "
 _FUNCTIONS = (
     training.random_inputs,
+    training.in_channels_last,
     training.random_targets,
     training.loss_of,
     training.make_optimizer,
@@ -58,14 +59,14 @@ def main() -> None:
 
     torch.backends.cudnn.benchmark = $cudnn_benchmark
     with torch.device(options.device):
-        network = build().to(DTYPES["$dtype"]).train()
+        network = build().to(DTYPES["$dtype"]).train()$layout
     for _ in range($dry_run_passes):  # forward passes before training, as a layer summary makes them
-        network(*random_inputs(INPUTS, $dry_run_batch_size, "$dtype", options.device))
+        network(*$arranged(random_inputs(INPUTS, $dry_run_batch_size, "$dtype", options.device)))
     optimizer = make_optimizer("$optimizer", $arguments, "$implementation", network.parameters())
     scaler = $scaler
     sizes = [$epoch] * options.epochs
     batches = (
-        (random_inputs(INPUTS, size, "$dtype", options.device) for _ in range($accumulate)) for size in sizes
+        ($arranged(random_inputs(INPUTS, size, "$dtype", options.device)) for _ in range($accumulate)) for size in sizes
     )
     losses = training_steps(network, optimizer, batches, "$loss", $autocast, scaler, "$zero_grad")
     for size, loss in zip(sizes, losses):
@@ -100,6 +101,8 @@ def emit(spec: Spec) -> str:
         functions="\n\n".join(inspect.getsource(function) for function in _FUNCTIONS).rstrip(),
         dtype=setup.dtype,
         cudnn_benchmark=setup.cudnn_benchmark,
+        layout=".to(memory_format=torch.channels_last)" if setup.channels_last else "",
+        arranged="in_channels_last" if setup.channels_last else "",
         dry_run_passes=setup.dry_run_passes if setup.dry_run_batch_size else 0,
         dry_run_batch_size=setup.dry_run_batch_size or 0,
         optimizer=optimizer,

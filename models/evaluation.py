@@ -112,7 +112,8 @@ def _worst(
 ) -> list[WorstRow]:
     specs = {row.spec.id: row.spec for row in rows}
     predicted = predicted_rows(estimator, examples, buckets)
-    errors: NDArray[np.float64] = predicted.relative_errors
+    ran_out_as_predicted = ~predicted.fits & predicted.called_too_large
+    errors: NDArray[np.float64] = np.where(ran_out_as_predicted, 0.0, predicted.relative_errors)
     return [
         WorstRow(
             specs[examples[index].id].to_json(),

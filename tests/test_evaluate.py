@@ -1,12 +1,18 @@
 """Estimates against measured rows: the figures, and the command."""
 
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from measured_tables import small_table
 
+from vramcast.dataset_builder.families import make_spec
 from vramcast.models.evaluate_command import main
+from vramcast.models.evaluation import _worst
+from vramcast.models.metrics import PredictedRows
 from vramcast.models.simulation_store import SimulationStore
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 
 @pytest.fixture
@@ -80,3 +86,20 @@ def test_the_virtual_gpu_on_the_first_public_rows(public_table, file, bucket_mib
     assert figures["median_relative_error"] <= median
     assert figures["accuracy"] >= accuracy
     assert figures["oom_recall"] in (None, 1.0)
+
+
+def test_a_row_that_ran_out_as_predicted_is_no_error(monkeypatch):
+    fits = np.array([False, False, True])
+    point = np.array([np.inf, 5.0, 8.0])
+    classes = np.zeros(3, dtype=np.int64)
+    rows = PredictedRows(
+        np.array(["mlp"] * 3), np.array(["a"] * 3), np.array([10.0, 10.0, 10.0]), fits, classes, classes,
+        point, ~np.isfinite(point), point,
+    )  # fmt: skip
+    monkeypatch.setattr("vramcast.models.evaluation.predicted_rows", lambda *_: rows)
+    network = {"arch": "uniform", "input_features": 4, "output_features": 2, "depth": 1}
+    specs = [make_spec("mlp", network, TrainingSetup(batch_size=size)) for size in (1, 2, 3)]
+    examples = [SimpleNamespace(id=spec.id) for spec in specs]
+    measured = [SimpleNamespace(spec=spec) for spec in specs]
+    worst = _worst(None, examples, measured, None, 3)
+    assert [item.relative_error for item in worst] == [-0.5, -0.2, 0.0]

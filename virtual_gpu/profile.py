@@ -1,7 +1,8 @@
 """Device profiles: the memory that a GPU and its software use besides the allocator, and cuDNN's workspace rules."""
 
+import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import prod
@@ -10,6 +11,7 @@ from typing import Any
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.attention import efficient_workspace_bytes
 from vramcast.virtual_gpu.cudnn import library
+from vramcast.virtual_gpu.cudnn.layouts import copies_needed, known_workspace_bytes
 from vramcast.virtual_gpu.records import from_mapping
 from vramcast.virtual_gpu.reductions import split_bytes
 from vramcast.virtual_gpu.sizes import MIB
@@ -17,6 +19,7 @@ from vramcast.virtual_gpu.trace import AttentionCall, Call, ConvolutionCall, Red
 from vramcast.virtual_gpu.trials import transform_bytes
 
 _TILE = 128
+_ANY_COPIES = (math.inf,) * 3
 _COUNTER_BYTES, _SPLIT_BYTES = 4, 175
 
 
@@ -183,6 +186,8 @@ class DeviceProfile:
     align_channels: int = 4
     """TF32 kernels read 16 bytes at a time, which is four channels."""
     convolution: tuple[ConvolutionWorkspace, ...] = field(default=())
+    padded_depthwise_channels: int | None = None
+    """Channels from which cuDNN pads the groups of a wide depthwise kernel, with 32 bits and channels last."""
     cudnn_release: str | None = None
     """The release of an installed cuDNN that is asked for workspaces, in place of rules."""
     calibrated_on: str | None = None
@@ -222,13 +227,21 @@ class DeviceProfile:
         if isinstance(call, ConvolutionCall):
             if self.cudnn_release:
                 return library.workspace_bytes(call, self.compute_capability, self.cudnn_release)
-            rule = next((item for item in self.convolution if item.matches(call, self.align_channels)), None)
-            return workspace_of_rule(call, rule, self.align_channels) if rule else 0
+            return self._workspace_by_rules(call)
         if isinstance(call, ReductionCall):
             return split_bytes(call, self.multiprocessors, self.compute_capability)
         if isinstance(call, AttentionCall):
             return efficient_workspace_bytes(call, self.compute_capability)
         return {"cublas": self.cublas_workspace_bytes, "cublaslt": self.cublaslt_workspace_bytes}[call.library]
+
+    def _workspace_by_rules(self, call: ConvolutionCall) -> int:
+        rule = next((item for item in self.convolution if item.matches(call, self.align_channels)), None)
+        if rule is None:
+            return 0
+        known = known_workspace_bytes(call, self.compute_capability, self.padded_depthwise_channels)
+        if known is not None:
+            return known
+        return workspace_of_rule(call, rule, self.align_channels, copies_needed(call, self.compute_capability))
 
     def largest_workspace_bytes(self, call: ConvolutionCall) -> int:
         """Return the largest workspace of all execution plans for a call, which cudnn.benchmark allocates."""
@@ -237,12 +250,15 @@ class DeviceProfile:
         return transform_bytes(call)
 
 
-def workspace_of_rule(call: ConvolutionCall, rule: ConvolutionWorkspace, align: int) -> int:
-    """Return the workspace of a call that a rule matches."""
+def workspace_of_rule(
+    call: ConvolutionCall, rule: ConvolutionWorkspace, align: int, most_copies: Sequence[float] = _ANY_COPIES
+) -> int:
+    """Return the workspace of a call that a rule matches, with limited copies of input, output and weight."""
     amounts = (_padded(call.x, align, (1,)), _padded(call.y, align, (1,)), _padded(call.weight, align, (0, 1)))
     chosen = (rule.copies, rule.output_copies, rule.weight_copies)
     copies = (rule.copies if item is None else item for item in chosen)
-    elements = sum(count * amount for count, amount in zip(copies, amounts, strict=True))
+    limited = (min(count, most) for count, most in zip(copies, most_copies, strict=True))
+    elements = sum(count * amount for count, amount in zip(limited, amounts, strict=True))
     return int(elements * call.element_bytes) + rule.extra_mib * MIB + partial_sums_bytes(call, rule.partial_sums)
 
 

@@ -148,6 +148,7 @@ class TrainingSetup:
         0, "count", "batches that a loader puts on the device ahead of time", least=0, most=64
     )
     cudnn_benchmark: bool = _option(False, "flag", "set torch.backends.cudnn.benchmark")
+    channels_last: bool = _option(False, "flag", "convert network and images to torch.channels_last")
     zero_grad: str = _option(
         "before_forward", "choice", "when gradients are dropped; before_backward holds old ones through the forward",
         choices=ZERO_GRAD,

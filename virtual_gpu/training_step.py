@@ -23,6 +23,14 @@ def random_inputs(
     )
 
 
+def in_channels_last(batch: Iterable[Any]) -> tuple[Any, ...]:
+    """Return a batch whose images have their channels last in memory."""
+    return tuple(
+        item.contiguous(memory_format=torch.channels_last) if isinstance(item, Tensor) and item.dim() == 4 else item
+        for item in batch
+    )
+
+
 def random_targets(loss: str, output: Tensor) -> Tensor:
     """Return random targets for an output under this loss."""
     if loss == "cross_entropy":

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
 
+import torch
+
 from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS
 from vramcast.dataset_builder.families import FAMILIES
 from vramcast.dataset_builder.families.live_scripts import live_script
@@ -31,6 +33,7 @@ from vramcast.virtual_gpu.simulate import Lowered, measurement_of, replay_on, si
 from vramcast.virtual_gpu.timeline import timeline_of
 from vramcast.virtual_gpu.trace import Trace, Use
 from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
+from vramcast.virtual_gpu.training_step import in_channels_last
 from vramcast.virtual_gpu.varying_lengths import VaryingRun
 
 _UNBOUNDED_MIB = 2**30
@@ -206,7 +209,7 @@ class Simulator:
     ) -> tuple[Trace, list[list[int]]]:
         setup = self.job.setup(options)
         setup = replace(setup, accumulate=min(setup.accumulate, STEP_BATCHES))
-        prepared = self.job.prepare(setup)
+        prepared = self._prepared(setup)
         return trace_lengths(
             prepared.subject,
             lambda length: with_length(prepared.make_inputs(setup.batch_size), length),
@@ -235,6 +238,14 @@ class Simulator:
             self._setup, self._traces, self._replays = training, [], {}
         return training
 
+    def _prepared(self, setup: TrainingSetup) -> PreparedJob:
+        """Prepare the job, and convert it to channels-last layout if the setup says so."""
+        job = self.job.prepare(setup)
+        if not setup.channels_last:
+            return job
+        subject = job.subject.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return replace(job, subject=subject, make_inputs=lambda size: in_channels_last(job.make_inputs(size)))
+
     def _trace(self, compute_capability: float, owners: bool = True) -> _RankTraces:
         """Return the trace of each distinct rank; one for a run on one GPU.
 
@@ -250,7 +261,7 @@ class Simulator:
             if self._setup is None:
                 raise RuntimeError("there is no setup to trace")
             capability = RecordedCapability(compute_capability)
-            prepared = self.job.prepare(self._setup)
+            prepared = self._prepared(self._setup)
             self._inputs = input_shapes(prepared.make_inputs(self._setup.batch_size))
             self._traced_with = library_versions(prepared.subject)
             if self._setup.parallel:
@@ -286,7 +297,7 @@ class Simulator:
             raise RuntimeError("there are no ranks to trace")
         traces: _RankTraces = []
         for group in distinct_ranks(prepared.subject, parallelism):
-            job = self.job.prepare(self._setup) if traces else prepared
+            job = self._prepared(self._setup) if traces else prepared
             trace = trace_rank(
                 job.subject,
                 job.make_inputs,
@@ -330,6 +341,7 @@ def _check_plain_steps(training: TrainingSetup) -> None:
         "prefetched_batches": training.prefetched_batches > 0,
         "last_batch_size": training.last_batch_size is not None,
         "cudnn_benchmark": training.cudnn_benchmark,
+        "channels_last": training.channels_last,
     }
     present = [name for name, is_used in others.items() if is_used]
     if present:

@@ -103,6 +103,7 @@ def _setup(page: Page) -> str:
     extras = [
         training.implementation if training.implementation != "default" else "",
         f"autocast {training.autocast}" if training.autocast else "",
+        "channels last" if training.channels_last else "",
         _form("checkpointing", training.checkpointing),
         _form("Liger", training.liger),
         f"{training.loss_form} loss" if training.loss_form != "default" else "",

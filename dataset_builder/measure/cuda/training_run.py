@@ -9,7 +9,7 @@ from vramcast.dataset_builder.schema import Spec
 from vramcast.dataset_builder.subject import subject_of
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
-from vramcast.virtual_gpu.training_step import DTYPES, make_optimizer, random_inputs, training_steps
+from vramcast.virtual_gpu.training_step import DTYPES, in_channels_last, make_optimizer, random_inputs, training_steps
 
 
 def step_sizes(setup: TrainingSetup, epochs: int) -> list[int]:
@@ -34,17 +34,22 @@ def training_run(spec: Spec, epochs: int, device: str) -> Iterator[int]:
         device
     )  # moved, not built there: building in another dtype than fp32 would leave an fp32 copy in the cache
     shapes = [(item.shape, item.vocabulary) for item in inputs]
+    arranged = in_channels_last if setup.channels_last else tuple
+    if setup.channels_last:
+        subject.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     ahead = _prefetched(shapes, setup, device)
     if setup.dry_run_batch_size:
         for _ in range(setup.dry_run_passes):
-            batch = random_inputs(shapes, setup.dry_run_batch_size, setup.dtype, device)
+            batch = arranged(random_inputs(shapes, setup.dry_run_batch_size, setup.dtype, device))
             subject(*batch)
         del batch
     name, arguments = parse_call(setup.optimizer)
     parameters = [item for item in subject.parameters() if item.requires_grad]
     optimizer = make_optimizer(name, dict(arguments), setup.implementation, parameters)
     sizes = step_sizes(setup, epochs)
-    batches = ((random_inputs(shapes, size, setup.dtype, device) for _ in range(setup.accumulate)) for size in sizes)
+    batches = (
+        (arranged(random_inputs(shapes, size, setup.dtype, device)) for _ in range(setup.accumulate)) for size in sizes
+    )
     scaler = torch.amp.GradScaler(device) if setup.autocast == "fp16" else None
     autocast = (lambda: torch.autocast(device, DTYPES[setup.autocast or ""])) if setup.autocast else nullcontext
     steps = training_steps(subject, optimizer, batches, setup.loss, autocast, scaler, setup.zero_grad)
