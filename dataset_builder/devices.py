@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 DEFAULT_DEVICE = "a100_40gb"
+RULE_FIELDS = ("convolution", "padded_depthwise_channels")
+"""Fields of a profile that come from its rule set."""
 _OTHER_GPU = {"ti", "super", "laptop", "mobile", "mig", "d"}
 """Words that tell two GPUs with the same number apart."""
 
@@ -66,10 +68,14 @@ def load_device(name: str) -> dict[str, Any]:
 
 
 def read_rules(name: str) -> dict[str, Any]:
-    """Return a rule set: its `evidence`, and its rules as `convolution`."""
+    """Return a rule set: its `evidence`, its rules as `convolution`, and other fields of `RULE_FIELDS`."""
     files = _files("device/rules")
     check_choice("rules", name, sorted(files))
-    return _read_yaml(files[name], "a rule set")
+    rules = _read_yaml(files[name], "a rule set")
+    unknown = sorted(set(rules) - {"evidence", *RULE_FIELDS})
+    if unknown:
+        raise UserError(f"expected evidence, {', '.join(RULE_FIELDS)} in {files[name]}, found {unknown[0]}: remove it")
+    return rules
 
 
 def with_rules(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,9 +83,10 @@ def with_rules(settings: Mapping[str, Any]) -> dict[str, Any]:
     resolved = dict(settings)
     if (name := resolved.pop("rules", None)) is None:
         return resolved
-    if "convolution" in resolved:
-        raise UserError(f"expected rules or convolution in a profile, found both in {settings.get('name')}: remove one")
-    return {**resolved, **{key: value for key, value in read_rules(name).items() if key != "evidence"}}
+    for field in RULE_FIELDS:
+        if field in resolved:
+            raise UserError(f"expected rules or {field} in a profile, found both in {settings.get('name')}: remove one")
+    return {**resolved, **{field: value for field, value in read_rules(name).items() if field in RULE_FIELDS}}
 
 
 def _read_yaml(path: Path, what: str) -> dict[str, Any]:

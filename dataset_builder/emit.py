@@ -14,7 +14,7 @@ from vramcast.virtual_gpu.training_setup import parse_call
 _INDENT = "    "
 _FUNCTIONS = (
     training.random_inputs,
-    training.in_channels_last,
+    training.images_channels_last,
     training.random_targets,
     training.loss_of,
     training.make_optimizer,
@@ -102,7 +102,7 @@ def emit(spec: Spec) -> str:
         dtype=setup.dtype,
         cudnn_benchmark=setup.cudnn_benchmark,
         layout=".to(memory_format=torch.channels_last)" if setup.channels_last else "",
-        arranged="in_channels_last" if setup.channels_last else "",
+        arranged="images_channels_last" if setup.channels_last else "",
         dry_run_passes=setup.dry_run_passes if setup.dry_run_batch_size else 0,
         dry_run_batch_size=setup.dry_run_batch_size or 0,
         optimizer=optimizer,

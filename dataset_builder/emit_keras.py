@@ -115,7 +115,9 @@ def _image_or_vector(inputs: Sequence[InputTensor]) -> tuple[int, ...]:
 
 
 def _check_training(setup: TrainingSetup) -> None:
-    unknown = [name for name in ("checkpointing", "prefetched_batches", "parallel") if getattr(setup, name)]
+    unknown = [
+        name for name in ("checkpointing", "prefetched_batches", "parallel", "channels_last") if getattr(setup, name)
+    ]
     if unknown:
         raise UserError(
             f"expected a training that Keras' fit can run, found {unknown[0]}={getattr(setup, unknown[0])!r}: "

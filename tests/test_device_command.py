@@ -136,12 +136,24 @@ def test_a_rule_set_can_be_chosen_for_a_build():
         ({"name": "other"}, "expected the name my_t4 in .*my_t4.yaml, found 'other'"),
         ({"rules": "tf_32"}, "expected rules to be one of .*, found 'tf_32': did you mean"),
         ({"convolution": []}, "expected rules or convolution in a profile, found both in my_t4"),
+        (
+            {"padded_depthwise_channels": 9},
+            "expected rules or padded_depthwise_channels in a profile, found both in my_t4",
+        ),
         ({"memory": 3}, "expected the device profile my_t4 to have only"),
     ],
 )
 def test_a_broken_profile_is_named(own, changes, sentence):
     own(**changes)
     with pytest.raises(UserError, match=sentence):
+        load_profile("my_t4")
+
+
+def test_a_rule_set_has_no_other_fields(own):
+    rules = own(rules="mine").with_name("rules")
+    rules.mkdir()
+    rules.joinpath("mine.yaml").write_text("evidence: none\nconvolution: []\ncontext_mib: 3\n")
+    with pytest.raises(UserError, match=r"expected evidence, convolution, .* in .*mine.yaml, found context_mib"):
         load_profile("my_t4")
 
 

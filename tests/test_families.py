@@ -208,6 +208,7 @@ def test_ids_differ_when_the_training_differs_and_groups_do_not() -> None:
         "dry_run_passes": 2,
         "prefetched_batches": 1,
         "cudnn_benchmark": True,
+        "channels_last": True,
         "zero_grad": "after_step",
         "parallel": "ddp(world_size=2)",
         "adapter": "lora(r=8)",

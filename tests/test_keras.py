@@ -67,6 +67,7 @@ def test_the_training_is_printed(tmp_path):
 @pytest.mark.parametrize(
     ("training", "found"),
     [({"checkpointing": True}, "checkpointing"), ({"optimizer": "Rprop"}, "Rprop"),
+     ({"channels_last": True}, "channels_last"),
      ({"optimizer": "Adam(maximize=True)"}, "maximize")],
 )  # fmt: skip
 def test_training_that_keras_lacks_is_refused(training, found):

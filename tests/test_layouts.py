@@ -10,14 +10,19 @@ from torch import nn
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.emit import emit
 from vramcast.dataset_builder.families import make_spec
+from vramcast.dataset_builder.jobs.job import ModuleJob
 from vramcast.dataset_builder.measure.cuda import training_run as cuda_run
 from vramcast.dataset_builder.measure.virtual import trace_spec
+from vramcast.dataset_builder.simulation.simulation import Simulation
+from vramcast.dataset_builder.simulation.simulator import Simulator
+from vramcast.dataset_builder.subject import in_channels_last
+from vramcast.errors import UserError
 from vramcast.virtual_gpu.cudnn.layouts import copies_needed, known_workspace_bytes
 from vramcast.virtual_gpu.profile import parse_profile
 from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.trace import ConvolutionCall
-from vramcast.virtual_gpu.training_setup import TrainingSetup
-from vramcast.virtual_gpu.training_step import in_channels_last
+from vramcast.virtual_gpu.training_setup import TrainingSetup, check_trained_whole
+from vramcast.virtual_gpu.training_step import images_channels_last
 
 DIRECTIONS = ("forward", "data", "weight")
 A100, H100, T4 = 8.0, 9.0, 7.5
@@ -98,6 +103,11 @@ class TestDepthwiseWithChannelsLast:
         expected = 16 * (2 * PLACES * channels + channels * 49) if pads else 16 * 4 * PLACES
         assert known(self.gradient(channels=channels), padded=padded) == expected
 
+    @pytest.mark.parametrize(("channels", "pads"), [(32, True), (256, True), (264, False)])
+    def test_hopper_pads_up_to_256_channels_with_32_bits(self, channels, pads):
+        expected = 16 * (2 * PLACES * channels + channels * 49) if pads else 16 * 4 * PLACES
+        assert known(self.gradient(channels=channels), H100, padded=96) == expected
+
     @pytest.mark.parametrize("direction", ["forward", "data"])
     def test_other_directions_take_nothing(self, direction):
         assert known(replace(self.gradient(), direction=direction), padded=1) == 0
@@ -121,12 +131,18 @@ class TestChannelsLastWith32Bits:
         assert known(call(), H100) is None
         assert known(call(channels_last=True), A100) is None
 
-    def test_odd_channels_are_padded_in_copies(self):
-        assert copies_needed(call("forward", inputs=18, channels_last=True), A100) == (math.inf,) * 3
+    @pytest.mark.parametrize(
+        ("direction", "before", "after"),
+        [("forward", math.inf, (1, 0, 1)), ("data", math.inf, (1, 1, 1)), ("weight", math.inf, (1, 1, math.inf))],
+    )
+    def test_odd_channels_are_padded_in_copies(self, direction, before, after):
+        odd = call(direction, inputs=18, channels_last=True)
+        assert copies_needed(odd, T4) == (before,) * 3
+        assert copies_needed(odd, A100) == after
+        assert known(odd, H100) is None
 
     def test_a_profile_limits_the_copies_of_its_rules(self):
-        settings = {"name": "x", "title": "X", "total_mib": 1, "compute_capability": A100, "context_mib": 1}
-        profile = parse_profile({**settings, "convolution": [{"copies": 2.25}]})
+        profile = parse_profile({**SETTINGS, "convolution": [{"copies": 2.25}]})
         assert profile.workspace_bytes(call("forward")) == 2.25 * 4 * (PLACES * 48 + 16 * 32 * 9)
         assert profile.workspace_bytes(call("forward", channels_last=True)) == 4 * (PLACES * 16 + 16 * 32 * 9)
 
@@ -137,9 +153,31 @@ def test_a_rule_set_gives_a_profile_its_padded_channels():
     assert load_profile("rtx_3060").padded_depthwise_channels is None
 
 
+SETTINGS = {"name": "x", "title": "X", "total_mib": 1, "compute_capability": A100, "context_mib": 1}
+
+
 def test_a_profile_without_rules_takes_no_workspace():
-    settings = {"name": "x", "title": "X", "total_mib": 1, "compute_capability": A100, "context_mib": 1}
-    assert parse_profile(settings).workspace_bytes(half()) == 0
+    assert parse_profile(SETTINGS).workspace_bytes(half()) == 0
+
+
+@pytest.mark.parametrize("count", [0, 1.5, "many"])
+def test_padded_channels_are_a_count(count):
+    with pytest.raises(UserError, match="expected padded_depthwise_channels of the device profile x to be"):
+        parse_profile({**SETTINGS, "padded_depthwise_channels": count})
+
+
+@pytest.mark.parametrize(
+    ("item", "capability", "runs"),
+    [
+        (call(dtype="bfloat16"), T4, False),
+        (call(dtype="bfloat16"), A100, True),
+        (half(), T4, True),
+        (replace(half(), x=(0, 16, 8, 8), y=(0, 32, 8, 8)), A100, False),
+    ],
+)
+def test_what_cudnn_does_not_run_takes_no_workspace(item, capability, runs):
+    profile = parse_profile({**SETTINGS, "compute_capability": capability, "convolution": [{"copies": 2.25}]})
+    assert (profile.workspace_bytes(item) > 0) is runs
 
 
 NETWORK = {"arch": "uniform", "input_channels": 3, "input_size": 32, "num_classes": 10, "depth": 3, "base_filters": 64}
@@ -167,14 +205,15 @@ class TestTraining:
         spec = make_spec("cnn", NETWORK, TrainingSetup(batch_size=8, channels_last=True))
         script = emit(spec)
         assert ".train().to(memory_format=torch.channels_last)" in script
-        assert "in_channels_last(random_inputs(" in script
+        assert "images_channels_last(random_inputs(" in script
         compile(script, "script", "exec")
         assert (
             "torch.channels_last)\n"
             not in emit(replace(spec, training=TrainingSetup(batch_size=8))).split("def main")[1]
         )
 
-    def test_a_measured_run_converts_network_and_images(self, monkeypatch):
+    @pytest.mark.parametrize("prefetched", [0, 1])
+    def test_a_measured_run_converts_network_and_images(self, monkeypatch, prefetched):
         seen: list[tuple[bool, bool]] = []
         steps = cuda_run.training_steps
 
@@ -190,14 +229,67 @@ class TestTraining:
             return steps(subject, optimizer, map(look, batches), *rest)
 
         monkeypatch.setattr(cuda_run, "training_steps", watched)
-        spec = make_spec("cnn", NETWORK, TrainingSetup(batch_size=2, channels_last=True))
+        training = TrainingSetup(batch_size=2, channels_last=True, prefetched_batches=prefetched)
+        spec = make_spec("cnn", NETWORK, training)
         list(cuda_run.training_run(spec, epochs=1, device="cpu"))
         assert seen and all(item == (True, True) for item in seen)
 
 
+class Described(nn.Module):
+    """A network that takes its images in a dictionary, and with `live` runs on CUDA only."""
+
+    def __init__(self, live: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(16, 64, 3), nn.Conv2d(64, 32, 3)
+        self.live = live
+
+    def forward(self, images):
+        if self.live:
+            images = images * torch.ones(1).cuda()
+        return self.second(self.first(images)).mean((2, 3))
+
+
+def simulation(channels_last: bool, live: bool = False, **more: object) -> Simulation:
+    with torch.device("meta"):
+        network = Described(live)
+    job = ModuleJob(network, lambda size: {"images": torch.empty(size, 16, 32, 32, device="meta")})
+    options = {"batch_size": 64, "optimizer": "sgd", "autocast": "fp16", "channels_last": channels_last, **more}
+    return Simulator(job).simulate(options, [load_profile("a100_40gb")])
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_images_in_a_dictionary_change_their_layout(live):
+    first, last = (simulation(flag, live).peaks["a100_40gb"].bounded for flag in (False, True))
+    assert last.allocated_bytes < 0.9 * first.allocated_bytes
+
+
+def test_a_network_that_needs_cuda_takes_what_a_plain_one_does_with_channels_last():
+    plain, live = (simulation(True, flag).peaks["a100_40gb"].bounded for flag in (False, True))
+    images_bytes = 64 * 16 * 32 * 32 * 4  # the product is another tensor
+    assert 0 <= live.allocated_bytes - plain.allocated_bytes <= 1.5 * images_bytes
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "hsdp"])
+def test_fsdp2_refuses_channels_last(strategy):
+    parallel = f"{strategy}(world_size=4, nodes=2)"
+    with pytest.raises(UserError, match="expected no channels_last beside parallel"):
+        TrainingSetup(batch_size=2, channels_last=True, parallel=parallel)
+    assert TrainingSetup(batch_size=2, channels_last=True, parallel="ddp(world_size=4)").channels_last
+
+
+def test_volumes_are_refused():
+    with pytest.raises(UserError, match="expected no 3-D convolutions beside channels_last"):
+        in_channels_last(nn.Conv3d(2, 2, 3))
+
+
+def test_a_layer_table_has_no_layout():
+    with pytest.raises(UserError, match="channels_last"):
+        check_trained_whole(TrainingSetup(batch_size=2, channels_last=True))
+
+
 def test_only_images_change_their_layout():
     images, tokens, label = torch.zeros(2, 3, 4, 4), torch.zeros(2, 7), "own"
-    arranged = in_channels_last((images, tokens, label))
+    arranged = images_channels_last((images, tokens, label))
     assert arranged[0].is_contiguous(memory_format=torch.channels_last)
     assert arranged[1] is tokens
     assert arranged[2] is label

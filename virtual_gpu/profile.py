@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
-from vramcast.errors import UserError
+from vramcast.errors import UserError, check_count
 from vramcast.virtual_gpu.attention import efficient_workspace_bytes
 from vramcast.virtual_gpu.cudnn import library
 from vramcast.virtual_gpu.cudnn.layouts import copies_needed, known_workspace_bytes
@@ -236,11 +236,11 @@ class DeviceProfile:
 
     def _workspace_by_rules(self, call: ConvolutionCall) -> int:
         rule = next((item for item in self.convolution if item.matches(call, self.align_channels)), None)
-        if rule is None:
+        if rule is None or library.is_unsupported(call, self.compute_capability):
             return 0
-        known = known_workspace_bytes(call, self.compute_capability, self.padded_depthwise_channels)
-        if known is not None:
-            return known
+        described_bytes = known_workspace_bytes(call, self.compute_capability, self.padded_depthwise_channels)
+        if described_bytes is not None:
+            return described_bytes
         return workspace_of_rule(call, rule, self.align_channels, copies_needed(call, self.compute_capability))
 
     def largest_workspace_bytes(self, call: ConvolutionCall) -> int:
@@ -276,6 +276,8 @@ def parse_profile(settings: Mapping[str, Any]) -> DeviceProfile:
         raise UserError(f"expected the profile's convolution rules as a list, found {rules!r}: change the profile")
     parsed = tuple(from_mapping(ConvolutionWorkspace, rule, "a convolution rule") for rule in rules)
     what = f"the device profile {settings.get('name')}"
+    if (channels := settings.get("padded_depthwise_channels")) is not None:
+        check_count(f"padded_depthwise_channels of {what}", channels)
     if parsed and settings.get("cudnn_release"):
         raise UserError(f"expected cudnn_release or rules in {what}, found both: remove one")
     return from_mapping(DeviceProfile, {**settings, "convolution": parsed}, what)

@@ -118,6 +118,10 @@ class Option:
         return (*self.choices, *(long for long, short in DTYPE_SYNONYMS.items() if short in self.choices))
 
 
+_CONTIGUOUS = ("fsdp2", "hsdp")
+"""Strategies that refuse parameters in channels-last layout (torch/distributed/fsdp/_fully_shard/_fsdp_param.py)."""
+
+
 def _option(default: Any, kind: str, text: str, **more: Any) -> Any:
     return field(default=default, metadata={"option": Option(kind, text, **more)})
 
@@ -194,6 +198,11 @@ class TrainingSetup:
             )
         if self.parallel is not None:
             object.__setattr__(self, "parallel", parallel_text(str(self.parallel)))
+            if self.channels_last and _parallelism(self.parallel).strategy in _CONTIGUOUS:
+                raise UserError(
+                    f"expected no channels_last beside parallel={self.parallel}, found it: FSDP2 shards contiguous "
+                    "parameters only; leave channels_last out, or use ddp or fsdp1"
+                )
         if self.adapter is not None:
             object.__setattr__(self, "adapter", adapter_text(str(self.adapter)))
         if self.quantize is not None:
@@ -294,7 +303,7 @@ _OPTIONAL = {item.name for item in fields(TrainingSetup) if item.default is None
 def check_trained_whole(training: TrainingSetup) -> None:
     """Raise if a setup changes the network or what it saves, which a layer table cannot follow."""
     others = {"checkpointing": isinstance(training.checkpointing, str), "liger": bool(training.liger),
-              "loss_form": training.loss_form != "default"}  # fmt: skip
+              "loss_form": training.loss_form != "default", "channels_last": training.channels_last}  # fmt: skip
     for name, is_used in others.items():
         if is_used:
             raise UserError(

@@ -23,7 +23,7 @@ def random_inputs(
     )
 
 
-def in_channels_last(batch: Iterable[Any]) -> tuple[Any, ...]:
+def images_channels_last(batch: Iterable[Any]) -> tuple[Any, ...]:
     """Return a batch whose images have their channels last in memory."""
     return tuple(
         item.contiguous(memory_format=torch.channels_last) if isinstance(item, Tensor) and item.dim() == 4 else item

@@ -48,8 +48,10 @@ def errors_of(case: Case) -> dict[str, float]:
     for device in _DEVICES:
         profile = load_profile(device)
         trace = trace_spec(spec, profile.compute_capability)
-        asked = replace(profile, convolution=(), cudnn_release=release)
-        rules, truth = (simulate(trace, item, AllocatorOptions()).reserved_bytes or 0 for item in (profile, asked))
+        with_library = replace(profile, convolution=(), cudnn_release=release)
+        rules, truth = (
+            simulate(trace, item, AllocatorOptions()).reserved_bytes or 0 for item in (profile, with_library)
+        )
         errors[device] = rules / truth - 1
     return errors
 

@@ -25,8 +25,10 @@ from vramcast.dataset_builder.jobs.steps import LossCall, trainer_step
 from vramcast.dataset_builder.simulation.library_versions import library_versions
 from vramcast.dataset_builder.simulation.live_simulation import simulation_of_run, unbounded
 from vramcast.dataset_builder.simulation.simulation import Simulation
+from vramcast.dataset_builder.subject import batch_in_channels_last, in_channels_last
 from vramcast.errors import UntraceableError, UserError
 from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.virtual_gpu.contiguity import suggested_layout
 from vramcast.virtual_gpu.cuda.run_record import StepRecord
 from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
 from vramcast.virtual_gpu.measurement import Status
@@ -126,11 +128,11 @@ class LiveJob:
     def _rebuilt(self, job: ModuleJob, make: Callable[[], nn.Module]) -> nn.Module:
         """Make the module again, on the device that it chooses: the virtual GPU."""
         setup = self.training
-        others = setup.parallel or setup.checkpointing or setup.liger or setup.loss_form != "default"
-        if others or setup.dtype != job.dtype:
+        others = setup.parallel or setup.checkpointing or setup.liger or setup.channels_last
+        if others or setup.loss_form != "default" or setup.dtype != job.dtype:
             raise UserError(
                 "expected a Keras network as its file builds it, found --parallel, --checkpointing, --liger, "
-                "--loss-form or another --dtype: drop them, and set the dtype policy in the file"
+                "--channels-last, --loss-form or another --dtype: drop them, and set the dtype policy in the file"
             )
         self._gpu.tracer.phase = Use.PARAMETERS
         module = make().train()
@@ -143,7 +145,7 @@ class LiveJob:
         self._notes = (*self._notes, *facts)
         self._traced_with = library_versions(module)  # with the library of the adapter
         _attach_trainer(module)
-        return module
+        return in_channels_last(module) if self.training.channels_last else module
 
     def _batches(self, job: ModuleJob) -> Iterator[tuple[Any]]:
         for _ in range(self.training.accumulate):
@@ -153,6 +155,8 @@ class LiveJob:
 
     def _moved(self, job: ModuleJob, batch: Any) -> Any:
         """Return a batch on the device; transformers would drop a mask of ones (masking_utils)."""
+        if self.training.channels_last:
+            batch = batch_in_channels_last(batch)
         if not job.masks or not isinstance(batch, tuple):
             return tree_map_only(Tensor, self._on_device, batch)
         return tuple(
@@ -164,8 +168,9 @@ class LiveJob:
         is_number = tensor.dtype in DTYPES.values()
         dtype = DTYPES[self.training.dtype] if is_number else tensor.dtype
         if tensor.device.type == "meta":
-            make = torch.empty if is_number else torch.ones
-            return make(tensor.shape, dtype=dtype, device="cuda")
+            if not is_number:
+                return torch.ones(tensor.shape, dtype=dtype, device="cuda")
+            return torch.empty(tensor.shape, dtype=dtype, device="cuda", memory_format=suggested_layout(tensor))
         return tensor.to("cuda", dtype)
 
     def _place(self, module: nn.Module) -> None:

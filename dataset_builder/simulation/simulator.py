@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
 
-import torch
-
 from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS
 from vramcast.dataset_builder.families import FAMILIES
 from vramcast.dataset_builder.families.live_scripts import live_script
@@ -20,6 +18,7 @@ from vramcast.dataset_builder.schema import LayerTable
 from vramcast.dataset_builder.simulation.library_versions import library_versions
 from vramcast.dataset_builder.simulation.live_job import LiveJob, needs_device
 from vramcast.dataset_builder.simulation.simulation import Curve, LayerCost, OrderPeaks, Peaks, RankPeaks, Simulation
+from vramcast.dataset_builder.subject import batch_in_channels_last, in_channels_last
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.allocator import AllocatorOptions
 from vramcast.virtual_gpu.capability import RecordedCapability
@@ -33,7 +32,6 @@ from vramcast.virtual_gpu.simulate import Lowered, measurement_of, replay_on, si
 from vramcast.virtual_gpu.timeline import timeline_of
 from vramcast.virtual_gpu.trace import Trace, Use
 from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
-from vramcast.virtual_gpu.training_step import in_channels_last
 from vramcast.virtual_gpu.varying_lengths import VaryingRun
 
 _UNBOUNDED_MIB = 2**30
@@ -243,8 +241,11 @@ class Simulator:
         job = self.job.prepare(setup)
         if not setup.channels_last:
             return job
-        subject = job.subject.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return replace(job, subject=subject, make_inputs=lambda size: in_channels_last(job.make_inputs(size)))
+        return replace(
+            job,
+            subject=in_channels_last(job.subject),
+            make_inputs=lambda size: batch_in_channels_last(job.make_inputs(size)),
+        )
 
     def _trace(self, compute_capability: float, owners: bool = True) -> _RankTraces:
         """Return the trace of each distinct rank; one for a run on one GPU.

@@ -29,8 +29,11 @@ _SUMS_BYTES = 5 * MIB
 """The usual partial sums of a weight's gradient (split-K), before compute capability 9.0."""
 _WIDE_KERNEL = 7
 _PADDED_GROUP = 4
+_MOST_PADDED_ON_HOPPER = 256
+"""Channels up to which groups are padded with 32 bits."""
 _ELEMENTS_OF_PLACE = 16
 """Partial sums of the other kernel for the gradient of a wide depthwise kernel, per position."""
+_ANY = (math.inf, math.inf, math.inf)
 _HOPPER = 9.0
 _TF32 = 8.0
 
@@ -45,7 +48,7 @@ def known_workspace_bytes(call: ConvolutionCall, capability: float, padded_chann
 
     """
     if call.is_depthwise:
-        return _depthwise_bytes(call, padded_channels) if call.channels_last else None
+        return _depthwise_bytes(call, capability, padded_channels) if call.channels_last else None
     if call.element_bytes == HALF_BYTES:
         return _half_bytes(call, capability)
     return 0 if call.channels_last and capability >= _HOPPER and _is_aligned(call) else None
@@ -53,10 +56,12 @@ def known_workspace_bytes(call: ConvolutionCall, capability: float, padded_chann
 
 def copies_needed(call: ConvolutionCall, capability: float) -> tuple[float, float, float]:
     """Return the most copies of input, output and weight that a call with 32 bits takes."""
-    if not call.channels_last or not _is_aligned(call):
-        return math.inf, math.inf, math.inf
+    if not call.channels_last:
+        return _ANY
     if capability < _TF32:
-        return (math.inf,) * 3 if call.direction == "data" else (0, 0, 0)
+        return _ANY if call.direction == "data" or not _is_aligned(call) else (0, 0, 0)
+    if call.direction == "data" and not _is_aligned(call):
+        return 1, 1, 1
     return {"forward": (1, 0, 1), "data": (0, 1, 1), "weight": (1, 1, math.inf)}[call.direction]
 
 
@@ -78,11 +83,14 @@ def _half_bytes(call: ConvolutionCall, capability: float) -> int:
     return elements * HALF_BYTES + (_COPIES_BYTES if elements else 0) + sums_bytes
 
 
-def _depthwise_bytes(call: ConvolutionCall, padded_channels: int | None) -> int:
+def _depthwise_bytes(call: ConvolutionCall, capability: float, padded_channels: int | None) -> int:
     if call.direction != "weight" or max(call.weight[2:]) < _WIDE_KERNEL:
         return 0
-    half = call.element_bytes == HALF_BYTES
-    if half or (padded_channels is not None and call.x[1] >= padded_channels):
+    channels = call.x[1]
+    is_padded = padded_channels is not None and channels >= padded_channels
+    if capability >= _HOPPER:
+        is_padded = channels <= _MOST_PADDED_ON_HOPPER
+    if is_padded or call.element_bytes == HALF_BYTES:
         return _PADDED_GROUP * sum(prod(shape) for shape in call.shapes.values()) * call.element_bytes
     return _ELEMENTS_OF_PLACE * call.x[0] * prod(call.x[2:]) * call.element_bytes
 

@@ -194,8 +194,12 @@ def workspace_bytes(call: ConvolutionCall, capability: float, release: str, larg
 def runs_without_cudnn(call: ConvolutionCall, capability: float) -> bool:
     """Return True for calls that torch does not give to cuDNN (Convolution.cpp, use_cudnn and use_cudnn_depthwise).
 
-    These are empty batches, bfloat16 before compute capability 8.0, and depthwise convolutions of tensors in NCHW. In
-    half precision torch gives some of the latter to cuDNN, which is not simulated.
+    Besides `is_unsupported`, these are depthwise convolutions of tensors in NCHW. In half precision torch gives some of
+    the latter to cuDNN, which is not simulated.
     """
-    without_bfloat16 = call.dtype == "bfloat16" and capability < _BFLOAT16_CAPABILITY
-    return without_bfloat16 or 0 in call.x or (call.is_depthwise and not call.channels_last)
+    return is_unsupported(call, capability) or (call.is_depthwise and not call.channels_last)
+
+
+def is_unsupported(call: ConvolutionCall, capability: float) -> bool:
+    """Return True for empty batches, and for bfloat16 before compute capability 8.0."""
+    return 0 in call.x or (call.dtype == "bfloat16" and capability < _BFLOAT16_CAPABILITY)

@@ -6,10 +6,16 @@ from contextlib import nullcontext
 import torch
 
 from vramcast.dataset_builder.schema import Spec
-from vramcast.dataset_builder.subject import subject_of
+from vramcast.dataset_builder.subject import in_channels_last, subject_of
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
-from vramcast.virtual_gpu.training_step import DTYPES, in_channels_last, make_optimizer, random_inputs, training_steps
+from vramcast.virtual_gpu.training_step import (
+    DTYPES,
+    images_channels_last,
+    make_optimizer,
+    random_inputs,
+    training_steps,
+)
 
 
 def step_sizes(setup: TrainingSetup, epochs: int) -> list[int]:
@@ -34,9 +40,9 @@ def training_run(spec: Spec, epochs: int, device: str) -> Iterator[int]:
         device
     )  # moved, not built there: building in another dtype than fp32 would leave an fp32 copy in the cache
     shapes = [(item.shape, item.vocabulary) for item in inputs]
-    arranged = in_channels_last if setup.channels_last else tuple
+    arranged = images_channels_last if setup.channels_last else tuple
     if setup.channels_last:
-        subject.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        in_channels_last(subject)
     ahead = _prefetched(shapes, setup, device)
     if setup.dry_run_batch_size:
         for _ in range(setup.dry_run_passes):
@@ -63,4 +69,5 @@ def _prefetched(
 ) -> list[tuple[torch.Tensor, ...]]:
     """Return the batches that a loader holds ready; on CUDA it has its own stream, and so its own memory pool."""
     with torch.cuda.stream(torch.cuda.Stream()) if device == "cuda" else nullcontext():  # type: ignore[no-untyped-call]
-        return [random_inputs(shapes, setup.batch_size, setup.dtype, device) for _ in range(setup.prefetched_batches)]
+        made = (random_inputs(shapes, setup.batch_size, setup.dtype, device) for _ in range(setup.prefetched_batches))
+        return [images_channels_last(batch) if setup.channels_last else batch for batch in made]
