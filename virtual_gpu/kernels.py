@@ -12,6 +12,7 @@ from vramcast.virtual_gpu.convolutions import convolution_kernels
 from vramcast.virtual_gpu.embedding import embedding_backward, index_put
 from vramcast.virtual_gpu.recurrent import recurrent_kernels
 from vramcast.virtual_gpu.reductions import reduction_kernels
+from vramcast.virtual_gpu.resized import resizing_kernels
 from vramcast.virtual_gpu.shapes import SHAPES, empty_like, multiply
 from vramcast.virtual_gpu.trace import Kernel, LibraryCall, Tracer, Use, in_backward
 
@@ -161,6 +162,7 @@ def cuda_kernels() -> dict[Any, Kernel]:
         aten.add.Tensor: _accumulate,
         **{operator: _matmul(operator) for operator in (aten.mm.default, aten.bmm.default, aten.baddbmm.default)},
         **reduction_kernels(),
+        **resizing_kernels(),
     }
     for operator in _list_operators():
         in_place = operator._schema.name.endswith("_")

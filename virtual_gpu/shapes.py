@@ -139,7 +139,7 @@ def _binary(a: Tensor, b: Any, **kwargs: Any) -> Any:
 def _broadcast(a: Tensor, b: Tensor) -> Any:
     if b.shape == a.shape and b.stride() == a.stride():
         return empty_like(a)
-    shape = _broadcast_shape(a.shape, b.shape)
+    shape = broadcast_shape(a.shape, b.shape)
     if a.is_contiguous() and b.is_contiguous():
         return _empty(shape, a)
     out = empty_like(a)
@@ -148,7 +148,8 @@ def _broadcast(a: Tensor, b: Tensor) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def _broadcast_shape(a: Sequence[int], b: Sequence[int]) -> torch.Size:
+def broadcast_shape(a: Sequence[int], b: Sequence[int]) -> torch.Size:
+    """Return the shape to which two shapes broadcast."""
     return torch.broadcast_shapes(a, b)  # type: ignore[no-untyped-call, no-any-return]
 
 
