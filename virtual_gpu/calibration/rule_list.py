@@ -45,11 +45,6 @@ class _Candidate:
     def value(self) -> float:
         return self.right.bit_count() * _CONDITION_COST ** len(self.conditions)
 
-    def gain(self, share: float) -> float:
-        """Return how much better than a share of right calls this is, times the calls (the measure of FOIL)."""
-        right, wrong = self.right.bit_count(), self.wrong.bit_count()
-        return right * log2(right / (right + wrong) / share)
-
 
 def learn_rules(
     calls: Sequence[ConvolutionCall], amounts: Sequence[Sequence[Amount]], align: int
@@ -166,28 +161,36 @@ def _best_rule(masks: Mapping[Condition, int], by_amount: Mapping[Amount, int], 
 def _best_conjunction(masks: Mapping[Condition, int], start: _Candidate, least: float) -> _Candidate | None:
     """Return the conjunction of the highest value above `least` that covers no wrong call; None if there is none."""
     best, beam = None, [start]
-    right = start.right.bit_count()
-    share = right / (right + start.wrong.bit_count())
+    share = start.right.bit_count() / (start.right | start.wrong).bit_count()
     for _ in range(_MOST_CONDITIONS):
-        longer: dict[tuple[int, int], _Candidate] = {}
+        longer: dict[tuple[int, int], tuple[Condition, ...]] = {}
         for shorter in beam:
-            for candidate in _extended(masks, shorter, least):
-                if candidate.wrong:
-                    longer.setdefault((candidate.right, candidate.wrong), candidate)
-                elif candidate.value > least:
+            for conditions, right, wrong in _extended(masks, shorter, least):
+                if wrong:
+                    longer.setdefault((right, wrong), conditions)
+                elif (candidate := _Candidate(conditions, right, wrong)).value > least:
                     best, least = candidate, candidate.value
-        beam = heapq.nlargest(_BEAM, longer.values(), key=lambda item: item.gain(share))
+        kept = heapq.nlargest(_BEAM, longer.items(), key=lambda item: _gain(*item[0], share))
+        beam = [_Candidate(conditions, *covered) for covered, conditions in kept]
     return best
 
 
-def _extended(masks: Mapping[Condition, int], start: _Candidate, least: float) -> Iterator[_Candidate]:
-    """Yield a candidate with one more condition each, without those that cannot reach a value above `least`."""
+def _gain(right: int, wrong: int, share: float) -> float:
+    """Return how much better than a share of right calls this is, times the calls (the measure of FOIL)."""
+    count = right.bit_count()
+    return count * log2(count / (count + wrong.bit_count()) / share)
+
+
+def _extended(
+    masks: Mapping[Condition, int], start: _Candidate, least: float
+) -> Iterator[tuple[tuple[Condition, ...], int, int]]:
+    """Yield the candidate with one more condition each, without those that cannot reach a value above `least`."""
     used = {name for name, _ in start.conditions}
     fewest = least / _CONDITION_COST ** (len(start.conditions) + 1)
     for condition, mask in masks.items():
         right = start.right & mask
         if right.bit_count() > fewest and condition[0] not in used and (wrong := start.wrong & mask) != start.wrong:
-            yield _Candidate((*start.conditions, condition), right, wrong)
+            yield (*start.conditions, condition), right, wrong
 
 
 def _simplified(
