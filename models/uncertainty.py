@@ -80,7 +80,7 @@ def may_show_trials(example: Example) -> bool:
 
 
 def _clean_strata(example: Example, kind: str) -> tuple[str, ...]:
-    origin = "generated" if example.family in FAMILIES else "real"
+    origin = "generated" if has_learned_scale(example) or (kind == _EXACT and example.family in FAMILIES) else "real"
     names = (*(f"{kind}, {doubt}" for doubt in _doubts(example)), kind, kind.split(", ", maxsplit=1)[0])
     return (*dict.fromkeys(f"{origin}, {name}" for name in names), EVERYTHING)
 
@@ -98,12 +98,11 @@ def _doubts(example: Example) -> list[str]:
 def _kind(example: Example) -> str:
     """Return what the error of a job depends on most: nothing, or workspaces that a rule guesses.
 
-    Of real networks, those whose channels are no multiples of four are a kind of their own; the error of generated ones
-    is learned.
+    Those whose channels are no multiples of four are a kind of their own, unless the error of a job is learned.
     """
-    if convolution_bytes(example) <= _FEW * _own_bytes(example):
+    if _is_exact(example):
         return _EXACT
-    if example.family in FAMILIES:
+    if has_learned_scale(example):
         return _WORKSPACES
     channels = [item.channels for item in convolutions_of(example) if item.total]
     misaligned = sum(number % _ALIGNMENT != 0 for number in channels) > _MISALIGNED * len(channels)
@@ -134,13 +133,17 @@ def unit_bytes(example: Example, stratum: str, scale: float) -> float:
 def has_learned_scale(example: Example) -> bool:
     """Return whether the unit of a job is learned: generated networks with convolutions have enough measured rows.
 
-    On a device that was not measured, what is learned of another one does not hold.
+    On a device that was not measured, what is learned of another one does not hold: the job is taken for a real network.
     """
-    return example.family in FAMILIES and example.calibrated and _kind(example) != _EXACT
+    return example.family in FAMILIES and example.calibrated and not _is_exact(example)
+
+
+def _is_exact(example: Example) -> bool:
+    return convolution_bytes(example) <= _FEW * _own_bytes(example)
 
 
 def _guess_bytes(example: Example, own: int) -> float:
-    exact = _kind(example) == _EXACT
+    exact = _is_exact(example)
     guessed: float = _GUESSED_BYTES + convolution_bytes(example)
     if not exact:
         guessed = _CACHED_BYTES * (_LEAST_SHARE + _cached_share(example))

@@ -107,6 +107,7 @@ def test_the_unit_of_a_generated_network_with_convolutions_is_learned():
     assert unit_bytes(cnn, "all", 0.3) - unit_bytes(cnn, "all", 0.1) == pytest.approx(0.2 * reserved)
     elsewhere = replace(cnn, calibrated=False)  # where nothing was learned
     assert unit_bytes(elsewhere, "all", 0.3) == unit_bytes(elsewhere, "all", 0.1)
+    assert strata(elsewhere)[-3:-1] == strata(replace(cnn, family="timm"))[-3:-1], "the scores of such units"
 
 
 def trying(tried_gib, beyond_gib=4):
