@@ -133,7 +133,7 @@ def unit_bytes(example: Example, stratum: str, scale: float) -> float:
 def has_learned_scale(example: Example) -> bool:
     """Return whether the unit of a job is learned: generated networks with convolutions have enough measured rows.
 
-    On a device that was not measured, what is learned of another one does not hold: the job is taken for a real network.
+    On a device that was not measured, what is learned of another one does not hold: the job counts as a real network.
     """
     return example.family in FAMILIES and example.calibrated and not _is_exact(example)
 

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import random
 import signal
+import statistics
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,7 @@ from vramcast.virtual_gpu.profile import parse_profile
 from vramcast.virtual_gpu.simulate import simulate
 from vramcast.virtual_gpu.trace import ConvolutionCall
 from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.trials import largest_workspace_bytes
 
 SOURCE = Path(__file__).parent / "support" / "cudnn_stub.c"
 CHILD = Path(library.__file__).with_name("child.py")
@@ -324,6 +326,19 @@ def test_cudnn_itself_follows_our_principles_of_layouts(real, dtype, channels_la
         assert compared == 0
     else:
         assert equal > 0.6 * compared > 50  # many of these have odd channels
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_cudnn_itself_tries_as_much_in_channels_last(real, dtype):
+    calls = [probe.call for probe in random_probes(150, random.Random(0))]
+    calls = [replace(call, channels_last=True, dtype=dtype) for call in calls]
+    ratios = {True: [], False: []}
+    for call in (call for call in calls if not library.runs_without_cudnn(call, 8.0)):
+        largest = real.workspace_bytes(call, 8.0, largest=True)
+        ratios[call.is_depthwise].append(largest / largest_workspace_bytes(call))
+    assert min(map(len, ratios.values())) > 10
+    for found in ratios.values():
+        assert 0.5 < statistics.median(found) < 1.5
 
 
 _VARIED = """

@@ -17,7 +17,7 @@ from vramcast.virtual_gpu.simulate import measurement_of, replay_on, simulate
 from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.trace import ConvolutionCall
 from vramcast.virtual_gpu.training_setup import TrainingSetup
-from vramcast.virtual_gpu.trials import transform_bytes, trials_of
+from vramcast.virtual_gpu.trials import largest_workspace_bytes, transform_bytes, trials_of
 
 A100 = parse_profile(load_device("a100_40gb_timm_2024"))
 
@@ -49,6 +49,14 @@ def test_some_calls_have_no_transform() -> None:
     assert not transform_bytes(replace(plain, groups=64, weight=(64, 1, 3, 3)))
     assert not transform_bytes(call(8, 64, 64, (256, 256), kernel=3))
     assert not transform_bytes(replace(plain, x=(8, 1, 64), weight=(1, 1, 3), y=(8, 1, 64), stride=(1,)))
+
+
+def test_channels_last_has_copies_instead_of_a_transform() -> None:
+    plain = replace(call(8, 64, 64, (56, 56), kernel=3), channels_last=True)
+    images = 8 * 64 * 56 * 56
+    assert largest_workspace_bytes(plain) == 2 * 4 * (2 * images + 64 * 64 * 9)
+    depthwise = replace(plain, groups=64, weight=(64, 1, 3, 3), dtype="float16")
+    assert largest_workspace_bytes(depthwise) == 4 * 2 * (2 * images + 64 * 9)
 
 
 def _cnn(cudnn_benchmark: bool) -> TrainingSetup:

@@ -16,7 +16,7 @@ from vramcast.virtual_gpu.records import from_mapping
 from vramcast.virtual_gpu.reductions import split_bytes
 from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.trace import AttentionCall, Call, ConvolutionCall, ReductionCall
-from vramcast.virtual_gpu.trials import transform_bytes
+from vramcast.virtual_gpu.trials import largest_workspace_bytes
 
 _TILE = 128
 _ANY_COPIES = (math.inf,) * 3
@@ -247,7 +247,7 @@ class DeviceProfile:
         """Return the largest workspace of all execution plans for a call, which cudnn.benchmark allocates."""
         if self.cudnn_release:
             return library.workspace_bytes(call, self.compute_capability, self.cudnn_release, largest=True)
-        return transform_bytes(call)
+        return largest_workspace_bytes(call)
 
 
 def workspace_of_rule(

@@ -170,15 +170,15 @@ def _best_conjunction(masks: Mapping[Condition, int], start: _Candidate, least: 
                     longer.setdefault((right, wrong), conditions)
                 elif (candidate := _Candidate(conditions, right, wrong)).value > least:
                     best, least = candidate, candidate.value
-        kept = heapq.nlargest(_BEAM, longer.items(), key=lambda item: _gain(*item[0], share))
+        kept = heapq.nlargest(_BEAM, longer.items(), key=lambda item: _gain(item[0], share))
         beam = [_Candidate(conditions, *covered) for covered, conditions in kept]
     return best
 
 
-def _gain(right: int, wrong: int, share: float) -> float:
+def _gain(covered: tuple[int, int], share: float) -> float:
     """Return how much better than a share of right calls this is, times the calls (the measure of FOIL)."""
-    count = right.bit_count()
-    return count * log2(count / (count + wrong.bit_count()) / share)
+    right, wrong = (calls.bit_count() for calls in covered)
+    return right * log2(right / (right + wrong) / share)
 
 
 def _extended(
