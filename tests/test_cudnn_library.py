@@ -12,6 +12,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -330,13 +331,14 @@ def test_cudnn_itself_follows_our_principles_of_layouts(real, dtype, channels_la
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_cudnn_itself_tries_as_much_in_channels_last(real, dtype):
-    calls = [probe.call for probe in random_probes(150, random.Random(0))]
-    calls = [replace(call, channels_last=True, dtype=dtype) for call in calls]
     ratios = {True: [], False: []}
-    for call in (call for call in calls if not library.runs_without_cudnn(call, 8.0)):
-        largest = real.workspace_bytes(call, 8.0, largest=True)
-        ratios[call.is_depthwise].append(largest / largest_workspace_bytes(call))
-    assert min(map(len, ratios.values())) > 10
+    for channels, side, kernel, depthwise in product((32, 128), (14, 56), (1, 3, 7), (True, False)):
+        image, weight = (32, channels, side, side), (channels, 1 if depthwise else channels, kernel, kernel)
+        for direction in ("forward", "data", "weight"):
+            groups, padding = channels if depthwise else 1, (kernel // 2,) * 2
+            call = ConvolutionCall(direction, image, weight, image, (1, 1), groups, padding, (1, 1), dtype, True)
+            largest = real.workspace_bytes(call, 8.0, largest=True)
+            ratios[depthwise].append(largest / largest_workspace_bytes(call))
     for found in ratios.values():
         assert 0.5 < statistics.median(found) < 1.5
 
