@@ -133,8 +133,9 @@ def test_experts_get_the_part_of_the_tokens_that_is_assumed(tmp_path):
         report = run("moe.py", tmp_path=tmp_path, steps=2, nonzero_fraction=fraction)
         hidden = 8 * rows * 1024 * 4 * 2  # each expert keeps its hidden layer before and after GELU
         tokens = 8 * rows * 256 * 4 * 3  # the tokens that it got, its output, and the product with the weights
+        losses = 3 * 4096 * 256 * 4  # the last loss and the new one, whose storages keep all elements, and a buffer
         found = held(report, "activations") + held(report, "temporaries")
-        assert found == pytest.approx(hidden + tokens, rel=0.2)
+        assert found == pytest.approx(hidden + tokens + losses, rel=0.1)
         assert "selects" in report.assumptions[0] and "moe.py:22" in report.assumptions[0]
         example = example_of_simulation(report.simulation, load_profile("a100_40gb"))
         assert example.assumed == (fraction < 1), "all places are a bound, a part of them is a guess"

@@ -170,8 +170,8 @@ def _best_conjunction(masks: Mapping[Condition, int], start: _Candidate, least: 
                     longer.setdefault((right, wrong), conditions)
                 elif (candidate := _Candidate(conditions, right, wrong)).value > least:
                     best, least = candidate, candidate.value
-        kept = heapq.nlargest(_BEAM, longer.items(), key=lambda item: _gain(item[0], share))
-        beam = [_Candidate(conditions, *covered) for covered, conditions in kept]
+        chosen = heapq.nlargest(_BEAM, longer.items(), key=lambda item: _gain(item[0], share))
+        beam = [_Candidate(conditions, *covered) for covered, conditions in chosen]
     return best
 
 
