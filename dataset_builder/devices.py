@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 DEFAULT_DEVICE = "a100_40gb"
-RULE_FIELDS = ("convolution", "padded_depthwise_channels")
+RULE_FIELDS = ("convolution", "padded_depthwise_channels", "padded_strided_channels")
 """Fields of a profile that come from its rule set."""
 _OTHER_GPU = {"ti", "super", "laptop", "mobile", "mig", "d"}
 """Words that tell two GPUs with the same number apart."""

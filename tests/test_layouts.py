@@ -103,6 +103,13 @@ class TestDepthwiseWithChannelsLast:
         expected = 16 * (2 * PLACES * channels + channels * 49) if pads else 16 * 4 * PLACES
         assert known(self.gradient(channels=channels), padded=padded) == expected
 
+    @pytest.mark.parametrize(("channels", "outputs", "pads"), [(63, 63, False), (64, 64, True), (64, 128, False)])
+    def test_a_stride_has_a_number_of_its_own_if_there_are_as_many_outputs(self, channels, outputs, pads):
+        item = replace(call("weight", channels, outputs, 7, channels, channels_last=True), stride=(2, 2))
+        padded = known_workspace_bytes(item, A100, 128, padded_strided_channels=64)
+        assert (padded == 16 * sum(map(math.prod, item.shapes.values()))) == pads
+        assert known_workspace_bytes(item, A100, 128) == 16 * 4 * PLACES
+
     @pytest.mark.parametrize(("channels", "pads"), [(32, True), (256, True), (264, False)])
     def test_hopper_pads_up_to_256_channels_with_32_bits(self, channels, pads):
         expected = 16 * (2 * PLACES * channels + channels * 49) if pads else 16 * 4 * PLACES
@@ -150,6 +157,8 @@ class TestChannelsLastWith32Bits:
 def test_a_rule_set_gives_a_profile_its_padded_channels():
     assert load_profile("a100_40gb").padded_depthwise_channels == 96
     assert load_profile("a100_40gb_timm_2024").padded_depthwise_channels == 128
+    assert load_profile("a100_40gb_timm_2024").padded_strided_channels == 64
+    assert load_profile("rtx_4060").padded_depthwise_channels == 128
     assert load_profile("rtx_3060").padded_depthwise_channels is None
 
 
@@ -161,9 +170,10 @@ def test_a_profile_without_rules_takes_no_workspace():
 
 
 @pytest.mark.parametrize("count", [0, 1.5, "many"])
-def test_padded_channels_are_a_count(count):
-    with pytest.raises(UserError, match="expected padded_depthwise_channels of the device profile x to be"):
-        parse_profile({**SETTINGS, "padded_depthwise_channels": count})
+@pytest.mark.parametrize("name", ["padded_depthwise_channels", "padded_strided_channels"])
+def test_padded_channels_are_a_count(name, count):
+    with pytest.raises(UserError, match=f"expected {name} of the device profile x to be"):
+        parse_profile({**SETTINGS, name: count})
 
 
 @pytest.mark.parametrize(

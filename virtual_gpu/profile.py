@@ -188,6 +188,8 @@ class DeviceProfile:
     convolution: tuple[ConvolutionWorkspace, ...] = field(default=())
     padded_depthwise_channels: int | None = None
     """Channels from which cuDNN pads the groups of a wide depthwise kernel, with 32 bits and channels last."""
+    padded_strided_channels: int | None = None
+    """The same for a kernel with a stride and as many outputs as inputs; None for the same number."""
     cudnn_release: str | None = None
     """The release of an installed cuDNN that is asked for workspaces, in place of rules."""
     calibrated_on: str | None = None
@@ -238,7 +240,9 @@ class DeviceProfile:
         rule = next((item for item in self.convolution if item.matches(call, self.align_channels)), None)
         if rule is None or library.is_unsupported(call, self.compute_capability):
             return 0
-        described_bytes = known_workspace_bytes(call, self.compute_capability, self.padded_depthwise_channels)
+        described_bytes = known_workspace_bytes(
+            call, self.compute_capability, self.padded_depthwise_channels, self.padded_strided_channels
+        )
         if described_bytes is not None:
             return described_bytes
         return workspace_of_rule(call, rule, self.align_channels, copies_needed(call, self.compute_capability))
@@ -276,8 +280,9 @@ def parse_profile(settings: Mapping[str, Any]) -> DeviceProfile:
         raise UserError(f"expected the profile's convolution rules as a list, found {rules!r}: change the profile")
     parsed = tuple(from_mapping(ConvolutionWorkspace, rule, "a convolution rule") for rule in rules)
     what = f"the device profile {settings.get('name')}"
-    if (channels := settings.get("padded_depthwise_channels")) is not None:
-        check_count(f"padded_depthwise_channels of {what}", channels)
+    for name in ("padded_depthwise_channels", "padded_strided_channels"):
+        if (channels := settings.get(name)) is not None:
+            check_count(f"{name} of {what}", channels)
     if parsed and settings.get("cudnn_release"):
         raise UserError(f"expected cudnn_release or rules in {what}, found both: remove one")
     return from_mapping(DeviceProfile, {**settings, "convolution": parsed}, what)

@@ -38,17 +38,22 @@ _HOPPER = 9.0
 _TF32 = 8.0
 
 
-def known_workspace_bytes(call: ConvolutionCall, capability: float, padded_channels: int | None) -> int | None:
+def known_workspace_bytes(
+    call: ConvolutionCall, capability: float, padded_channels: int | None, padded_strided_channels: int | None = None
+) -> int | None:
     """Return the workspace of a call that rules do not describe, and None for the others.
 
     Args:
         call: The call.
         capability: The compute capability of the GPU.
         padded_channels: The fewest channels from which a wide depthwise kernel with 32 bits pads its groups.
+        padded_strided_channels: The same for one with a stride and as many outputs as inputs, if it differs.
 
     """
     if call.is_depthwise:
-        return _depthwise_bytes(call, capability, padded_channels) if call.channels_last else None
+        is_strided = max(call.stride) > 1 and call.x[1] == call.y[1]
+        least = padded_strided_channels if is_strided and padded_strided_channels is not None else padded_channels
+        return _depthwise_bytes(call, capability, least) if call.channels_last else None
     if call.element_bytes == HALF_BYTES:
         return _half_bytes(call, capability)
     return 0 if call.channels_last and capability >= _HOPPER and _is_aligned(call) else None
