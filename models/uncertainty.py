@@ -3,8 +3,6 @@
 Both follow from the job and its simulation alone, never from a measurement.
 """
 
-import math
-
 from vramcast.dataset_builder.families import FAMILIES
 from vramcast.models.example import Example
 from vramcast.models.features.layers import convolutions_of
@@ -18,9 +16,11 @@ _PROCESS_BYTES = 512 * MIB
 _STEADY_BYTES, _GUESSED_BYTES = 128 * MIB, 64 * MIB
 """Added to a job's memory and to what is guessed in it: errors of every job, such as a few segments of the allocator
 more or less. Without them, small jobs would set the margin of all."""
-_CACHED_BYTES, _LEAST_SHARE = 512 * MIB, 0.2
-"""The guess in a job with convolutions for each share of cache in its memory, and a share that is added: a
-workspace that a rule guesses wrongly changes which blocks are split, so errors are larger where more is cached."""
+_GUESSED_WORKSPACES_BYTES = 256 * MIB
+"""The guess in a job with convolutions: a workspace that a rule guesses wrongly changes which blocks are split."""
+_MEMORY_POWER, _MEMORY_POWER_IF_EXACT = 0.4, 0.5
+"""The power of a job's memory in its unit: what is guessed has the rest. Errors of workspaces grow more slowly with a
+job than other ones."""
 _FEW = 0.01
 """Share of a job's memory below which its largest convolution does not count, such as one that cuts image patches."""
 _MISALIGNED = 0.02
@@ -114,9 +114,8 @@ def unit_bytes(example: Example, stratum: str, scale: float) -> float:
 
     With trials, it is the memory of the largest one beyond the job's own. For a generated network with convolutions, it
     is the usual error of such jobs (`scale`, relative to their memory). On a measured stack, it is a constant for an
-    exact job: most of its errors are other processes. Otherwise it is the geometric mean of the job's memory and what
-    is guessed in it, because errors grow with a job, but more slowly, and with the share of its memory that is cache if
-    a rule guesses workspaces.
+    exact job: most of its errors are other processes. Otherwise it is a weighted geometric mean of the job's memory and
+    what is guessed in it, because errors grow with a job, but more slowly.
     """
     own = _own_bytes(example)
     kind = _kind(example)
@@ -144,23 +143,15 @@ def _is_exact(example: Example) -> bool:
 
 def _guess_bytes(example: Example, own: int) -> float:
     exact = _is_exact(example)
-    guessed: float = _GUESSED_BYTES + convolution_bytes(example)
-    if not exact:
-        guessed = _CACHED_BYTES * (_LEAST_SHARE + _cached_share(example))
+    guessed: float = _GUESSED_BYTES + convolution_bytes(example) if exact else _GUESSED_WORKSPACES_BYTES
     if not example.calibrated:
         guessed += convolution_bytes(example) + example.overhead_bytes
     if example.unknown_nccl:
         guessed += _NCCL_BYTES
     if example.assumed:
         guessed += (_ASSUMED_SHARE_IF_EXACT if exact else _ASSUMED_SHARE) * own
-    return math.sqrt((own + _STEADY_BYTES) * guessed)
-
-
-def _cached_share(example: Example) -> float:
-    """Return the share of a job's simulated memory that is cache at its peak."""
-    if example.simulated is None or not example.simulated.reserved_bytes:
-        return 0.0
-    return example.simulated.breakdown.get("allocator_cache", 0) / example.simulated.reserved_bytes
+    power = _MEMORY_POWER_IF_EXACT if exact else _MEMORY_POWER
+    return float((own + _STEADY_BYTES) ** power * guessed ** (1 - power))
 
 
 def convolution_bytes(example: Example) -> int:

@@ -77,14 +77,14 @@ def test_strata_follow_what_is_uncertain():
     assert unit_bytes(mlp, strata(mlp)[0], 0.0) == 512 * MIB
 
 
-def test_the_unit_of_a_real_network_with_convolutions_grows_with_its_cache():
+@pytest.mark.parametrize(("layers", "power"), [(True, 0.4), (False, 0.5)])
+def test_the_unit_of_a_real_network_grows_more_slowly_with_its_memory_if_workspaces_are_guessed(layers, power):
     real = replace(example_of(cnn_spec(depth=5)), calibrated=True, family="timm")
-    parts = {**real.simulation.breakdown, "allocator_cache": 0}
-    none = replace(real, simulated=replace(real.simulation, breakdown=parts))
-    full = real.simulation.reserved_bytes
-    all_cache = replace(none, simulated=replace(none.simulation, breakdown={**parts, "allocator_cache": full}))
-    ratio = unit_bytes(all_cache, "all", 0.0) / unit_bytes(none, "all", 0.0)
-    assert ratio == pytest.approx((1.2 / 0.2) ** 0.5)
+    real = real if layers else replace(real, layers=())
+    more = replace(real, simulated=replace(real.simulation, reserved_bytes=3 * real.simulation.reserved_bytes))
+    memory = [item.simulation.reserved_bytes + 128 * MIB for item in (real, more)]
+    ratio = unit_bytes(more, "all", 0.0) / unit_bytes(real, "all", 0.0)
+    assert ratio == pytest.approx((memory[1] / memory[0]) ** power)
 
 
 @pytest.mark.parametrize(
