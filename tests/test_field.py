@@ -99,12 +99,22 @@ def test_the_csv_has_a_column_for_each_figure(tmp_path):
 
 def test_the_page_has_a_table_for_each_part_and_marks_published_figures():
     lines = [Line(**{**vars(TEMPLATE), "part": part, "rows": 7}) for part in (OVERALL, *TITLES)]
-    notes = {"tested": 755, "unseen": 69, "train": 5913, "validation": 727, "one_in": 4, "tracked": 180, "failed": ""}
-    page = render([*lines, *fold_lines()], notes)
+    counts = {"tested": 755, "unseen": 69, "train": 5913, "validation": 727, "one_in": 4, "tracked": 180, "failed": ""}
+    page = render([*lines, *fold_lines()], {**counts, "transformers": "4.2"})
     assert all(title in page for title in TITLES.values())
     assert page.count("| fixed | computed | 7 |") == len(TITLES) + 1
     assert page.count("(published)") == len(fold_lines())
-    assert "python -m benchmarks.field" in page
+    assert "python -m benchmarks.field" in page and "traced with transformers 4.2." in page
+
+
+def test_rows_need_the_release_of_transformers_that_they_were_measured_with(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("benchmarks.field.rows.version", lambda name: "5.1.0")
+    monkeypatch.setattr("sys.argv", ["field", "--data", str(tmp_path), "--docs", str(tmp_path / "docs")])
+    assert field_command.main() == 2
+    assert (
+        "expected transformers 4.51.3, which xMem's runs used, found 5.1.0: run `make bench`" in capsys.readouterr().err
+    )
+    assert not (tmp_path / "docs").exists()
 
 
 def test_estimators_are_sorted_and_predict_only_the_rows_that_they_support():

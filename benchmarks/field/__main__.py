@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +74,7 @@ def compute(arguments: argparse.Namespace) -> tuple[list[Line], pd.DataFrame, di
         "tested": len(field.tested) - counts[UNSEEN], "unseen": counts[UNSEEN], "train": len(field.train),
         "validation": len(field.validation), "one_in": arguments.one_in,
         "tracked": sum(item.spec.id in tracked_mib for item in field.tested),
-        "failed": f"; it failed on {failed} networks" if failed else "",
+        "failed": f"; it failed on {failed} networks" if failed else "", "transformers": version("transformers"),
     }  # fmt: skip
     return lines, points_of(entries, predictions, field), notes
 

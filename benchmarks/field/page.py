@@ -6,7 +6,7 @@ from pathlib import Path
 from benchmarks.field.rows import TITLES, UNSEEN_2024
 from benchmarks.field.tables import OVERALL, Line, markdown_table
 
-COMMAND = "VRAMCAST_DATA=DIR python -m benchmarks.field --one-in {one_in}"
+COMMAND = "VRAMCAST_DATA=DIR PYTHONPATH=.venvs/transformers-4.51 python -m benchmarks.field --one-in {one_in}"
 FINE_TUNING = Path(__file__).parent / "fine_tuning.md"
 """A section of its own: its rows are simulated by `vramcast evaluate`, in the environments of `make stacks`."""
 PICTURES = {
@@ -35,7 +35,7 @@ Rows: the {tested:,} test rows of the split by configuration of the released che
 measurements of real networks outside all training data. Learned estimators were fitted to the {train:,} training rows
 of the same split and selected on its {validation:,} validation rows: one network of each kind with a short training.
 `universal` is the released checkpoint: the simulation with the errors of its calibration rows. xMem's Transformers were
-traced with transformers 4.51.3. MemTracker is slow, so it estimated one row in {one_in}: {tracked} rows{failed}.
+traced with transformers {transformers}. MemTracker is slow: it estimated one row in {one_in}, {tracked} rows{failed}.
 
 - *median, mean, p95*: relative error of the point estimate, over rows that fit. "Does not fit" for a row that fits
   counts as 100 %.

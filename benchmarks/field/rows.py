@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from vramcast.dataset_builder.devices import load_profile
@@ -21,6 +22,8 @@ from vramcast.train.experiment import Parts, parts_of, split_of
 from vramcast.train.tasks.release import RELEASES, read_release
 
 UNIVERSAL = "universal"
+XMEM_TRANSFORMERS = "4.51.3"
+"""The release of transformers that xMem's runs used: later ones allocate up to 12 % less or more."""
 UNSEEN_TABLE = "unseen_models_a100.csv"
 UNSEEN, UNSEEN_2024, BLIND_TIMM = "unseen", "unseen 2024", "timm, odd half"
 TITLES = {
@@ -72,6 +75,7 @@ class Field:
 
 def load_field(data: Path, cache: str | None, workers: int) -> Field:
     """Repeat the split of the released checkpoint, and add the unseen networks to its test rows."""
+    _check_transformers()
     words = [*read_release(RELEASES / f"{UNIVERSAL}.yaml").overrides, f"data.path={data}"]
     configuration, simulations = configure(words), SimulationStore(cache, workers)
     rows = measured_rows(configuration.data)
@@ -81,6 +85,14 @@ def load_field(data: Path, cache: str | None, workers: int) -> Field:
     specs = {row.spec.id: row.spec for row in rows}
     tested = [EvaluatedRow(item, specs[item.id], _parts(item, specs[item.id])) for item in parts.test]
     return Field(parts.train, parts.validation, [*tested, *_unseen(data, simulations)])
+
+
+def _check_transformers() -> None:
+    if (found := version("transformers")) != XMEM_TRANSFORMERS:
+        raise UserError(
+            f"expected transformers {XMEM_TRANSFORMERS}, which xMem's runs used, found {found}: run `make bench`, "
+            "which installs it below .venvs, or name a directory with it in PYTHONPATH"
+        )
 
 
 def _examples(rows: Sequence[Row], cache: SimulationStore) -> list[Example]:
