@@ -68,8 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _write_with_cudnn(path: Path, start: DeviceProfile, seed: int) -> None:
     """Write a profile that asks the installed cuDNN for workspaces, and print how often its rules gave the same."""
     release = installed_cudnn().release
-    without_rules = replace(start, convolution=(), padded_depthwise_channels=None, padded_strided_channels=None)
-    profile = replace(without_rules, cudnn_release=release, calibrated_on=None)
+    profile = replace(start.without_rules, cudnn_release=release, calibrated_on=None)
     # Asked before the profile is written: a release may know no GPU of this kind.
     compared = None if start.cudnn_release else agreement(profile, start, (), _COMPARED_CALLS, seed)
     header = f"{profile.title}, with workspaces from cuDNN {release}, by `vramcast device calibrate --from-cudnn`."

@@ -72,7 +72,7 @@ def read_rules(name: str) -> dict[str, Any]:
     files = _files("device/rules")
     check_choice("rules", name, sorted(files))
     rules = _read_yaml(files[name], "a rule set")
-    unknown = sorted(set(rules) - {"evidence", *RULE_FIELDS})
+    unknown = sorted(map(str, set(rules) - {"evidence", *RULE_FIELDS}))
     if unknown:
         raise UserError(f"expected evidence, {', '.join(RULE_FIELDS)} in {files[name]}, found {unknown[0]}: remove it")
     return rules

@@ -85,5 +85,5 @@ def constant_specs() -> list[Spec]:
 
 def from_scratch(profile: DeviceProfile) -> DeviceProfile:
     """Return a profile without fitted constants, and with one copy for all convolutions."""
-    bare = replace(profile, context_mib=0, cudnn_mib=0, batch_norm_mib=0, other_mib=0, align_channels=4)
+    bare = replace(profile.without_rules, context_mib=0, cudnn_mib=0, batch_norm_mib=0, other_mib=0, align_channels=4)
     return replace(bare, convolution=(ConvolutionWorkspace(copies=1.0),), cudnn_release=None, calibrated_on=None)

@@ -34,8 +34,15 @@ class Outlook(ABC):
 
     def proba(self, buckets: Buckets, jobs: Sequence[int] | None = None) -> Array:
         """Return [jobs, classes]: the probability of each bucket, by default of all jobs; the last: "does not fit"."""
-        below = self.below(buckets.edges_bytes, range(len(self.capacity_bytes)) if jobs is None else jobs)
+        chosen = list(range(len(self.capacity_bytes)) if jobs is None else jobs)
+        below = self.below(buckets.edges_bytes, chosen)
         below[:, 0] = 0  # no memory use is negative
+        capacities = self.capacity_bytes[chosen]
+        # Buckets may end at the capacity of a larger device: what exceeds a job's own one does not fit.
+        for capacity in np.unique(capacities[capacities < buckets.edges_bytes[-1]]):
+            smaller = np.flatnonzero(capacities == capacity)
+            fits = self.below(np.array([capacity]), [chosen[index] for index in smaller])
+            below[smaller] = np.minimum(below[smaller], fits)
         return np.hstack([np.diff(below, axis=1), np.maximum(1 - below[:, -1:], 0)])
 
     def on_device(self, level: float) -> Array:

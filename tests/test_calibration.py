@@ -52,8 +52,9 @@ def samples():
 
 
 def test_known_constants_and_rules_are_recovered_from_scratch(samples):
-    start = calibrating.from_scratch(TRUTH)
+    start = calibrating.from_scratch(replace(TRUTH, padded_depthwise_channels=96, padded_strided_channels=64))
     assert start.context_mib == 0
+    assert start.padded_depthwise_channels is start.padded_strided_channels is None
     assert len(start.convolution) == 1
     result = calibrate(start, samples)
     assert result.profile.context_mib == 321

@@ -130,6 +130,15 @@ def test_a_rule_set_can_be_chosen_for_a_build():
     assert settings["device"] == {**own, "convolution": load_device("t4")["convolution"]}
 
 
+def test_a_rule_set_with_unknown_keys_is_named(own, tmp_path):
+    path = own(rules="odd")
+    rules = path.parent / "rules" / "odd.yaml"
+    rules.parent.mkdir()
+    rules.write_text("evidence: none\nconvolution: []\n1: x\nfoo: y\n")
+    with pytest.raises(UserError, match="found 1: remove it"):
+        load_profile("my_t4")
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import nn
 
+from vramcast import VirtualGPU
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.emit import emit
 from vramcast.dataset_builder.families import make_spec
 from vramcast.dataset_builder.jobs.job import ModuleJob
 from vramcast.dataset_builder.measure.cuda import training_run as cuda_run
-from vramcast.dataset_builder.measure.virtual import trace_spec
+from vramcast.dataset_builder.measure.virtual import VirtualBackend, trace_spec
 from vramcast.dataset_builder.simulation.simulation import Simulation
 from vramcast.dataset_builder.simulation.simulator import Simulator
 from vramcast.dataset_builder.subject import in_channels_last
@@ -243,6 +244,25 @@ class TestTraining:
         spec = make_spec("cnn", NETWORK, training)
         list(cuda_run.training_run(spec, epochs=1, device="cpu"))
         assert seen and all(item == (True, True) for item in seen)
+
+
+def test_a_measured_run_allocates_what_is_simulated():
+    network = {**NETWORK, "depth": 3, "base_filters": 512}
+    spec = make_spec("cnn", network, TrainingSetup(batch_size=2, channels_last=True))
+    simulated = VirtualBackend(load_profile("a100_40gb")).measure(spec).measurement
+    with VirtualGPU("a100_40gb"):
+        list(cuda_run.training_run(spec, epochs=1, device="cuda"))
+        measured = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    assert measured == (simulated.allocated_bytes, simulated.reserved_bytes)
+
+
+def test_a_network_that_is_converted_on_the_host_stays_there():
+    with VirtualGPU("a100_40gb"):
+        layer = nn.Conv2d(512, 512, 3, bias=False).to(memory_format=torch.channels_last)  # 2^20 weights have no data
+        assert (layer.weight.device.type, torch.cuda.memory_allocated()) == ("cpu", 0)
+        assert layer.weight.is_contiguous(memory_format=torch.channels_last)
+        layer.cuda()
+        assert torch.cuda.memory_allocated() == 4 * layer.weight.numel()
 
 
 class Described(nn.Module):

@@ -51,6 +51,18 @@ def test_all_figures_are_consistent(estimate_mib, unit_mib, scores, risk):
     assert proba[: BUCKETS.of(safe) + 1].sum() >= 1 - risk - 1e-12
 
 
+def test_memory_beyond_a_job_s_own_device_does_not_fit():
+    amounts = (np.full(2, item * MIB, dtype=np.float64) for item in (12_500, 1000, 500))
+    estimate, unit, floor = amounts
+    capacities = np.array([12_037.0 * MIB, CAPACITY])
+    scores = [np.linspace(-1, 1, 99)] * 2
+    small, large = ScoredOutlook(estimate, unit, scores, floor, capacities).proba(BUCKETS)
+    assert small.sum() == large.sum() == pytest.approx(1)
+    assert small[BUCKETS.of(12_037 * MIB) + 1 : -1].sum() == 0
+    assert small[-1] == pytest.approx(1 - np.mean(12_500 + 1000 * scores[0] < 12_037), abs=0.02)
+    assert large[-1] == 0
+
+
 RECORDED = Path(__file__).parent / "golden"
 ANSWERS = [
     *(json.loads(line) for line in (RECORDED / "answers.jsonl").read_text().splitlines()),

@@ -1,6 +1,7 @@
 """Outputs whose storage is larger than they are, because their kernels resize them."""
 
 from collections.abc import Callable
+from math import prod
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from vramcast.virtual_gpu.replay import FREE
 from vramcast.virtual_gpu.trace import Tracer
 
 ELEMENTS = 64 * 100
-COLUMNS = (2, 4 * 9, 8 * 8)
+COLUMNS = (4 * 9, 8 * 8)
 LOSSES = (F.mse_loss, F.smooth_l1_loss, F.binary_cross_entropy, F.soft_margin_loss)
 
 
@@ -57,12 +58,11 @@ def test_other_losses_keep_a_number(loss):
     assert storage_bytes(step, 64, 100, device="meta") == storage_bytes(step, 64, 100, device="cpu") == 4
 
 
-@pytest.mark.parametrize(
-    ("step", "shape"), [(unfold, (2, 4, 8, 8)), (fold, COLUMNS), (gradient_of_unfold, (2, 4, 8, 8))]
-)
-def test_columns_and_images_have_the_storage_of_columns(step, shape):
-    size = storage_bytes(step, *shape, device="meta")
-    assert size == storage_bytes(step, *shape, device="cpu") == 4 * 2 * 4 * 9 * 8 * 8
+@pytest.mark.parametrize(("step", "shape"), [(unfold, (4, 8, 8)), (fold, COLUMNS), (gradient_of_unfold, (4, 8, 8))])
+@pytest.mark.parametrize("samples", [(), (2,)])
+def test_columns_and_images_have_the_storage_of_columns(step, shape, samples):
+    size = storage_bytes(step, *samples, *shape, device="meta")
+    assert size == storage_bytes(step, *samples, *shape, device="cpu") == 4 * prod(samples) * 4 * 9 * 8 * 8
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
@@ -87,10 +87,29 @@ def test_columns_larger_than_the_input_leave_its_first_output():
     assert sum(size == FREE for _, size in events) == 2
 
 
-def test_a_loss_in_another_dtype_is_left_to_torch():
-    with cuda_paths(), Tracer(cuda_kernels()):
-        x = torch.empty(8, 4, device="meta", dtype=torch.float64)
-        assert F.mse_loss(x, torch.empty(8, 4, device="meta")).dtype == torch.float64
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss])
+def test_a_loss_of_two_dtypes_has_elements_of_the_wider_one(loss):
+    def step(x: Tensor) -> Tensor:
+        return loss(x.bfloat16(), torch.zeros_like(x))
+
+    size = storage_bytes(step, 64, 100, device="meta")
+    assert size == storage_bytes(step, 64, 100, device="cpu") == 4 * ELEMENTS
+
+
+@pytest.mark.parametrize(
+    ("step", "shape"),
+    [
+        (lambda x: F.unfold(x, 9), (2, 4, 6, 6)),  # blocks of -2 x -2
+        (lambda x: F.unfold(x, 3), (2, 4, 2, 8)),
+        (fold, (2, 37, 64)),
+        (fold, (2, 36, 50)),
+        (lambda x: F.mse_loss(x, torch.zeros(8, 3, device=x.device)), (8, 4)),
+    ],
+)
+def test_what_torch_refuses_is_refused(step, shape):
+    for device in ("cpu", "meta"):
+        with pytest.raises(RuntimeError):
+            storage_bytes(step, *shape, device=device)
 
 
 def test_the_mean_of_a_loss_holds_an_output_after_the_step():

@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
 from vramcast.dataset_builder.devices import load_device
 from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.jobs.job import SpecJob
+from vramcast.dataset_builder.jobs.job import ModuleJob, SpecJob
 from vramcast.dataset_builder.measure.virtual import trace_spec
 from vramcast.dataset_builder.simulation.simulator import Simulator
 from vramcast.models import load
@@ -80,6 +82,21 @@ def test_a_trial_adds_its_workspace_to_the_memory_in_use() -> None:
     assert simulated.tried_bytes == sum(item.workspace_bytes for item in higher)
     small = replayed.peak_reserved_bytes + 200 * MIB
     assert len(list(trials_of(trace, replayed, small))) < len(trials)  # a workspace that does not fit is not tried
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_depthwise_layers_are_tried_in_channels_last(channels_last: bool) -> None:
+    with torch.device("meta"):
+        network = nn.Sequential(nn.Conv2d(8, 8, 7, groups=8), nn.Conv2d(8, 8, 3), nn.Flatten())
+    job = ModuleJob(network, lambda size: (torch.empty(size, 8, 32, 32, device="meta"),))
+    options = {"batch_size": 4, "optimizer": "sgd", "cudnn_benchmark": True, "channels_last": channels_last}
+    trace = Simulator(job).trace(options, A100.compute_capability)
+    _, replayed = replay_on(trace, A100, AllocatorOptions())
+    tried = {item.call for item in trials_of(trace, replayed, A100.available_bytes)}
+    assert {call.direction for call in tried if call.is_depthwise} == (
+        {"forward", "weight"} if channels_last else set()
+    )
+    assert {call.direction for call in tried if not call.is_depthwise} == {"forward", "data", "weight"}
 
 
 def test_a_job_without_the_switch_tries_nothing() -> None:

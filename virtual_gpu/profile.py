@@ -3,7 +3,7 @@
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
@@ -194,6 +194,11 @@ class DeviceProfile:
     """The release of an installed cuDNN that is asked for workspaces, in place of rules."""
     calibrated_on: str | None = None
     """The measurements that the constants were fitted to; None if they come from data sheets and other GPUs."""
+
+    @property
+    def without_rules(self) -> "DeviceProfile":
+        """The profile without what a rule set gives it."""
+        return replace(self, convolution=(), padded_depthwise_channels=None, padded_strided_channels=None)
 
     @property
     def available_bytes(self) -> int:

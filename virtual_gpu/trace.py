@@ -320,10 +320,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _try_algorithms(self, call: Call) -> None:
         """Empty the cache after the first call of a kind, as the trials of cudnn.benchmark do.
 
-        native/cudnn/Conv_v8.cpp, run_single_conv. Depthwise convolutions run in torch's own kernel. The workspaces of
-        the trials are freed within the call: a monitor that samples once a second mostly misses them.
+        native/cudnn/Conv_v8.cpp, run_single_conv. Depthwise convolutions in NCHW run in torch's own kernel. The
+        workspaces of the trials are freed within the call: a monitor that samples once a second mostly misses them.
         """
-        if self._tried is None or not isinstance(call, ConvolutionCall) or call in self._tried or call.is_depthwise:
+        if self._tried is None or not isinstance(call, ConvolutionCall) or call in self._tried:
+            return
+        if call.is_depthwise and not call.channels_last:
             return
         self._tried.add(call)
         self._emit(EMPTY_CACHE)

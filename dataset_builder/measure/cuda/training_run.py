@@ -36,13 +36,12 @@ def training_run(spec: Spec, epochs: int, device: str) -> Iterator[int]:
         )
     torch.backends.cudnn.benchmark = setup.cudnn_benchmark
     subject, inputs = subject_of(spec, "cpu")
-    subject.to(
-        device
-    )  # moved, not built there: building in another dtype than fp32 would leave an fp32 copy in the cache
-    shapes = [(item.shape, item.vocabulary) for item in inputs]
     arranged = images_channels_last if setup.channels_last else tuple
     if setup.channels_last:
         in_channels_last(subject)
+    # Converted before the move, and not built on the GPU: copies in another layout or dtype would stay in its cache.
+    subject.to(device)
+    shapes = [(item.shape, item.vocabulary) for item in inputs]
     ahead = _prefetched(shapes, setup, device)
     if setup.dry_run_batch_size:
         for _ in range(setup.dry_run_passes):

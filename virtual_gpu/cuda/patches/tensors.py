@@ -75,7 +75,7 @@ def _moves(patches: Patches, gpu: "VirtualCuda") -> None:
                 return _converted(self, real_to, *_without_device(args, kwargs))
             args, kwargs = _with_device(args, kwargs, cuda)
             return real_to(self, *args, **kwargs)
-        if target in ("cpu", CPU):
+        if target in (None, "cpu", CPU):
             if tracer.looks_hollow(self):
                 return _converted(self, real_to, *_without_device(args, kwargs))
         elif target == "meta" or (isinstance(target, torch.device) and target.type == "meta"):
