@@ -88,9 +88,9 @@ def load_field(data: Path, cache: str | None, workers: int) -> Field:
 
 
 def _check_transformers() -> None:
-    if (found := version("transformers")) != XMEM_TRANSFORMERS:
+    if (release := version("transformers")) != XMEM_TRANSFORMERS:
         raise UserError(
-            f"expected transformers {XMEM_TRANSFORMERS}, which xMem's runs used, found {found}: run `make bench`, "
+            f"expected transformers {XMEM_TRANSFORMERS}, which xMem's runs used, found {release}: run `make bench`, "
             "which installs it below .venvs, or name a directory with it in PYTHONPATH"
         )
 
