@@ -42,30 +42,22 @@ def _loss(operator: Any, buffers: int, position: int) -> Kernel:
     return run
 
 
-def _im2col(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Allocate the columns beside an output of the input's size (cuda/Im2Col.cu)."""
-    x = args[0]
-    if not x.is_meta:
-        return NotImplemented
-    final = aten.im2col.default(*args, **kwargs)
-    first = tracer.see(torch.empty(x.shape, dtype=x.dtype, device="meta"))
-    copy = contiguous(tracer, x)
-    out = _resized(tracer, first, final)
-    del first, copy
-    return out
+def _columns(operator: Any) -> Kernel:
+    """Return the kernel of `unfold` or `fold`."""
 
+    def run(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Allocate an output of the input's size, and resize it (cuda/Im2Col.cu, cuda/Col2Im.cu)."""
+        x = args[0]
+        if not x.is_meta:
+            return NotImplemented
+        final = operator(*args, **kwargs)
+        first = tracer.see(torch.empty(x.shape, dtype=x.dtype, device="meta"))
+        copy = contiguous(tracer, x)
+        out = _resized(tracer, first, final)
+        del first, copy
+        return out
 
-def _col2im(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return an image in a storage of the columns' size (cuda/Col2Im.cu)."""
-    columns = args[0]
-    if not columns.is_meta:
-        return NotImplemented
-    final = aten.col2im.default(*args, **kwargs)
-    whole = tracer.see(torch.empty(columns.shape, dtype=columns.dtype, device="meta"))
-    copy = contiguous(tracer, columns)
-    out = _resized(tracer, whole, final)
-    del copy
-    return out
+    return run
 
 
 def resizing_kernels() -> dict[Any, Kernel]:
@@ -77,4 +69,5 @@ def resizing_kernels() -> dict[Any, Kernel]:
         aten.soft_margin_loss.default: (1, 2),  # native/Loss.cpp
     }
     kernels = {operator: _loss(operator, *numbers) for operator, numbers in losses.items()}
-    return {**kernels, aten.im2col.default: _im2col, aten.col2im.default: _col2im}
+    columns = {operator: _columns(operator) for operator in (aten.im2col.default, aten.col2im.default)}
+    return {**kernels, **columns}
