@@ -48,7 +48,7 @@ stacks: $(STAMP)
 	$(BIN)/python -m vramcast.dataset_builder.published.stacks
 
 # The release of transformers that xMem's runs used, without a second torch.
-.venvs/transformers-4.51: | $(STAMP)
+.venvs/xmem: | $(STAMP)
 	rm -rf $@ $@.part
 	$(BIN)/python -m pip install -qq --no-deps --target $@.part transformers==4.51.3 "tokenizers<0.22" "huggingface-hub<1"
 	mv $@.part $@
@@ -57,8 +57,8 @@ stacks: $(STAMP)
 # VRAMCAST_DATA is the directory of the public measurements; without it the comparison with the field is skipped.
 bench: export OMP_NUM_THREADS := 1
 bench: export VRAMCAST_DATA := $(or $(VRAMCAST_DATA),../shared/data)
-bench: $(STAMP) .venvs/transformers-4.51
-	PYTHONPATH=.venvs/transformers-4.51 $(BIN)/python -W ignore -m benchmarks.field
+bench: $(STAMP) .venvs/xmem
+	PYTHONPATH=.venvs/xmem $(BIN)/python -W ignore -m benchmarks.field
 	$(BIN)/python -W ignore -m benchmarks.performance.growth
 	$(BIN)/python -m benchmarks.performance.build_rate
 	$(BIN)/python -W ignore -m benchmarks.performance.trace_speed

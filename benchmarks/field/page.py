@@ -6,7 +6,7 @@ from pathlib import Path
 from benchmarks.field.rows import TITLES, UNSEEN_2024
 from benchmarks.field.tables import OVERALL, Line, markdown_table
 
-COMMAND = "VRAMCAST_DATA=DIR PYTHONPATH=.venvs/transformers-4.51 python -m benchmarks.field --one-in {one_in}"
+COMMAND = "VRAMCAST_DATA=DIR PYTHONPATH=.venvs/xmem python -m benchmarks.field --one-in {one_in}"
 FINE_TUNING = Path(__file__).parent / "fine_tuning.md"
 """A section of its own: its rows are simulated by `vramcast evaluate`, in the environments of `make stacks`."""
 PICTURES = {
