@@ -237,6 +237,8 @@ def test_calibrate_writes_a_profile_that_all_commands_accept(stub, tmp_path, mon
     assert f"the workspaces of convolutions are those of cuDNN {RELEASE}" in capsys.readouterr().out
     assert main(["calibrate", "mine", "--from-cudnn", "--force"]) == 0  # from the profile itself, which has no rules
     assert "random convolutions" not in capsys.readouterr().out
+    assert main(["calibrate", "other", "--from-cudnn", "--start", "a100_40gb"]) == 0
+    assert load_profile("other").padded_depthwise_channels is None  # a guess of rules
 
 
 def test_calibrate_without_cudnn_says_how_to_get_it(tmp_path, monkeypatch, capsys):

@@ -130,7 +130,7 @@ def test_a_rule_set_can_be_chosen_for_a_build():
     assert settings["device"] == {**own, "convolution": load_device("t4")["convolution"]}
 
 
-def test_a_rule_set_with_unknown_keys_is_named(own, tmp_path):
+def test_a_rule_set_with_unknown_keys_is_named(own):
     path = own(rules="odd")
     rules = path.parent / "rules" / "odd.yaml"
     rules.parent.mkdir()
