@@ -12,10 +12,13 @@ import resource
 import signal
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from vramcast.dataset_builder.file_protection.changes import Changes
+from vramcast.dataset_builder.file_protection.kernel import CLONE_NEWNET, enter_namespace
+from vramcast.dataset_builder.file_protection.protection import FileProtection
 from vramcast.dataset_builder.process_tree import end_descendants
 
 ALLOWED, BLOCKED = "allowed", "blocked"
@@ -34,7 +37,6 @@ _PASSED_PREFIXES = ("PYTHON", "LC_", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "OM
 SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "API_KEY")
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38  # linux/prctl.h
-_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1  # linux/sockios.h, linux/if.h
 _SCMP_ACT_ALLOW, _SCMP_ACT_ERRNO, _SCMP_CMP_NE = 0x7FFF0000, 0x00050000, 1  # seccomp.h
 _END_SECONDS = 5.0
@@ -52,11 +54,20 @@ def _is_passed(name: str) -> bool:
     return allowed and not any(word in name for word in SECRET_WORDS)
 
 
-def supervise() -> None:
+def supervise(
+    protection: FileProtection | None = None,
+    finish: Callable[[Changes], None] | None = None,
+    keep: Sequence[int] = (),
+) -> None:
     """Continue in a new process, and let this one watch over it and over all that it starts.
 
     The supervisor adopts processes that lose their parent, such as a daemon that forked twice. It ends them all when
     the worker ends, when it gets SIGTERM, and when its own parent dies. Then it ends as the worker did.
+
+    Args:
+        protection: The protection of files that the worker enters; the supervisor removes its scratch directory.
+        finish: Called with the changes of files when the worker has ended.
+        keep: Descriptors that the supervisor does not close.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # code that aborts leaves no dump behind
@@ -68,17 +79,25 @@ def supervise() -> None:
             os._exit(1)
         _prefer_for_killing()
         return
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, lambda *_: _end(protection))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    _close_all_files()
+    _close_files((*keep, *(protection.descriptors if protection else ())))
+    if protection:
+        protection.listen()
     status = _reap_until(worker)
     end_descendants(os.getpid(), _END_SECONDS)
+    if protection:
+        changes = protection.finish()
+        if finish:
+            finish(changes)
     _end_like(status)
 
 
-def _end(*_: object) -> None:
+def _end(protection: FileProtection | None) -> None:
     end_descendants(os.getpid(), _END_SECONDS)
+    if protection:
+        protection.remove()
     os._exit(128 + signal.SIGTERM)
 
 
@@ -100,12 +119,13 @@ def _end_like(status: int) -> None:
     os._exit(code if code >= 0 else 128 - code)
 
 
-def _close_all_files() -> None:
-    """Close the pipes to the parent, so that it sees their end when the worker closes them."""
-    for descriptor in range(3):
-        with suppress(OSError):
-            os.close(descriptor)
-    os.closerange(3, 4096)
+def _close_files(others: Sequence[int]) -> None:
+    """Close all files but some: the parent sees the end of its pipes when the worker closes them."""
+    start = 0
+    for descriptor in sorted(others):
+        os.closerange(start, descriptor)
+        start = descriptor + 1
+    os.closerange(start, 4096)
 
 
 def _prefer_for_killing() -> None:
@@ -130,14 +150,7 @@ def block_network() -> str:
 
 
 def _enter_namespace() -> bool:
-    libc = ctypes.CDLL(None, use_errno=True)
-    user, group = os.geteuid(), os.getegid()
-    if libc.unshare(_CLONE_NEWNET) != 0:  # needs a privilege, which a user namespace brings along
-        if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
-            return False
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-            with suppress(OSError):  # without a map the user is "nobody", who may read the same files
-                Path("/proc/self", name).write_text(text, encoding="ascii")
+    enter_namespace(CLONE_NEWNET)
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         fcntl.ioctl(probe, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
     return True

@@ -53,6 +53,8 @@ def _parser() -> CommandParser:
         "--stand-in", action="append", default=[], choices=["flash_attn"], help="for a library that is not installed"
     )
     parser.add_argument("--allow-network", action="store_true", help="let the script reach other machines")
+    parser.add_argument("--keep-files", action="store_true", help="keep files that the script makes anew")
+    parser.add_argument("--unprotected", action="store_true", help="let the script change and delete your files")
     parser.add_argument("--risk", type=float, default=RISK, help=f"that the safe figure is too low; default {RISK}")
     parser.add_argument("--bucket-mib", type=int, default=BUCKET_MIB, metavar="N", help="the width of a bucket")
     parser.add_argument("--checkpoint", default=CHECKPOINT, metavar="NAME", help="the estimator: a name or directory")
@@ -95,6 +97,8 @@ def _options(arguments: argparse.Namespace) -> RunOptions:
         memory_mib=arguments.memory_limit_mib,
         nonzero_fraction=_fraction(arguments.assume_nonzero),
         allow_network=arguments.allow_network,
+        keep_files=arguments.keep_files,
+        unprotected=arguments.unprotected,
         snapshot=arguments.snapshot,
         rank=arguments.rank,
         stand_ins=tuple(arguments.stand_in),

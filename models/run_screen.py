@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from vramcast.dataset_builder.file_protection.changes import Changes
 from vramcast.dataset_builder.run.report import RunReport, StepPeak
 from vramcast.models.answer import Answer, shown_size
 from vramcast.models.classify_command.page import Page, render_page
@@ -16,7 +17,7 @@ _MOST_NOTES = 12
 def rendered_run(page: Page, report: RunReport, width: int = 100, colours: bool = False) -> str:
     """Return the page of the answer with the course of the run below."""
     parts = [_ending(report), _phases(report), _steps(report), _lines(report), _help(page.answer, report)]
-    parts.append(_assumptions(report, width))
+    parts += [_files(report.changes), _assumptions(report, width)]
     text = "\n\n".join("\n".join(lines) for part in parts if (lines := list(part)))
     return f"{render_page(page, width, colours)}\n{text}\n"
 
@@ -57,6 +58,7 @@ def to_json(answer: Answer, report: RunReport, devices: Sequence[Answer] = ()) -
         "fragmentation": fragmentation(answer),
         "expandable_reserved_mib": (report.expandable_reserved_bytes or 0) / MIB or None,
         "assumptions": list(report.assumptions),
+        "files": report.changes.to_json(),
         "unwritten": list(report.unwritten),
         "survived_ooms": report.survived_ooms,
         "operators": report.operators,
@@ -125,6 +127,22 @@ def _help(answer: Answer, report: RunReport) -> Iterator[str]:
             f"{share:.0%} of the reserved memory is fragmentation or cache; with "
             f"PYTORCH_ALLOC_CONF=expandable_segments:True the run reserves {shown_size(expandable / MIB)}"
         )
+
+
+def _files(changes: Changes) -> Iterator[str]:
+    """Yield a line on the files that the script would have changed."""
+    counts = {"written": changes.written, "deleted": changes.deleted}
+    parts = [f"{_some(paths)} would have been {verb}" for verb, paths in counts.items() if paths]
+    if parts:
+        kept = f"; {_some(changes.kept)} stay (--keep-files)" if changes.kept else ""
+        yield f"Files: {', '.join(parts)}; the disk is as it was{kept}"
+    for reason in changes.lost:
+        yield f"  not copied: {reason}"
+
+
+def _some(paths: Sequence[str]) -> str:
+    """Return the first path, and how many others there are."""
+    return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} others"
 
 
 def _assumptions(report: RunReport, width: int) -> Iterator[str]:

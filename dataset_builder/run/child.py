@@ -15,31 +15,43 @@ from types import FrameType
 from typing import Any
 
 from vramcast.dataset_builder.child_process import write_line
+from vramcast.dataset_builder.file_protection.kernel import drop_capabilities
+from vramcast.dataset_builder.file_protection.protection import NONE, FileProtection, Keep
 from vramcast.dataset_builder.isolation import block_network, supervise
 from vramcast.dataset_builder.run.command_line import Program
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.source_lines import is_fault_of_virtual_gpu, is_users, place_of
 
 _ENDED = "the script ended"
-DONE, REFUSED, INTERNAL = "done", "refused", "internal"
+DONE, REFUSED, INTERNAL, FILES = "done", "refused", "internal", "files"
 
 
 def main(report_fd: int) -> None:
     """Run the program of the request on the standard input, report, and leave without unwinding."""
-    supervise()
-    os.set_inheritable(report_fd, False)
     request = json.loads(sys.stdin.buffer.readline())
+    protection = FileProtection(_keep(request), wanted=not request["unprotected"])
+    end = os.dup(report_fd)
+    supervise(protection, lambda changes: write_line(end, {"event": FILES, "changes": changes.to_json()}), keep=[end])
+    os.close(end)
+    os.set_inheritable(report_fd, False)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    if not request["allow_network"]:
-        block_network()
     try:
-        _Runner(request, report_fd).run()
+        way = protection.enter()
+        if not request["allow_network"]:
+            block_network()
+        drop_capabilities()
+        _Runner(request, report_fd, files_are_protected=way != NONE).run()
     except UserError as error:
         write_line(report_fd, {"event": REFUSED, "reason": str(error)})
     except Exception as error:  # the script's own are reported: this one is a fault of vramcast
         summary = f"{type(error).__name__}: {error}"
         write_line(report_fd, {"event": INTERNAL, "reason": summary, "traceback": traceback.format_exc()})
     _leave()
+
+
+def _keep(request: Mapping[str, Any]) -> Keep:
+    """Return the files that are to stay: new ones if the user wants them, and the snapshot."""
+    return Keep(request["keep_files"], (Path(request["snapshot"]),) if request["snapshot"] else ())
 
 
 def _leave() -> None:
@@ -52,7 +64,7 @@ def _leave() -> None:
 class _Runner:
     """One run of a script, from its request to its report."""
 
-    def __init__(self, request: Mapping[str, Any], report_fd: int) -> None:
+    def __init__(self, request: Mapping[str, Any], report_fd: int, *, files_are_protected: bool) -> None:
         from vramcast.dataset_builder.run.launchers import unwrapped  # noqa: PLC0415 - imports torch
         from vramcast.dataset_builder.run.stop_rule import StopRule  # noqa: PLC0415
         from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda  # noqa: PLC0415
@@ -69,6 +81,7 @@ class _Runner:
             index=int(os.environ.get("LOCAL_RANK", "0")),
             device_count=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
             stand_ins=request["stand_ins"],
+            files_are_protected=files_are_protected,
         )
         if request["orders"]:
             self._gpu.history.most_events = math.inf  # orders are replayed with the events of whole steps

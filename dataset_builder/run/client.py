@@ -1,6 +1,7 @@
 """The parent's side of a run: start the child, pass on what the script prints, and keep it within its limits."""
 
 import json
+import math
 import os
 import sys
 import time
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from vramcast import start
 from vramcast.dataset_builder.child_process import TICK_SECONDS, ChildProcess, describe_exit
+from vramcast.dataset_builder.file_protection.changes import Changes
 from vramcast.dataset_builder.isolation import SECRET_WORDS, clean_environment
 from vramcast.dataset_builder.process_tree import descendants, memory_bytes
-from vramcast.dataset_builder.run.child import DONE, INTERNAL
+from vramcast.dataset_builder.run.child import DONE, FILES, INTERNAL, REFUSED
 from vramcast.dataset_builder.run.command_line import parse_command
 from vramcast.dataset_builder.run.ranks import with_distinct_ranks
 from vramcast.dataset_builder.run.report import RunReport
@@ -44,6 +46,10 @@ class RunOptions:
     memory_mib: int = MEMORY_MIB
     nonzero_fraction: float = 1.0
     allow_network: bool = False
+    keep_files: bool = False
+    """Copy files that the script makes anew to the disk."""
+    unprotected: bool = False
+    """Let the script change files where they cannot be protected."""
     snapshot: Path | None = None
     rank: int | None = None
     """The rank of a run on several GPUs that is simulated; None for all that differ."""
@@ -115,6 +121,8 @@ def _run_once(
         "unbounded": unbounded,
         "nonzero_fraction": options.nonzero_fraction,
         "allow_network": options.allow_network,
+        "keep_files": options.keep_files,
+        "unprotected": options.unprotected,
         "rank": options.rank or 0,
         "stand_ins": list(options.stand_ins),
         "world_size": options.world_size,
@@ -140,15 +148,23 @@ class _EchoingChild(ChildProcess):
 
 
 def _received(child: ChildProcess, options: RunOptions) -> RunReport:
+    """Wait for the report, and for the changes of files, which follow when all processes of the script have ended."""
     deadline = time.monotonic() + options.timeout_seconds + _GRACE_SECONDS
+    report: RunReport | None = None
     while True:
         ended = child.has_ended()
         for event in child.reports(0.0 if ended else TICK_SECONDS):
             if event["event"] == DONE:
-                return RunReport.from_json(event["report"])
-            if event["event"] == INTERNAL:
+                report = RunReport.from_json(event["report"])
+                deadline = math.inf  # copies of files take their time
+            elif event["event"] == FILES and report is not None:
+                return replace(report, changes=Changes.from_json(event["changes"]))
+            elif event["event"] == INTERNAL:
                 raise InternalError(str(event["reason"]), None, str(event["traceback"]))
-            raise UserError(str(event["reason"]))
+            elif event["event"] == REFUSED:
+                raise UserError(str(event["reason"]))
+        if ended and report is not None:
+            return report
         if ended or child.fault is not None:
             child.process.wait()
             raise NetworkError(child.fault or describe_exit(child.process.returncode), None, child.last_output)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from vramcast.dataset_builder.file_protection.changes import Changes
 from vramcast.dataset_builder.simulation.simulation import Curve, Simulation
 from vramcast.virtual_gpu.distributed.parallelism import RankGroup
 
@@ -54,8 +55,6 @@ class RunReport:
     steps: tuple[StepPeak, ...]
     lines: tuple[LineCost, ...]
     assumptions: tuple[str, ...]
-    unwritten: tuple[str, ...]
-    """Checkpoints that were not written, since their tensors have no data."""
     survived_ooms: int
     """Allocations that failed and that the script handled."""
     expandable_reserved_bytes: int | None
@@ -66,6 +65,10 @@ class RunReport:
     operators: int
     seconds: float
     curve: Curve | None
+    unwritten: tuple[str, ...] = ()
+    """Checkpoints that were kept in memory, where files are not protected."""
+    changes: Changes = Changes("none")  # noqa: RUF009 - immutable
+    """Of files, in the script's view."""
     reserved_by_order: tuple[int | None, ...] = ()
     """The reserved peak with each order of batches that was asked for; None where it runs out of memory."""
 
@@ -85,6 +88,7 @@ class RunReport:
         for name in ("phases", "steps", "lines", "rank_groups"):
             values[name] = [asdict(item) for item in values[name]]
         values["simulation"] = self.simulation.to_json() if self.simulation else None
+        values["changes"] = self.changes.to_json()
         values["curve"] = vars(self.curve) if self.curve else None
         return values
 
@@ -94,6 +98,7 @@ class RunReport:
         read = dict(values)
         read["simulation"] = Simulation.from_json(read["simulation"]) if read["simulation"] else None
         read["curve"] = Curve(**read["curve"]) if read["curve"] else None
+        read["changes"] = Changes.from_json(read["changes"])
         read["phases"] = tuple(PhasePeak(**item) for item in read["phases"])
         read["lines"] = tuple(LineCost(**item) for item in read["lines"])
         read["rank_groups"] = tuple(RankGroup(**item) for item in read["rank_groups"])

@@ -15,19 +15,35 @@ from pathlib import Path
 from typing import Any
 
 from vramcast.dataset_builder.child_process import write_line
+from vramcast.dataset_builder.file_protection.kernel import drop_capabilities
+from vramcast.dataset_builder.file_protection.protection import FileProtection, Keep
 from vramcast.dataset_builder.isolation import ALLOWED, block_network, supervise
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.source_lines import is_internal, is_users, place_of
 
 DONE, REFUSED, THEIRS, INTERNAL = "done", "refused", "theirs", "internal"
+PROTECTED, OPEN_FILES = "protected", "open"
 OLDEST_TORCH = (2, 4)
 _LONGEST_MESSAGE, _LONGEST_TRACEBACK = 4_000, 20_000  # characters
 
 
-def main(network: str, report_fd: int) -> int:
-    """Answer requests until the parent closes the input; `network` is 'allowed' or 'blocked'."""
-    supervise()
+def main(network: str, files: str, report_fd: int) -> int:
+    """Answer requests until the parent closes the input.
+
+    Args:
+        network: 'allowed' or 'blocked'.
+        files: 'protected' or 'open'.
+        report_fd: The pipe to the parent.
+    """
+    protection = FileProtection(Keep(new_files=network == ALLOWED), wanted=files == PROTECTED)
+    supervise(protection)
+    try:
+        protection.enter()
+    except UserError as error:
+        write_line(report_fd, {"event": REFUSED, "reason": str(error)})
+        return 0
     service = _Service(ALLOWED if network == ALLOWED else block_network())
+    drop_capabilities()
     os.set_inheritable(report_fd, False)  # programs started by user code must not hold it open
     requests = os.fdopen(os.dup(0), "rb")  # user code that reads stdin finds it empty
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -151,4 +167,4 @@ def _plain(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2])))
+    sys.exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))

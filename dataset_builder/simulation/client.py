@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Self
 from vramcast import start
 from vramcast.dataset_builder.child_process import TICK_SECONDS, ChildProcess, describe_exit
 from vramcast.dataset_builder.isolation import ALLOWED, BLOCKED, OPEN, clean_environment
-from vramcast.dataset_builder.jobs.targets import BuildRequest
+from vramcast.dataset_builder.jobs.targets import LIBRARIES, BuildRequest
 from vramcast.dataset_builder.process_tree import descendants, memory_bytes
-from vramcast.dataset_builder.simulation.child import DONE, INTERNAL, REFUSED
+from vramcast.dataset_builder.simulation.child import DONE, INTERNAL, OPEN_FILES, PROTECTED, REFUSED
 from vramcast.dataset_builder.simulation.simulation import Curve, OrderPeaks, Simulation
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.sizes import MIB
@@ -53,6 +53,7 @@ class ChildSimulator:
         memory_mib: int = MEMORY_MIB,
         *,
         allow_network: bool = False,
+        unprotected: bool = False,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._closed = False
@@ -64,12 +65,13 @@ class ChildSimulator:
         self._notes: tuple[str, ...] = ()
         python = self._python or sys.executable
         command = [python, start.__file__, "vramcast.dataset_builder.simulation.child"]
+        protects = not unprotected and request.target.kind not in LIBRARIES  # a library's own code writes nothing
         variables = {**clean_environment(os.environ, allow_network=allow_network), **(environment or {})}
         if self._python:
             variables.pop("PYTHONHOME", None)
         try:
             self._child = ChildProcess(
-                [*command, ALLOWED if allow_network else BLOCKED],
+                [*command, ALLOWED if allow_network else BLOCKED, PROTECTED if protects else OPEN_FILES],
                 variables,
                 _LONGEST_ANSWER_BYTES,
                 Path(request.directory),

@@ -63,7 +63,8 @@ def _classify(arguments: argparse.Namespace) -> int:
     try:
         limits = (arguments.timeout, arguments.memory_limit_mib)
         environment = dict(map(_variable, arguments.env))
-        with Simulators(*limits, allow_network=arguments.allow_network, environment=environment) as simulators:
+        allowed = {"allow_network": arguments.allow_network, "unprotected": arguments.unprotected}
+        with Simulators(*limits, **allowed, environment=environment) as simulators:
             return (_many if arguments.jobs else _one)(arguments, simulators)
     except InternalError as error:
         print(error.traceback, file=sys.stderr)
@@ -127,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--python", metavar="PATH", help="build and trace the network with this interpreter; it needs torch alone")
     add("--env", action="append", default=[], metavar="NAME[=VALUE]", help="pass a variable to the network's code")
     add("--allow-network", action="store_true", help="let the network's code and its libraries reach the Internet")
+    add("--unprotected", action="store_true", help="let the network's code change files")
     return parser
 
 

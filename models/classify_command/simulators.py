@@ -42,6 +42,7 @@ class Simulators:
         memory_mib: int,
         *,
         allow_network: bool = False,
+        unprotected: bool = False,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._start = partial(
@@ -49,6 +50,7 @@ class Simulators:
             timeout_seconds=timeout_seconds,
             memory_mib=memory_mib,
             allow_network=allow_network,
+            unprotected=unprotected,
             environment=environment,
         )
         self._child: ChildSimulator | None = None

@@ -75,6 +75,7 @@ class VirtualCuda:
         index: The ordinal of the device, for a process of several ranks.
         device_count: How many devices the script sees.
         stand_ins: Libraries that the script imports and that a stand-in replaces where they are absent.
+        files_are_protected: Changes of files never reach the disk, so that checkpoints without data may be written.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class VirtualCuda:
         index: int = 0,
         device_count: int = 1,
         stand_ins: Sequence[str] = (),
+        files_are_protected: bool = False,
     ) -> None:
         self.profile = profile
         self.device = torch.device("cuda", index)
@@ -99,6 +101,7 @@ class VirtualCuda:
         self.saved: dict[str, Any] = {}
         """Checkpoints that this process keeps in the place of files, by absolute path."""
         self.unwritten: dict[str, None] = {}
+        self.files_are_protected = files_are_protected
         """Checkpoints that were not written, since their tensors have no data."""
         self.capability = RecordedCapability(profile.compute_capability)
         self.tracer = LiveTracer(cuda_kernels(), self.assumptions, nonzero_fraction)

@@ -15,7 +15,7 @@ def _apply(module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> None:
     original: Any = module._atomic_save
 
     def atomic_save(checkpoint: dict[str, Any], filepath: Any) -> None:
-        if has_hollow_data(checkpoint):
+        if has_hollow_data(checkpoint) and not gpu.files_are_protected:
             gpu.keep_checkpoint(checkpoint, filepath)
         else:
             original(checkpoint, filepath)

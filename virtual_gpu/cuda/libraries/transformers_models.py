@@ -21,6 +21,8 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.j
 
 def _apply_trainer(module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> None:
     """Let checkpoints, and the removal of old ones, happen beside the script's own directory."""
+    if gpu.files_are_protected:
+        return
     scratch: list[str] = []
 
     def output_dir(self: Any, trial: Any = None) -> str:

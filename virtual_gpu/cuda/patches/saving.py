@@ -1,6 +1,8 @@
-"""torch.save and torch.load: tensors without data never reach a file (checked on torch 2.13)."""
+"""torch.save and torch.load: a checkpoint without data stays in memory, and a file has a mark with its key.
 
-import io
+Where files are not protected, a path is not written, and its checkpoint is found by the path (checked on torch 2.13).
+"""
+
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from vramcast.virtual_gpu.cuda.devices import META, is_meta, names_cuda
+from vramcast.virtual_gpu.cuda.hollow_files import MARK
 from vramcast.virtual_gpu.cuda.patches import Patches
 
 if TYPE_CHECKING:
     from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
 
-_TOKEN = b"vramcast: a checkpoint of a virtual GPU, without data: "
+_KEY_BYTES = 16
 
 
 def apply(patches: Patches, gpu: "VirtualCuda") -> None:
@@ -26,12 +29,15 @@ def apply(patches: Patches, gpu: "VirtualCuda") -> None:
         if not has_hollow_data(obj):
             real_save(obj, f, *args, **kwargs)
             return
-        if isinstance(f, (str, os.PathLike)):
+        if isinstance(f, (str, os.PathLike)) and not gpu.files_are_protected:
             gpu.keep_checkpoint(obj, f)
+            return
+        key = f"{len(saved):0{_KEY_BYTES}}"
+        saved[key] = described(gpu, obj)
+        if isinstance(f, (str, os.PathLike)):
+            Path(f).write_bytes(MARK + key.encode())
         else:
-            key = str(len(saved))
-            saved[key] = described(gpu, obj)
-            f.write(_TOKEN + key.encode())
+            f.write(MARK + key.encode())
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         description = _saved_in(saved, f)
@@ -107,11 +113,20 @@ def _restored(gpu: "VirtualCuda", value: Any, location: Any) -> Any:
 
 def _saved_in(saved: dict[str, Any], f: Any) -> Any:
     if isinstance(f, (str, os.PathLike)):
-        return saved.get(str(Path(f).absolute()))
-    if not isinstance(f, io.BytesIO):
+        by_path = saved.get(str(Path(f).absolute()))
+        if by_path is not None or not Path(f).is_file():
+            return by_path
+        with Path(f).open("rb") as file:
+            return _saved_in(saved, file)
+    try:
+        start = f.tell()
+        content = f.read(len(MARK) + _KEY_BYTES)
+        if isinstance(content, bytes) and content.startswith(MARK):
+            return saved.get(content.removeprefix(MARK).decode())
+        f.seek(start)
+    except (AttributeError, OSError):  # nothing that can be sought: torch refuses it in its own words
         return None
-    content = f.getvalue()
-    return saved.get(content.removeprefix(_TOKEN).decode()) if content.startswith(_TOKEN) else None
+    return None
 
 
 def _location(gpu: "VirtualCuda", location: Any) -> Any:

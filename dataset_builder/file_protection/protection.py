@@ -1,0 +1,200 @@
+"""Protection of files from the code that a child process runs: the code's changes go to a scratch directory.
+
+The supervisor makes a `FileProtection` before it forks the worker. The worker calls `enter`, the supervisor, which
+stays outside, calls `finish` when the worker has ended.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import stat
+import tempfile
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vramcast.dataset_builder.file_protection import kernel, overlay
+from vramcast.dataset_builder.file_protection.changes import Changes, Layer, changed_files, copy_out
+from vramcast.dataset_builder.file_protection.layers import MARKS, TEMPORARY, UPPER, Layers, read_marks
+from vramcast.dataset_builder.file_protection.redirect import redirect
+from vramcast.errors import UserError
+
+OVERLAY, REDIRECT, NONE = "overlay", "redirect", "none"
+FORCED = "VRAMCAST_PROTECTION"
+"""The environment variable that names the only way to be tried."""
+_PREFIX, _LOCK = "vramcast-files-", "lock"
+_LONGEST_BYTES = 2**20
+_FRESH_SECONDS = 60
+"""A younger scratch directory may be without its lock yet."""
+_DEVICES = ("null", "zero", "full", "tty", "ptmx", "pts", "shm", "fd", "urandom", "random")
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Files that are copied to the disk when the code has ended."""
+
+    new_files: bool = False
+    """All that did not exist before."""
+    paths: tuple[Path, ...] = ()
+    """Files that the user asked for, such as a snapshot; they replace what is there."""
+
+
+class FileProtection:
+    """A scratch directory, and the way in which the changes of a worker get there."""
+
+    def __init__(self, keep: Keep | None = None, *, wanted: bool = True) -> None:
+        self._keep = keep or Keep()
+        self._wanted = wanted
+        self._ours, self._theirs = socket.socketpair()
+        self._scratch: Path | None = None
+        if wanted:
+            directory = _scratch_directory()
+            _remove_stale(directory)
+            self._scratch = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=directory))
+            self._lock = (self._scratch / _LOCK).open("wb")
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The descriptors that the supervisor needs until `finish`."""
+        return (self._ours.fileno(), *((self._lock.fileno(),) if self._scratch else ()))
+
+    def enter(self) -> str:
+        """Protect the files from this process and its children; return how.
+
+        Raises:
+            UserError: The machine offers no way.
+        """
+        self._ours.close()
+        try:
+            return self._enter()
+        finally:
+            self._theirs.close()
+
+    def _enter(self) -> str:
+        if self._scratch is None:
+            return NONE
+        self._lock.close()
+        forced = os.environ.get(FORCED)
+        if forced in (None, OVERLAY) and overlay.works(self._scratch):
+            memory, covers = overlay.enter(self._scratch)
+            items = [[str(item.path), item.name, item.in_memory] for item in covers]
+            self._tell({"way": OVERLAY, "covers": items}, memory)
+            os.close(memory)
+            return OVERLAY
+        if forced in (None, REDIRECT) and kernel.can_refuse_writes():
+            for name in (UPPER, MARKS, TEMPORARY):
+                (self._scratch / name).mkdir()
+            self._tell({"way": REDIRECT})
+            tempfile.tempdir = os.environ["TMPDIR"] = str(self._scratch / TEMPORARY)
+            kernel.refuse_writes([self._scratch, *(Path("/dev", name) for name in _DEVICES), Path("/proc")])
+            redirect(Layers(self._scratch))
+            return REDIRECT
+        raise UserError(
+            "expected a machine on which files can be protected from the code (a mount namespace with overlayfs, or "
+            "Linux 6.2 with Landlock), found none: use another machine, or let the code change files by --unprotected"
+        )
+
+    def _tell(self, message: dict[str, Any], *descriptors: int) -> None:
+        socket.send_fds(self._theirs, [json.dumps(message).encode()], list(descriptors))
+
+    def finish(self) -> Changes:
+        """Return the changes of the worker, copy what is to be kept, and remove the scratch directory."""
+        if self._scratch is None:
+            return Changes(NONE)
+        try:
+            return self._collect(self._scratch)
+        finally:
+            self.remove()
+
+    def listen(self) -> None:
+        """Wait until the worker has entered the protection, or has ended; the supervisor has closed all other files."""
+        self._theirs.detach()
+        self._message: dict[str, Any] = {"way": NONE}
+        self._memory: list[int] = []
+        if self._scratch is not None:
+            data, self._memory, _, _ = socket.recv_fds(self._ours, _LONGEST_BYTES, 1)
+            if data:
+                self._message = json.loads(data)
+
+    def remove(self) -> None:
+        """Remove the scratch directory."""
+        if self._scratch is not None:
+            _remove_tree(self._scratch)
+
+    def _collect(self, scratch: Path) -> Changes:
+        way = self._message["way"]
+        if way == OVERLAY:
+            memory = Path(f"/proc/self/fd/{self._memory[0]}")
+            layers = [
+                Layer(Path(path), (memory if in_memory else scratch) / f"{overlay.COVERS}-{name}" / "upper")
+                for path, name, in_memory in self._message["covers"]
+            ]
+        else:
+            layers = [Layer(Path("/"), scratch / UPPER)]
+        written, deleted = changed_files(layers)
+        if way == REDIRECT:
+            deleted += [
+                path
+                for path in map(Path, read_marks(str(scratch / MARKS)))
+                if os.path.lexists(path) and not os.path.lexists(f"{scratch / UPPER}{path}")
+            ]
+        asked_for = set(self._keep.paths)
+        kept, lost = self._copied(written)
+        return Changes(
+            way,
+            tuple(str(item.path) for item in written if item.path not in asked_for),
+            tuple(map(str, deleted)),
+            tuple(kept),
+            tuple(lost),
+        )
+
+    def _copied(self, written: Iterable[Layer]) -> tuple[list[str], list[str]]:
+        kept: list[str] = []
+        lost: list[str] = []
+        for item in written:
+            asked_for = item.path in self._keep.paths
+            if not asked_for and not (self._keep.new_files and not os.path.lexists(item.path)):
+                continue
+            try:
+                if copy_out(item, replace=asked_for) and not asked_for:
+                    kept.append(str(item.path))
+            except OSError as error:
+                lost.append(f"{item.path}: {error.strerror}")
+        return kept, lost
+
+
+def _scratch_directory() -> Path:
+    """Return a directory for scratch directories: on disk, where the changes may be large."""
+    for path in (Path("/var/tmp"), Path(tempfile.gettempdir())):  # noqa: S108 - mkdtemp makes a private one in it
+        if os.access(path, os.W_OK | os.X_OK):
+            return path.resolve()
+    return Path(tempfile.gettempdir()).resolve()
+
+
+def _remove_stale(directory: Path) -> None:
+    """Remove scratch directories of this user whose supervisor was killed."""
+    for path in directory.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            status = path.stat(follow_symlinks=False)
+            if status.st_uid != os.geteuid() or time.time() - status.st_mtime < _FRESH_SECONDS:
+                continue
+            with (path / _LOCK).open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove_tree(path)
+
+
+def _remove_tree(path: Path) -> None:
+    """Remove a directory with all that is in it, also what the code or overlayfs made unreadable."""
+    for directory, names, _ in os.walk(path):
+        for name in names:
+            child = Path(directory, name)
+            with suppress(OSError):
+                if not child.is_symlink():
+                    child.chmod(stat.S_IRWXU)
+    shutil.rmtree(path, ignore_errors=True)
