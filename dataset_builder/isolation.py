@@ -19,7 +19,7 @@ from pathlib import Path
 from vramcast.dataset_builder.file_protection.changes import Changes
 from vramcast.dataset_builder.file_protection.kernel import CLONE_NEWNET, enter_namespace
 from vramcast.dataset_builder.file_protection.protection import FileProtection
-from vramcast.dataset_builder.process_tree import end_descendants
+from vramcast.dataset_builder.process_tree import descendants, end_descendants
 
 ALLOWED, BLOCKED = "allowed", "blocked"
 """The network, as a user wants it."""
@@ -40,6 +40,9 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38  # 
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1  # linux/sockios.h, linux/if.h
 _SCMP_ACT_ALLOW, _SCMP_ACT_ERRNO, _SCMP_CMP_NE = 0x7FFF0000, 0x00050000, 1  # seccomp.h
 _END_SECONDS = 5.0
+_WATCH_SECONDS = 0.2
+_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that a script may send to whoever started it."""
 
 
 def clean_environment(environment: Mapping[str, str], *, allow_network: bool = False) -> dict[str, str]:
@@ -58,16 +61,19 @@ def supervise(
     protection: FileProtection | None = None,
     finish: Callable[[Changes], None] | None = None,
     keep: Sequence[int] = (),
+    watch: Callable[[], None] = lambda: None,
 ) -> None:
     """Continue in a new process, and let this one watch over it and over all that it starts.
 
     The supervisor adopts processes that lose their parent, such as a daemon that forked twice. It ends them all when
-    the worker ends, when it gets SIGTERM, and when its own parent dies. Then it ends as the worker did.
+    the worker ends, when it gets SIGTERM, and when its own parent dies. Then it ends as the worker did. The worker
+    leads a session of its own: a signal to its group does not reach the supervisor.
 
     Args:
         protection: The protection of files that the worker enters; the supervisor removes its scratch directory.
         finish: Called with the changes of files when the worker has ended.
         keep: Descriptors that the supervisor does not close.
+        watch: Called from time to time, and when the worker has ended.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # code that aborts leaves no dump behind
@@ -77,15 +83,18 @@ def supervise(
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the signal was asked for
             os._exit(1)
+        os.setsid()
         _prefer_for_killing()
         return
     signal.signal(signal.SIGTERM, lambda *_: _end(protection))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     _close_files((*keep, *(protection.descriptors if protection else ())))
     if protection:
         protection.listen()
-    status = _reap_until(worker)
+    status = _watch_until_end(worker, watch)
+    watch()
     end_descendants(os.getpid(), _END_SECONDS)
     if protection:
         changes = protection.finish()
@@ -101,12 +110,41 @@ def _end(protection: FileProtection | None) -> None:
     os._exit(128 + signal.SIGTERM)
 
 
-def _reap_until(worker: int) -> int:
-    """Collect children that ended, adopted ones too, until the worker is among them."""
-    while True:
-        pid, status = os.wait()
-        if pid == worker:
-            return status
+def _watch_until_end(worker: int, watch: Callable[[], None]) -> int:
+    """Collect children that ended, adopted ones too, until the worker is among them; return its status.
+
+    SIGTERM of a process that is watched over is ignored: some scripts end whoever started them.
+    """
+    launcher = os.getppid()
+    waited_for = {signal.SIGCHLD, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
+    ended = None
+    while ended is None:
+        watch()
+        found = signal.sigtimedwait(waited_for, _WATCH_SECONDS)
+        if found and found.si_signo == signal.SIGTERM and not _is_watched_over(found.si_pid, launcher):
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        ended = _reap(worker)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, waited_for)
+    return ended
+
+
+def _is_watched_over(sender: int, launcher: int) -> bool:
+    """Return True if the sender of a signal descends from this process, also if it has ended since."""
+    if sender in (0, launcher) or os.getppid() != launcher:  # 0 is the kernel, or a process of another namespace
+        return False
+    return sender in descendants(os.getpid()) or not Path(f"/proc/{sender}").exists()
+
+
+def _reap(worker: int) -> int | None:
+    """Collect the children that ended; return the status of the worker if it is one of them."""
+    ended = None
+    with suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            if found[0] == worker:
+                ended = found[1]
+    return ended
 
 
 def _end_like(status: int) -> None:

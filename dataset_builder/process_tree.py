@@ -46,6 +46,13 @@ def end_descendants(pid: int, seconds: float) -> None:
         time.sleep(0.005)
 
 
+def continue_stopped(pids: Iterable[int]) -> None:
+    """Let processes go on that a signal has stopped."""
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGCONT)
+
+
 def _children(pid: int) -> list[int]:
     try:
         tasks = list((_PROC / str(pid) / "task").iterdir())

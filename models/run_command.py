@@ -88,6 +88,8 @@ def _options(arguments: argparse.Namespace) -> RunOptions:
     check_count("--bucket-mib", arguments.bucket_mib)
     if not 0 < arguments.risk < 1:
         raise UserError(f"expected --risk to be a number between 0 and 1, found {arguments.risk}: change it")
+    if arguments.snapshot and arguments.snapshot.is_dir():
+        raise UserError(f"expected a file for --snapshot, found the directory {arguments.snapshot}: name a file in it")
     if arguments.snapshot and not arguments.snapshot.absolute().parent.is_dir():
         raise UserError(f"expected a directory for --snapshot {arguments.snapshot}, found none: make it")
     device_file(arguments.device)  # an unknown device fails before torch is imported
@@ -135,16 +137,18 @@ def _answer(arguments: argparse.Namespace, command: list[str], options: RunOptio
     code = 0 if report.ran_out_of_memory else _failure(report)
     if code and not report.steps:
         return code
-    if report.simulation is None and report.ending.startswith("stopped"):
-        raise UserError(
-            f"expected a network that trains within {options.timeout_seconds:g} s, found none yet: raise --timeout"
-        )
     if report.simulation is None:
+        notes = ", ".join((report.ending, *report.assumptions))
+        remedy = "raise --timeout" if report.timed_out else "check that it picks 'cuda'"
         raise UserError(
-            "expected a script that trains on the GPU, found that no network ran there: check that it picks "
-            f"'cuda' ({report.ending})"
+            f"expected a script that trains a network on the GPU, found that none ran there: {remedy} ({notes})"
         )
     _print(predictor, arguments, command, report, start)
+    if report.changes.lost:
+        raise UserError(
+            f"expected to write all files that were asked for, found: {report.changes.lost[0]}; make room or name "
+            "another place"
+        )
     return code
 
 

@@ -137,7 +137,7 @@ def _files(changes: Changes) -> Iterator[str]:
         kept = f"; {_some(changes.kept)} stay (--keep-files)" if changes.kept else ""
         yield f"Files: {', '.join(parts)}; the disk is as it was{kept}"
     for reason in changes.lost:
-        yield f"  not copied: {reason}"
+        yield f"  not written: {reason}"
 
 
 def _some(paths: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -70,6 +70,14 @@ def lives(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def names_of_processes():
+    names = []
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        with suppress(OSError):
+            names.append(path.read_text().strip())
+    return names
 
 
 def eventually(condition, seconds=10.0):
@@ -220,15 +228,16 @@ ATTACKS = """
 import os, socket, sys, time
 from torch import nn
 
-def _daemon(path):
+def _daemon(name):
+    reading, writing = os.pipe()
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
-            open(path, "w").write(str(os.getpid()))
+            open("/proc/self/comm", "w").write(name)
+            os.write(writing, b"named")
             time.sleep(600)
         os._exit(0)
-    while not os.path.exists(path) or not open(path).read():
-        time.sleep(0.01)
+    os.read(reading, 5)
 
 def secrets():
     raise ValueError(sorted(name for name in os.environ if "SECRET" in name or "TOKEN" in name or name == "COLOUR"))
@@ -241,8 +250,8 @@ def forks_and_returns():
     os.fork()
     return nn.Linear(4, 2)
 
-def leaves_a_daemon(path):
-    _daemon(path)
+def leaves_a_daemon(name):
+    _daemon(name)
     return nn.Linear(4, 2)
 
 def feeds_children():
@@ -308,9 +317,10 @@ def test_user_code_that_forks_and_returns_is_answered_once(simulate):
     assert simulate("forks_and_returns", 60).family == "module"
 
 
-def test_a_daemon_of_user_code_is_ended(simulate, tmp_path):
-    assert simulate("leaves_a_daemon", 60, arguments={"path": str(tmp_path / "pid")}).family == "module"
-    assert eventually(lambda: not lives(int((tmp_path / "pid").read_text())))
+def test_a_daemon_of_user_code_is_ended(simulate):
+    name = f"daemon-{os.getpid()}"
+    assert simulate("leaves_a_daemon", 60, arguments={"name": name}).family == "module"
+    assert eventually(lambda: name not in names_of_processes())
 
 
 def test_the_memory_limit_counts_the_children_of_user_code(simulate):

@@ -162,20 +162,19 @@ def test_a_fault_of_the_virtual_gpu_is_not_the_scripts(monkeypatch, tmp_path, ca
 def test_a_script_without_a_gpu_is_told_so(tmp_path, capsys):
     (tmp_path / "host.py").write_text("import torch; torch.ones(3).sum()")
     code, _, err = run(capsys, "--", sys.executable, str(tmp_path / "host.py"))
-    assert code == 2 and "no network ran there" in err
+    assert code == 2 and "none ran there: check that it picks 'cuda' (the script ended)" in err
 
 
 def test_a_loop_that_waits_for_the_loss_is_stopped(tmp_path, capsys):
-    shorter = "import signal; signal.setitimer(signal.ITIMER_REAL, 0.5)"  # so that a busy machine has trained by then
-    path = script(tmp_path, steps=1, extra=f"{shorter}\n    while loss.item() > 0.5: loss = loss + 0")
-    code, out, _ = run(capsys, "--json", "--timeout", "300", "--", sys.executable, path)
-    assert code == 0 and json.loads(out)["run"]["ending"] == "stopped after 300 s, the limit (--timeout)"
+    path = script(tmp_path, steps=1, extra="while loss.item() > 0.5: loss = loss + 0")
+    code, out, _ = run(capsys, "--json", "--timeout", "5", "--", sys.executable, path)
+    assert code == 0 and json.loads(out)["run"]["ending"] == "stopped after 5 s, the limit (--timeout)"
 
 
 def test_a_script_that_never_trains_in_time_is_told_so(tmp_path, capsys):
     (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
     code, _, err = run(capsys, "--timeout", "0.2", "--", sys.executable, str(tmp_path / "slow.py"))
-    assert code == 2 and "expected a network that trains within 0.2 s, found none yet: raise --timeout" in err
+    assert code == 2 and "raise --timeout (stopped after 0.2 s, the limit (--timeout))" in err
 
 
 def test_torchrun_with_one_rank_runs(tmp_path, capsys):

@@ -76,7 +76,8 @@ def test_mixed_precision_agrees_with_classify(tmp_path):
         assert allocated == pytest.approx(expected[0], abs=1 / 128)
         assert reserved >= expected[1], "the validation runs in single precision"
         assert report.ending == "the script ended" and len(report.steps) == 8
-        assert "evaluation" in {item.phase for item in report.phases} and report.unwritten == ("best.pt",)
+        assert "evaluation" in {item.phase for item in report.phases} and report.unwritten == ()
+        assert report.changes.written == (str(tmp_path / "best.pt"),) and not list(tmp_path.iterdir())
         assert report.simulation.training.autocast == "fp16"
 
 

@@ -6,47 +6,55 @@ import os
 import runpy
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
-from vramcast.dataset_builder.child_process import write_line
+from vramcast.dataset_builder.child_process import signal_name, write_line
+from vramcast.dataset_builder.error_words import message_of, text_of, traceback_of
 from vramcast.dataset_builder.file_protection.kernel import drop_capabilities
 from vramcast.dataset_builder.file_protection.protection import NONE, FileProtection, Keep
 from vramcast.dataset_builder.isolation import block_network, supervise
 from vramcast.dataset_builder.run.command_line import Program
+from vramcast.dataset_builder.run.deadline import Deadline
+from vramcast.dataset_builder.run.report_memory import ReportMemory
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.source_lines import is_fault_of_virtual_gpu, is_users, place_of
 
+STARTED, REPORTING, DONE = "started", "reporting", "done"
+REFUSED, INTERNAL, NO_SNAPSHOT, FILES = "refused", "internal", "no snapshot", "files"
 _ENDED = "the script ended"
-DONE, REFUSED, INTERNAL, FILES = "done", "refused", "internal", "files"
+_FAILED = "the script failed"
+_FORKED_USE = "a process that the script forked used the GPU: its memory is not counted"
+_REPORT_FRAMES = 10_000
+"""That a report may add to a stack which a script has filled."""
+_exit_at_once = os._exit
 
 
 def main(report_fd: int) -> None:
     """Run the program of the request on the standard input, report, and leave without unwinding."""
     request = json.loads(sys.stdin.buffer.readline())
     protection = FileProtection(_keep(request), wanted=not request["unprotected"])
-    end = os.dup(report_fd)
-    supervise(protection, lambda changes: write_line(end, {"event": FILES, "changes": changes.to_json()}), keep=[end])
-    os.close(end)
-    os.set_inheritable(report_fd, False)
+    memory = ReportMemory()
+    supervise(
+        protection,
+        lambda changes: write_line(report_fd, {"event": FILES, "changes": changes.to_json()}),
+        keep=[report_fd],
+        watch=lambda: _write_all(report_fd, memory.unread()),
+    )
+    os.close(report_fd)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    try:
+    with _reported(memory):
         way = protection.enter()
         if not request["allow_network"]:
             block_network()
         drop_capabilities()
-        _Runner(request, report_fd, files_are_protected=way != NONE).run()
-    except UserError as error:
-        write_line(report_fd, {"event": REFUSED, "reason": str(error)})
-    except Exception as error:  # the script's own are reported: this one is a fault of vramcast
-        summary = f"{type(error).__name__}: {error}"
-        write_line(report_fd, {"event": INTERNAL, "reason": summary, "traceback": traceback.format_exc()})
-    _leave()
+        _Runner(request, memory, files_are_protected=way != NONE).run()
 
 
 def _keep(request: Mapping[str, Any]) -> Keep:
@@ -54,23 +62,46 @@ def _keep(request: Mapping[str, Any]) -> Keep:
     return Keep(request["keep_files"], (Path(request["snapshot"]),) if request["snapshot"] else ())
 
 
-def _leave() -> None:
+def _write_all(channel: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(channel, data) :]
+
+
+@contextmanager
+def _reported(memory: ReportMemory) -> Iterator[None]:
+    """Report an exception that is not the script's, and leave in any case."""
+    try:
+        yield
+    except UserError as error:
+        memory.write_line({"event": REFUSED, "reason": text_of(error)})
+    except BaseException as error:  # the script's own are caught where it runs: this one is a fault of vramcast
+        summary = f"{type(error).__name__}: {message_of(error)}"
+        trace = traceback_of(error, traceback.extract_tb(error.__traceback__))
+        memory.write_line({"event": INTERNAL, "reason": summary, "traceback": trace})
+    _leave()
+
+
+def _leave(code: int = 0) -> NoReturn:
     """End the process at once: teardown code would move all tensors back to the host."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # a script may have closed or replaced it
+            stream.flush()
+    _exit_at_once(code)
 
 
 class _Runner:
-    """One run of a script, from its request to its report."""
+    """One run of a script, from its request to its report.
 
-    def __init__(self, request: Mapping[str, Any], report_fd: int, *, files_are_protected: bool) -> None:
+    The report is made where the script ends: in its main thread, in the thread that trains, or in that of the deadline.
+    """
+
+    def __init__(self, request: Mapping[str, Any], memory: ReportMemory, *, files_are_protected: bool) -> None:
         from vramcast.dataset_builder.run.launchers import unwrapped  # noqa: PLC0415 - imports torch
         from vramcast.dataset_builder.run.stop_rule import StopRule  # noqa: PLC0415
         from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda  # noqa: PLC0415
         from vramcast.virtual_gpu.profile import parse_profile  # noqa: PLC0415
 
-        self._fd = report_fd
+        self._memory = memory
         self._request = request
         self._others = [parse_profile(item) for item in request["devices"]]
         self._program = unwrapped(Program.from_json(request["program"]), request["rank"], request["world_size"])
@@ -83,9 +114,13 @@ class _Runner:
             stand_ins=request["stand_ins"],
             files_are_protected=files_are_protected,
         )
+        self._gpu.on_forked_use = memory.note_forked_use
         if request["orders"]:
             self._gpu.history.most_events = math.inf  # orders are replayed with the events of whole steps
         self._rule = StopRule(self._gpu.record, request["steps"])
+        self._process = os.getpid()
+        self._thread_error: BaseException | None = None
+        self._reporting: dict[str, tuple[int, object]] = {}
         self._start = time.perf_counter()
 
     def run(self) -> None:
@@ -94,44 +129,89 @@ class _Runner:
 
         tolerate_broken_torchvision()
         self._gpu.record.after_step.append(self._after_step)
-        signal.signal(signal.SIGALRM, self._timeout)
-        signal.setitimer(signal.ITIMER_REAL, self._request["timeout"])
+        self._observe_endings()
+        self._memory.write_line({"event": STARTED})
+        Deadline(self._request["timeout"], self._timeout).start()
         self._gpu.__enter__()
-        self._run(self._program)
+        error: BaseException | None = None
+        try:
+            with _as_main(self._program):
+                _execute(self._program)
+        except BaseException as raised:  # whatever a foreign script raises, also KeyboardInterrupt
+            error = raised
+        if _is_success(error) and self._is_first_process():
+            threading._shutdown()  # type: ignore[attr-defined]  # Python waits for threads before it ends
+            error = self._thread_error
+        self._end(error)
 
-    def _run(self, program: Program) -> None:
+    def _observe_endings(self) -> None:
+        """Notice the ways in which a script ends its process other than by returning or raising."""
+        threading.excepthook = self._thread_failed
+        os._exit = self._exit  # type: ignore[assignment]
+        os.execv, os.execve = self._replacing(os.execv), self._replacing(os.execve)  # all others call one of them
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._signalled)
+        os.register_at_fork(after_in_child=self._after_fork)
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+
+    def _is_first_process(self) -> bool:
+        """Return False in a process that the script forked: it does not report."""
+        return os.getpid() == self._process
+
+    def _after_fork(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) == self._signalled:
+                signal.signal(number, signal.SIG_DFL)
+
+    def _thread_failed(self, arguments: Any) -> None:
+        """Keep the error of the thread that trains; the script itself goes on."""
+        threading.__excepthook__(arguments)
+        if self._gpu.record.thread == threading.get_ident() and arguments.exc_value is not None:
+            self._thread_error = arguments.exc_value
+
+    def _exit(self, code: int) -> NoReturn:
+        if self._is_first_process():
+            self._end(SystemExit(code))
+        _exit_at_once(code)
+
+    def _replacing(self, replace: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+        def observed(path: Any, *arguments: Any, **named: Any) -> NoReturn:
+            if self._is_first_process():
+                failure = f"it replaced its process by {text_of(path)}: run the command that it starts"
+                self._report(_FAILED, failure=failure)
+            replace(path, *arguments, **named)
+
+        return observed
+
+    def _signalled(self, number: int, frame: object) -> None:
+        self._report(_FAILED, failure=f"{signal_name(number)} ended it")
+
+    def _end(self, error: BaseException | None) -> None:
+        """Report how the script ended; a forked process ends as it would without us."""
         import torch  # noqa: PLC0415
 
-        try:
-            with _as_main(program):
-                _execute(program)
-        except SystemExit as error:
-            if error.code in (None, 0):
-                self._report(_ENDED)
-            else:
-                shown = f"code {error.code}" if isinstance(error.code, int) else f"the message {error.code!r}"
-                self._report("the script failed", failure=f"it exited with {shown}")
-        except UserError as error:
-            if not self._gpu.record.steps:  # one sentence says what a virtual GPU cannot run
-                raise UserError(_in_words(error, kind=False)) from error
-            self._report("the script failed", error)
-        except torch.OutOfMemoryError as error:
-            self._report("the script ran out of memory", error, ran_out_of_memory=True)
-        except BaseException as error:  # whatever a foreign script raises, also KeyboardInterrupt
-            self._report("the script failed", error)
-        else:
+        if not self._is_first_process():
+            _end_forked(error)
+        if _is_success(error):
             self._report(_ENDED)
+        if isinstance(error, SystemExit):
+            shown = f"code {error.code}" if isinstance(error.code, int) else f"the message {text_of(error.code)!r}"
+            self._report(_FAILED, failure=f"it exited with {shown}")
+        if isinstance(error, UserError) and not self._gpu.record.steps:
+            with _reported(self._memory):  # one sentence says what a virtual GPU cannot run
+                raise UserError(_in_words(error, kind=False)) from error
+        if isinstance(error, torch.OutOfMemoryError):
+            self._report("the script ran out of memory", error, ran_out_of_memory=True)
+        self._report(_FAILED, error)
 
     def _after_step(self) -> None:
         reason = self._rule.reason()
-        if reason is not None:
+        if reason is not None and self._is_first_process():
             self._report(reason)
-            _leave()
 
-    def _timeout(self, number: int, frame: FrameType | None) -> None:
+    def _timeout(self) -> None:
         seconds = self._request["timeout"]
-        self._report(f"stopped after {seconds:g} s, the limit (--timeout)")
-        _leave()
+        self._report(f"stopped after {seconds:g} s, the limit (--timeout)", timed_out=True)
 
     def _report(
         self,
@@ -140,28 +220,74 @@ class _Runner:
         *,
         failure: str | None = None,
         ran_out_of_memory: bool = False,
+        timed_out: bool = False,
     ) -> None:
+        """Report and leave; return only if this thread is reporting already."""
         from vramcast.dataset_builder.run.observation import report_of  # noqa: PLC0415
         from vramcast.virtual_gpu.length_orders import LengthOrders  # noqa: PLC0415
 
+        words = _in_words(error) if error is not None else failure
+        trace = _traceback(error) if error is not None else ""
+        if not self._may_report():
+            return
         orders = self._request["orders"]
-
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        with self._gpu.paused():
-            if self._request["snapshot"]:
-                self._gpu.write_snapshot(self._request["snapshot"])
+        sys.setrecursionlimit(sys.getrecursionlimit() + _REPORT_FRAMES)
+        with _reported(self._memory), warnings.catch_warnings(), self._gpu.paused():
+            warnings.simplefilter("ignore")  # a script may have made them errors
+            self._memory.write_line({"event": REPORTING})
+            self._gpu.hold_other_threads()
+            if self._memory.forked_use:
+                self._gpu.assumptions.note_once(_FORKED_USE)
             report = report_of(
                 self._gpu,
                 self._others,
                 ending=ending,
-                failure=_in_words(error) if error is not None else failure,
-                traceback=_traceback(error) if error is not None else "",
+                failure=words,
+                traceback=trace,
                 internal=error is not None and is_fault_of_virtual_gpu(error),
                 ran_out_of_memory=ran_out_of_memory,
+                timed_out=timed_out,
                 seconds=time.perf_counter() - self._start,
                 orders=LengthOrders.from_json(orders) if orders and ending == _ENDED else None,
             )
-        write_line(self._fd, {"event": DONE, "report": report.to_json()})
+            self._memory.write_line({"event": DONE, "report": report.to_json()})
+            self._write_snapshot()
+
+    def _may_report(self) -> bool:
+        """Return True once, in the first thread that asks; other threads stay here until the process ends."""
+        mine = (threading.get_ident(), object())
+        first = self._reporting.setdefault("by", mine)  # atomic
+        if first[0] != mine[0]:
+            threading.Event().wait()
+        return first is mine
+
+    def _write_snapshot(self) -> None:
+        """Write the snapshot after the report, which a full disk or a lack of memory does not take away."""
+        path = self._request["snapshot"]
+        if path:
+            try:
+                self._gpu.write_snapshot(path)
+            except (OSError, MemoryError) as error:
+                reason = getattr(error, "strerror", None) or "out of memory"
+                self._memory.write_line({"event": NO_SNAPSHOT, "reason": reason})
+
+
+def _is_success(error: BaseException | None) -> bool:
+    return error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+
+
+def _end_forked(error: BaseException | None) -> NoReturn:
+    """End a forked process that ran to the end of the script."""
+    if isinstance(error, SystemExit):
+        if error.code is not None and not isinstance(error.code, int):
+            with suppress(Exception):
+                print(error.code, file=sys.stderr)
+            _leave(1)
+        _leave(error.code or 0)
+    if error is not None:
+        with suppress(Exception):
+            traceback.print_exception(error)
+    _leave(1 if error is not None else 0)
 
 
 @contextmanager
@@ -170,6 +296,7 @@ def _as_main(program: Program) -> Iterator[None]:
     sys.argv = [program.name if program.kind != "code" else "-c", *program.arguments]
     first = str(Path(program.name).resolve().parent) if program.kind == "file" else str(Path.cwd())
     sys.path.insert(0, first)
+    is_users(program.name)  # remembered, should the script delete its own file
     yield
 
 
@@ -184,16 +311,14 @@ def _execute(program: Program) -> None:
 
 def _in_words(error: BaseException, *, kind: bool = True) -> str:
     place = place_of(error)
-    text = f"{type(error).__name__}: {' '.join(str(error).split())}" if kind else str(error)
+    text = f"{type(error).__name__}: {message_of(error)}" if kind else text_of(error)
     return f"{text} (at {place})" if place else text
 
 
 def _traceback(error: BaseException) -> str:
     """Return the traceback with the user's own lines and the last one."""
     frames = list(traceback.extract_tb(error.__traceback__))
-    shown = [frame for frame in frames[:-1] if is_users(frame.filename)] + frames[-1:]
-    lines = ["Traceback (most recent call last):\n", *traceback.format_list(shown)]
-    return "".join([*lines, *traceback.format_exception_only(error)])
+    return traceback_of(error, [frame for frame in frames[:-1] if is_users(frame.filename)] + frames[-1:])
 
 
 if __name__ == "__main__":

@@ -14,11 +14,12 @@ from vramcast import start
 from vramcast.dataset_builder.child_process import TICK_SECONDS, ChildProcess, describe_exit
 from vramcast.dataset_builder.file_protection.changes import Changes
 from vramcast.dataset_builder.isolation import SECRET_WORDS, clean_environment
-from vramcast.dataset_builder.process_tree import descendants, memory_bytes
-from vramcast.dataset_builder.run.child import DONE, FILES, INTERNAL, REFUSED
+from vramcast.dataset_builder.process_tree import continue_stopped, descendants, memory_bytes
+from vramcast.dataset_builder.run.child import DONE, FILES, INTERNAL, NO_SNAPSHOT, REFUSED, REPORTING, STARTED
 from vramcast.dataset_builder.run.command_line import parse_command
 from vramcast.dataset_builder.run.ranks import with_distinct_ranks
 from vramcast.dataset_builder.run.report import RunReport
+from vramcast.dataset_builder.run.report_memory import MOST_BYTES
 from vramcast.dataset_builder.simulation.client import InternalError, NetworkError
 from vramcast.dataset_builder.simulation.simulation import Peaks
 from vramcast.errors import UserError
@@ -31,9 +32,12 @@ if TYPE_CHECKING:
 
 TIMEOUT_SECONDS = 600.0
 MEMORY_MIB = 16_384
-_GRACE_SECONDS = 60.0
-"""For the report, after the script's own time is over."""
-_LONGEST_REPORT_BYTES = 2**28
+_START_SECONDS = 120.0
+"""For the imports of torch, before the script starts."""
+_GRACE_SECONDS = 10.0
+"""For the report to begin, after the script's own time is over."""
+_REPORT_SECONDS = 300.0
+"""For the replays of the report."""
 _QUIET = {"WANDB_MODE": "disabled", "PYTHONUNBUFFERED": "1"}
 
 
@@ -130,7 +134,7 @@ def _run_once(
         "snapshot": str(options.snapshot.absolute()) if options.snapshot else None,
     }
     words = [interpreter, *flags, start.__file__, "vramcast.dataset_builder.run.child"]
-    child = _EchoingChild(words, _environment(options), _LONGEST_REPORT_BYTES)
+    child = _EchoingChild(words, _environment(options), MOST_BYTES)
     try:
         child.send(json.dumps(request).encode() + b"\n")
         return _received(child, options)
@@ -149,36 +153,50 @@ class _EchoingChild(ChildProcess):
 
 def _received(child: ChildProcess, options: RunOptions) -> RunReport:
     """Wait for the report, and for the changes of files, which follow when all processes of the script have ended."""
-    deadline = time.monotonic() + options.timeout_seconds + _GRACE_SECONDS
+    patience = {STARTED: options.timeout_seconds + _GRACE_SECONDS, REPORTING: _REPORT_SECONDS, DONE: math.inf}
+    deadline = time.monotonic() + _START_SECONDS + options.timeout_seconds
+    time_over = math.inf
     report: RunReport | None = None
+    changes = Changes("none")
     while True:
         ended = child.has_ended()
         for event in child.reports(0.0 if ended else TICK_SECONDS):
-            if event["event"] == DONE:
+            kind = event["event"]
+            deadline = time.monotonic() + patience.get(kind, deadline - time.monotonic())
+            if kind == STARTED:
+                time_over = time.monotonic() + options.timeout_seconds
+            elif kind == DONE:
                 report = RunReport.from_json(event["report"])
-                deadline = math.inf  # copies of files take their time
-            elif event["event"] == FILES and report is not None:
-                return replace(report, changes=Changes.from_json(event["changes"]))
-            elif event["event"] == INTERNAL:
+            elif kind == NO_SNAPSHOT:
+                changes = replace(changes, lost=(f"{options.snapshot}: {event['reason']}",))
+            elif kind == FILES and report is not None:
+                final = Changes.from_json(event["changes"])
+                return replace(report, changes=replace(final, lost=(*changes.lost, *final.lost)))
+            elif kind == INTERNAL:
                 raise InternalError(str(event["reason"]), None, str(event["traceback"]))
-            elif event["event"] == REFUSED:
+            elif kind == REFUSED:
                 raise UserError(str(event["reason"]))
         if ended and report is not None:
-            return report
+            return replace(report, changes=changes)
         if ended or child.fault is not None:
             child.process.wait()
             raise NetworkError(child.fault or describe_exit(child.process.returncode), None, child.last_output)
+        if time.monotonic() >= time_over:
+            continue_stopped(descendants(child.process.pid))
         if time.monotonic() >= deadline:
             raise UserError(
                 f"expected a report within {options.timeout_seconds:g} s, found none: the script waits outside of "
                 "Python; raise --timeout"
             )
-        limit_bytes = options.memory_mib * MIB
-        if memory_bytes(descendants(child.process.pid), limit_bytes) > limit_bytes:
-            raise UserError(
-                f"expected a script within {options.memory_mib} MiB of this machine's memory, found that it took "
-                "more: raise --memory-limit-mib, or let it load less data"
-            )
+        _check_memory(child, options.memory_mib)
+
+
+def _check_memory(child: ChildProcess, most_mib: int) -> None:
+    if memory_bytes(descendants(child.process.pid), most_mib * MIB) > most_mib * MIB:
+        raise UserError(
+            f"expected a script within {most_mib} MiB of this machine's memory, found that it took more: raise "
+            "--memory-limit-mib, or let it load less data"
+        )
 
 
 def _environment(options: RunOptions) -> dict[str, str]:

@@ -37,6 +37,7 @@ def report_of(
     traceback: str = "",
     internal: bool = False,
     ran_out_of_memory: bool = False,
+    timed_out: bool = False,
     seconds: float = 0.0,
     orders: LengthOrders | None = None,
 ) -> RunReport:
@@ -68,6 +69,7 @@ def report_of(
         rank_groups=gpu.ranks.groups(record.roots.values()) if gpu.ranks else (),
         operators=gpu.tracer.operators,
         seconds=seconds,
+        timed_out=timed_out,
         curve=_curve(gpu),
         reserved_by_order=_reserved_by_order(gpu, orders) if orders else (),
     )

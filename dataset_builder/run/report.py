@@ -64,6 +64,8 @@ class RunReport:
     """Ranks that may differ from this one, and this one; empty for a script on one GPU."""
     operators: int
     seconds: float
+    timed_out: bool
+    """The time limit ended the script."""
     curve: Curve | None
     unwritten: tuple[str, ...] = ()
     """Checkpoints that were kept in memory, where files are not protected."""

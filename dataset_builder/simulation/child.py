@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vramcast.dataset_builder.child_process import write_line
+from vramcast.dataset_builder.error_words import message_of, shortened, traceback_of
 from vramcast.dataset_builder.file_protection.kernel import drop_capabilities
 from vramcast.dataset_builder.file_protection.protection import FileProtection, Keep
 from vramcast.dataset_builder.isolation import ALLOWED, block_network, supervise
@@ -24,7 +25,6 @@ from vramcast.virtual_gpu.source_lines import is_internal, is_users, place_of
 DONE, REFUSED, THEIRS, INTERNAL = "done", "refused", "theirs", "internal"
 PROTECTED, OPEN_FILES = "protected", "open"
 OLDEST_TORCH = (2, 4)
-_LONGEST_MESSAGE, _LONGEST_TRACEBACK = 4_000, 20_000  # characters
 
 
 def main(network: str, files: str, report_fd: int) -> int:
@@ -60,7 +60,7 @@ def _answer(service: "_Service", request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return {"event": DONE, **getattr(service, request["do"])(request)}
     except UserError as error:
-        return {"event": REFUSED, "reason": _shortened(_with_place(error), _LONGEST_MESSAGE)}
+        return {"event": REFUSED, "reason": shortened(_with_place(error))}
     except (Exception, SystemExit) as error:  # foreign code may raise anything
         return {"event": INTERNAL if is_internal(error) else THEIRS, **_report(error)}
 
@@ -138,27 +138,13 @@ def _with_place(error: UserError) -> str:
 
 
 def _report(error: BaseException) -> dict[str, Any]:
-    lines = ["Traceback (most recent call last):\n", *traceback.format_list(_frames(error))]
-    ending = _shortened("".join(traceback.format_exception_only(error)).strip(), _LONGEST_MESSAGE)
-    summary = f"{type(error).__name__}: {_message(error)}"
+    summary = f"{type(error).__name__}: {message_of(error)}"
     summary += "".join(f", {note}" for note in getattr(error, "__notes__", ()))
     return {
-        "traceback": _plain(_shortened("".join(lines), _LONGEST_TRACEBACK) + ending),
-        "summary": _plain(_shortened(summary, _LONGEST_MESSAGE)),
+        "traceback": _plain(traceback_of(error, _frames(error))),
+        "summary": _plain(shortened(summary)),
         "place": place_of(error),
     }
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return " ".join(_shortened(str(error), _LONGEST_MESSAGE).split())
-    except Exception:  # an exception of the user's whose text cannot be made
-        return "(its message cannot be printed)"
-
-
-def _shortened(text: str, most: int) -> str:
-    """Return the beginning and the end of a long text: a report must fit through the pipe."""
-    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
 
 
 def _plain(text: str) -> str:

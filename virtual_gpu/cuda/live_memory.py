@@ -56,6 +56,10 @@ class LiveMemory:
             finally:
                 self._busy = False
 
+    def after_fork(self) -> None:
+        """Continue in a forked process: a thread that is not there may have held the lock."""
+        self._lock, self._busy = threading.RLock(), False
+
     @contextmanager
     def at_rest(self) -> Iterator[None]:
         """Keep events from being added: frees wait for the next allocation."""

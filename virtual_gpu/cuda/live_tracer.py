@@ -13,12 +13,11 @@ from vramcast.virtual_gpu.cuda.assumptions import Assumptions
 from vramcast.virtual_gpu.cuda.data_dependent import DYNAMIC, DynamicShapes
 from vramcast.virtual_gpu.cuda.devices import META, is_meta
 from vramcast.virtual_gpu.cuda.host_values import HostValues
-from vramcast.virtual_gpu.cuda.live_memory import LiveMemory
 from vramcast.virtual_gpu.cuda.operators import aten, operator_of, tensors_in
 from vramcast.virtual_gpu.cuda.reading import Reader
 from vramcast.virtual_gpu.cuda.sparse import SparseOperators, is_sparse, storage_key
 from vramcast.virtual_gpu.distributed.parallelism import NOT_DISTRIBUTED
-from vramcast.virtual_gpu.replay import FREE
+from vramcast.virtual_gpu.replay import FREE, Event
 from vramcast.virtual_gpu.source_lines import place_now
 from vramcast.virtual_gpu.trace import Call, Kernel, Tracer, Use, in_backward, size_of_call
 
@@ -65,9 +64,9 @@ class LiveTracer(Tracer):  # type: ignore[no-untyped-call]
             **self._usual_results(),
         }
 
-    def connect(self, memory: LiveMemory) -> None:
+    def connect(self, play: Callable[[Event], None]) -> None:
         """Send events to the memory of a device from now on."""
-        self._emit = memory.play
+        self._emit = play
 
     def is_device(self, tensor: Tensor) -> bool:
         """Return True for a tensor on the virtual GPU."""

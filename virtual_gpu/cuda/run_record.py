@@ -1,5 +1,6 @@
 """The course of a run: phases, optimizer steps, the shapes of their batches, and the peaks of each."""
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -80,7 +81,12 @@ class RunRecord:
         self.layers: list[LayerCall] = []
         self._recording_layers = False
         self._counted: set[int] = set()
-        self._stack: list[tuple[nn.Module, str]] = []
+        self._stacks: dict[int, list[tuple[nn.Module, str]]] = {}
+        """For each thread the modules that are running, outermost first, each with the owner before it."""
+        self.thread = threading.get_ident()
+        """The thread whose networks have phases: the one that trains."""
+        self._has_stepped = False
+        self._following = threading.Lock()
         self._names: dict[int, dict[int, str]] = {}
         self._layers = 0
         self._in_step = False
@@ -109,32 +115,52 @@ class RunRecord:
         if not self._in_step:
             self.phase = "forward"
 
-    def enter_module(self, module: nn.Module, args: Any) -> None:
-        """Note that a module starts to run."""
-        if not self._stack and not in_backward():
-            self._start_root(module, args)
+    def enter_module(self, module: nn.Module, args: Any) -> bool:
+        """Note that a module starts to run; return False in a thread that is not followed."""
         tracer = self._tracer
-        self._stack.append((module, tracer.owner))
-        names = self._names.get(id(self._stack[0][0]), {})
+        with self._following:
+            if not self._follows(module):
+                return False
+            stack = self._stacks.setdefault(self.thread, [])
+            stack.append((module, tracer.owner))
+        if len(stack) == 1:
+            self._layers = 0
+            if not in_backward():
+                self._start_root(module, args)
+        names = self._names.get(id(stack[0][0]), {})
         if not self._layers:
             tracer.owner = names.get(id(module), tracer.owner)
         self._layers += is_layer(module)
+        return True
+
+    def _follows(self, module: nn.Module) -> bool:
+        """Return True in the thread that trains; before its first step, another may turn out to be the one."""
+        thread = threading.get_ident()
+        if thread == self.thread:
+            return True
+        if self._has_stepped or self._stacks.get(self.thread) or not self._is_trained_on_device(module):
+            return False  # a network that runs beside the training loop has no phase
+        self.thread = thread
+        return True
+
+    def _is_trained_on_device(self, module: nn.Module) -> bool:
+        return _is_trained(module) and any(map(self._tracer.is_device, module.parameters()))
 
     @property
     def running(self) -> list[nn.Module]:
         """The modules that are running, outermost first."""
-        return [module for module, _ in self._stack]
+        return [module for module, _ in self._stacks.get(self.thread, ())]
 
     def leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
         """Note that a module has run; the output is None where it failed."""
-        _, self._tracer.owner = self._stack.pop()
+        stack = self._stacks[threading.get_ident()]
+        _, self._tracer.owner = stack.pop()
         self._layers -= is_layer(module)
         if self._recording_layers:
-            self._note_layer(module, args, output)
+            self._recording_layers = bool(stack)
+            self._note_layer(stack[0][0] if stack else module, module, args, output)
 
-    def _note_layer(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not self._stack:
-            self._recording_layers = False
+    def _note_layer(self, root: nn.Module, module: nn.Module, args: Any, output: Any) -> None:
         if self._layers or not is_layer(module):
             return
         if torch.is_autocast_enabled("cpu"):  # CUDA borrows the CPU's switch, see virtual_gpu/autocast.py
@@ -146,7 +172,6 @@ class RunRecord:
             elements = sum(item.numel() for key, item in fresh.items() if key not in inputs)
             own = {id(item): item.numel() for item in module.parameters() if id(item) not in self._counted}
             self._counted |= own.keys()
-            root = self._stack[0][0] if self._stack else module
             name = self._names.get(id(root), {}).get(id(module), "")
             shape = tuple(tensors[0].shape)
             self.layers.append(LayerCall(name, type(module).__name__, shape, elements, sum(own.values())))
@@ -158,6 +183,7 @@ class RunRecord:
 
     def begin_step(self) -> None:
         """Note that the step of any optimizer starts."""
+        self.thread, self._has_stepped = threading.get_ident(), True
         self.phase, self._tracer.phase, self._in_step = "optimizer", Use.OPTIMIZER_STATE, True
 
     def leave_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -193,7 +219,7 @@ class RunRecord:
 
     def _start_root(self, module: nn.Module, args: Any) -> None:
         self._end_stretch()
-        training = module.training and torch.is_grad_enabled()
+        training = _is_trained(module)
         self.phase = "forward" if module.training else "evaluation"
         self._tracer.phase = Use.ACTIVATIONS
         if id(module) not in self._names:
@@ -210,6 +236,10 @@ class RunRecord:
             if not self.current.shapes:
                 shapes = tuple(tuple(item.shape) for item in _tensors_in(args))
                 self.current.shapes = self._shapes.setdefault(shapes, shapes)  # one object for equal shapes
+
+
+def _is_trained(module: nn.Module) -> bool:
+    return module.training and torch.is_grad_enabled()
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:

@@ -2,8 +2,9 @@
 
 import os
 import pickle
+import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -43,6 +44,7 @@ from vramcast.virtual_gpu.cuda.trace_history import TraceHistory
 from vramcast.virtual_gpu.cuda_paths import cuda_paths
 from vramcast.virtual_gpu.kernels import cuda_kernels
 from vramcast.virtual_gpu.profile import DeviceProfile
+from vramcast.virtual_gpu.replay import FREE, Event
 from vramcast.virtual_gpu.trace import Use
 
 _ALL_PATCHES = (
@@ -59,6 +61,10 @@ _ALL_PATCHES = (
     libraries,
 )
 _active: list["VirtualCuda"] = []
+_BAD_FORK = (
+    "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start "
+    "method"
+)
 
 
 class VirtualCuda:
@@ -107,7 +113,7 @@ class VirtualCuda:
         self.tracer = LiveTracer(cuda_kernels(), self.assumptions, nonzero_fraction)
         self.options = options or options_of_environment()
         self.memory = LiveMemory(self.tracer.trace, profile, self.options, unbounded=unbounded)
-        self.tracer.connect(self.memory)
+        self.tracer.connect(self.memory.play)
         self.record = RunRecord(self.tracer)
         self.memory.watchers.append(self.record.note)
         self.history = TraceHistory(self.tracer, self.memory, self.record)
@@ -118,6 +124,8 @@ class VirtualCuda:
         """Networks that the script compiles; they run as eager code."""
         self.compiled_calls = 0
         """How many compiled functions are running."""
+        self.on_forked_use: Callable[[], None] = lambda: None
+        """Called in a forked process that uses the device."""
         self.callbacks = ExitStack()
         self._stack = ExitStack()
 
@@ -147,6 +155,24 @@ class VirtualCuda:
         """Enter the virtual GPU in another thread than the one that made it."""
         with autocast_rules_in_thread(), self.tracer:
             yield
+
+    def after_fork(self) -> None:
+        """Continue in a forked process, where CUDA does not work once the parent has used it."""
+        self.memory.after_fork()
+        was_used = bool(self.tracer.trace.events)
+
+        def play(event: Event) -> None:
+            if event[0] >= 0 and event[1] != FREE:
+                self.on_forked_use()
+                if was_used:
+                    raise RuntimeError(_BAD_FORK)
+            self.memory.play(event)
+
+        self.tracer.connect(play)
+
+    def hold_other_threads(self) -> None:
+        """Stop all threads but this one at their next operator, for good."""
+        self.tracer.__torch_dispatch__ = _wait_for_ever  # type: ignore[method-assign]
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -205,8 +231,14 @@ class VirtualCuda:
         return snapshot_of(self.tracer.trace, self.tracer.places, self.profile, self.options)
 
     def write_snapshot(self, path: str | os.PathLike[str]) -> None:
-        """Write a snapshot for https://pytorch.org/memory_viz."""
-        Path(path).write_bytes(pickle.dumps(self.snapshot()))
+        """Write a snapshot for https://pytorch.org/memory_viz; an old file stays until the new one is whole."""
+        target = Path(path)
+        part = target.with_name(f".{target.name[:200]}.{os.getpid()}.part")
+        try:
+            part.write_bytes(pickle.dumps(self.snapshot()))
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
 
     def keep_checkpoint(self, checkpoint: Any, path: str | os.PathLike[str]) -> None:
         """Keep a checkpoint without data in this process, so that the script can load it again."""
@@ -216,6 +248,10 @@ class VirtualCuda:
     def note_unwritten(self, path: str) -> None:
         """Record a checkpoint that was kept from being written."""
         self.unwritten[path] = None
+
+
+def _wait_for_ever(*_: Any, **__: Any) -> None:
+    threading.Event().wait()
 
 
 def options_of_environment() -> AllocatorOptions:

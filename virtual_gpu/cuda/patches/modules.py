@@ -1,6 +1,5 @@
 """nn.Module and nn.Parameter: large parameters have no data on the host, moves and calls are observed (torch 2.13)."""
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,12 +62,11 @@ def _moves(patches: Patches, gpu: "VirtualCuda") -> None:
 def _calls(patches: Patches, gpu: "VirtualCuda") -> None:
     """Observe calls of modules; the global hooks of torch do not see keyword arguments."""
     call: Any = nn.Module.__call__
-    record, owner = gpu.record, threading.get_ident()
+    record = gpu.record
 
     def observed(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != owner:  # a network that runs beside the training loop has no phase
+        if not record.enter_module(self, (args, kwargs)):
             return call(self, *args, **kwargs)
-        record.enter_module(self, (args, kwargs))
         output = None
         try:
             output = call(self, *args, **kwargs)

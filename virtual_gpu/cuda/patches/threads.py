@@ -3,6 +3,7 @@
 import os
 import threading
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data._utils import worker
@@ -13,8 +14,21 @@ if TYPE_CHECKING:
     from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
 
 
+_active: WeakSet["VirtualCuda"] = WeakSet()
+
+
+def _after_fork() -> None:
+    for gpu in list(_active):
+        gpu.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def apply(patches: Patches, gpu: "VirtualCuda") -> None:
     """Run threads of the script on the virtual GPU, and loader processes without it."""
+    _active.add(gpu)
+    gpu.callbacks.callback(_active.discard, gpu)
     bootstrap: Any = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
     owner = os.getpid()
 
