@@ -1,6 +1,5 @@
 """Compare published fine-tuning runs with their simulation, by the memory that each source published."""
 
-import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +21,7 @@ from vramcast.dataset_builder.published.stacks import releases
 from vramcast.dataset_builder.published.tables import PublishedTable
 from vramcast.dataset_builder.simulation.client import NetworkError
 from vramcast.dataset_builder.simulation.simulation import Simulation
-from vramcast.dataset_builder.store.durable import replacing
+from vramcast.dataset_builder.store.cache import read_entry, write_entry
 from vramcast.errors import UserError
 from vramcast.models.metrics import wilson_interval
 from vramcast.models.predictor import Predictor, Question
@@ -98,15 +97,10 @@ class PublishedStore:
     def result(self, job: PublishedJob) -> Result:
         """Return the result of a job, simulated now or before; safe figures are those of the released checkpoint."""
         path = self.directory / f"{self._key(job)}.json"
-        if path.exists():
-            values = json.loads(path.read_text(encoding="utf-8"))
-            simulation = Simulation.from_json(values["simulation"]) if values["simulation"] else None
-            return self._result(job, Figures(**values["figures"]), simulation)
+        if (stored := read_entry(path, _simulated)) is not None:
+            return self._result(job, *stored)
         figures, simulation = simulate_job(job, self._stacks)
-        values = {"figures": asdict(figures), "simulation": simulation.to_json() if simulation else None}
-        self.directory.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(values), encoding="utf-8")
+        write_entry(path, {"figures": asdict(figures), "simulation": simulation.to_json() if simulation else None})
         return self._result(job, figures, simulation)
 
     def _key(self, job: PublishedJob) -> str:
@@ -133,6 +127,11 @@ class PublishedStore:
         beside = int(peak.device_used_bytes or 0) - int(peak.reserved_bytes or 0)
         safe = int(answer.safe_mib * MIB)
         return Result({**counted, "smi": counted["reserved"] + beside}, {"reserved": safe - beside, "smi": safe})
+
+
+def _simulated(values: Mapping[str, Any]) -> tuple[Figures, Simulation | None]:
+    simulation = Simulation.from_json(values["simulation"]) if values["simulation"] else None
+    return Figures(**values["figures"]), simulation
 
 
 def _question(job: PublishedJob, simulation: Simulation, profile: DeviceProfile) -> Question:

@@ -1,13 +1,13 @@
 """A store of simulations on disk: no spec is simulated twice for one profile and one virtual GPU."""
 
-import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from vramcast.dataset_builder.defaults import cache_directory
 from vramcast.dataset_builder.executors import LocalExecutor
@@ -17,11 +17,10 @@ from vramcast.dataset_builder.measure import BackendResult
 from vramcast.dataset_builder.measure.virtual import VirtualBackend
 from vramcast.dataset_builder.pipeline import make_row, software_versions
 from vramcast.dataset_builder.progress import bar
-from vramcast.dataset_builder.schema import LayerTable, Row, Spec
+from vramcast.dataset_builder.schema import LayerTable, Spec
 from vramcast.dataset_builder.simulation.simulation import Peaks, Simulation
 from vramcast.dataset_builder.simulation.simulator import without_limit
-from vramcast.dataset_builder.store import JOURNAL_NAME, JournalWriter, iter_records
-from vramcast.dataset_builder.store.durable import replacing
+from vramcast.dataset_builder.store.cache import read_entry, read_rows, write_entry, writing
 from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.records import content_hash
@@ -63,6 +62,7 @@ class SimulationStore:
     def __init__(self, directory: Path | str | None = None, workers: int = 1) -> None:
         self.directory = Path(directory) if directory else cache_directory() / "simulations"
         self.workers = workers
+        self._tables: dict[Path, LayerTable] = {}
 
     def simulate(
         self, specs: Iterable[Spec], profile: DeviceProfile, *, unbounded: bool = False
@@ -92,20 +92,26 @@ class SimulationStore:
             by_family[spec.family][spec.id] = spec
         stored: dict[str, Measurement] = {}
         for family, wanted in by_family.items():
-            journal = self._journal(profile, family)
-            stored.update(_read(journal, wanted))
-            missing = [spec for key, spec in wanted.items() if key not in stored or not self._has_table(spec)]
-            if missing:
-                stored.update(self._simulate(missing, profile, journal))
+            settings = {"profile": asdict(profile), "versions": simulation_versions(family)}
+            directory = self.directory / content_hash({**settings, "family": family})
+            rows = read_rows(directory, settings, wanted)
+            stored.update((key, row.measurement) for key, row in rows.items())
+            if self._missing(wanted, rows):
+                stored.update(self._simulate(wanted, profile, directory, settings))
         return stored
 
+    def _missing(self, wanted: Mapping[str, Spec], rows: Container[str]) -> list[Spec]:
+        return [spec for key, spec in wanted.items() if key not in rows or not self._has_table(spec)]
+
     def _simulate(
-        self, specs: list[Spec], profile: DeviceProfile, directory: Path
+        self, wanted: Mapping[str, Spec], profile: DeviceProfile, directory: Path, settings: Mapping[str, Any]
     ) -> Iterator[tuple[str, Measurement]]:
+        """Yield the missing measurements, and those that another process stored while this one waited for it."""
         backend, versions = VirtualBackend(profile, tables=True), software_versions()
-        versions_of = simulation_versions(specs[0].family)
-        with JournalWriter(directory, {"profile": asdict(profile), "versions": versions_of}) as journal:
-            for spec, result in self._results(backend, specs):
+        with writing(directory, settings, wanted) as (journal, rows):
+            yield from ((key, row.measurement) for key, row in rows.items())
+            missing = self._missing(wanted, rows)
+            for spec, result in self._results(backend, missing) if missing else ():
                 if result.measurement.status not in (Status.OK, Status.OOM):
                     print(f"note: {spec.id} was not simulated: {result.measurement.evidence}", file=sys.stderr)
                     continue
@@ -119,17 +125,20 @@ class SimulationStore:
         results = LocalExecutor(self.workers, _TIMEOUT_SECONDS).run(backend, specs)
         yield from bar(results, total=len(specs), unit="row", desc="virtual GPU")
 
-    def _journal(self, profile: DeviceProfile, family: str) -> Path:
-        versions = simulation_versions(family)
-        return self.directory / content_hash({"profile": asdict(profile), "family": family, "versions": versions})
-
     def _table(self, spec: Spec) -> LayerTable:
         if spec.family in FAMILIES:  # computed from the plan in milliseconds
             return table_of(spec)
-        return _read_table(self._table_path(spec))
+        return self._tables[self._table_path(spec)]
 
     def _has_table(self, spec: Spec) -> bool:
-        return spec.family in FAMILIES or self._table_path(spec).exists()
+        """Return whether there is a table, and keep it: its file may be lost before it is used."""
+        path = self._table_path(spec)
+        if spec.family not in FAMILIES and path not in self._tables:
+            table = read_entry(path, LayerTable.from_json)
+            if table is None:
+                return False
+            self._tables[path] = table
+        return True
 
     def _table_path(self, spec: Spec) -> Path:
         key = {"family": spec.family, "network": dict(spec.network), "versions": simulation_versions(spec.family)}
@@ -137,18 +146,5 @@ class SimulationStore:
 
     def _write_table(self, spec: Spec, table: LayerTable) -> None:
         path = self._table_path(spec)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(table.to_json()))
-
-
-@cache
-def _read_table(path: Path) -> LayerTable:
-    return LayerTable.from_json(json.loads(path.read_text()))
-
-
-def _read(directory: Path, wanted: Mapping[str, Spec]) -> Iterator[tuple[str, Measurement]]:
-    if (directory / JOURNAL_NAME).exists():
-        for record in iter_records(directory):
-            if isinstance(record, Row) and record.spec.id in wanted:
-                yield record.spec.id, record.measurement
+        self._tables[path] = table
+        write_entry(path, table.to_json())

@@ -191,6 +191,10 @@ def test_a_table_is_evaluated_and_resumed(tmp_path: Path, capsys: pytest.Capture
     stored.write_text(json.dumps({"figures": {"allocated_bytes": 0, "reserved_bytes": 0}, "simulation": None}))
     again = evaluate_published(read_published(path), PublishedStore(tmp_path, stacks.ROOT))
     assert again["groups"][0]["median"] == 1.0
+    stored.write_text('{"figures": {"allocated')
+    assert main(words) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == figures and f"{stored} is damaged: it is made again" in printed.err
 
 
 def test_a_safe_figure_is_compared_by_the_metric_of_the_row() -> None:

@@ -1,5 +1,9 @@
 """Simulations are computed once, stored by what decides them, and become examples with the labels of rows."""
 
+import json
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -12,6 +16,8 @@ from vramcast.dataset_builder.jobs.job import table_of
 from vramcast.dataset_builder.measure.virtual import VirtualBackend
 from vramcast.dataset_builder.plan import InputTensor
 from vramcast.dataset_builder.schema import Provenance, Row, Spec
+from vramcast.dataset_builder.store import read_journal
+from vramcast.dataset_builder.store.lines import HEADER, encode_line
 from vramcast.errors import UserError
 from vramcast.models import simulation_store
 from vramcast.models.examples import example_of_row, examples_of_rows
@@ -82,7 +88,7 @@ def test_the_cache_of_the_user_is_the_default(tmp_path, monkeypatch):
     assert SimulationStore().directory == tmp_path / "own" / "simulations"
 
 
-def test_an_interrupted_computation_keeps_what_it_had(tmp_path, monkeypatch):
+def test_an_interrupted_computation_keeps_what_it_had(computed, tmp_path, monkeypatch):
     def run(self, backend, specs):
         yield specs[0], backend.measure(specs[0])
         raise KeyboardInterrupt
@@ -91,9 +97,8 @@ def test_an_interrupted_computation_keeps_what_it_had(tmp_path, monkeypatch):
         patched.setattr(LocalExecutor, "run", run)
         with pytest.raises(KeyboardInterrupt):
             SimulationStore(tmp_path, workers=1).measure(SPECS, PROFILE)
-    found = SimulationStore(tmp_path, workers=1)
-    known = dict(simulation_store._read(found._journal(PROFILE, SPECS[0].family), {spec.id: spec for spec in SPECS}))
-    assert list(known) == [SPECS[0].id]
+    SimulationStore(tmp_path, workers=1).measure(SPECS, PROFILE)
+    assert computed == [spec.id for spec in SPECS[1:]]
 
 
 def test_what_cannot_be_simulated_is_told_and_left_out(tmp_path, monkeypatch, capsys):
@@ -166,9 +171,108 @@ def test_a_lost_table_is_made_again(computed, tmp_path):
     SimulationStore(tmp_path).simulate([RESNET], PROFILE)
     (path,) = (tmp_path / "tables").iterdir()
     path.unlink()
-    simulation_store._read_table.cache_clear()
     assert SimulationStore(tmp_path).simulate([RESNET], PROFILE)[RESNET.id].table == table_of(RESNET)
     assert len(computed) == 2
+
+
+def damaged(path, old, new):
+    """Change a file so that it stays JSON, as a fault of the disk might."""
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"layers": []}\n', "[1]", "[" * 10**5, "x" * 9, None])
+def test_a_damaged_table_is_made_again(content, computed, tmp_path, capsys):
+    pytest.importorskip("timm")
+    SimulationStore(tmp_path).simulate([RESNET], PROFILE)
+    (path,) = (tmp_path / "tables").iterdir()
+    if content is None:
+        damaged(path, '"parameters":', '"parameters":1')
+    else:
+        path.write_text(content)
+    assert SimulationStore(tmp_path).simulate([RESNET], PROFILE)[RESNET.id].table == table_of(RESNET)
+    assert len(computed) == 2
+    assert capsys.readouterr().err.count("is damaged: it is made again") == 1
+    SimulationStore(tmp_path).simulate([RESNET], PROFILE)
+    assert len(computed) == 2
+
+
+def test_a_table_of_an_earlier_release_is_read(computed, tmp_path):
+    pytest.importorskip("timm")
+    SimulationStore(tmp_path).simulate([RESNET], PROFILE)
+    (path,) = (tmp_path / "tables").iterdir()
+    path.write_text(json.dumps(table_of(RESNET).to_json()))
+    assert SimulationStore(tmp_path).simulate([RESNET], PROFILE)[RESNET.id].table == table_of(RESNET)
+    assert len(computed) == 1
+
+
+def spoil_header(lines):
+    return [b"{}\n", *lines[1:]]
+
+
+def spoil_row(lines):
+    return [lines[0], lines[1].replace(b'"reserved_bytes":', b'"reserved_bytes":9'), *lines[2:]]
+
+
+def cut_last(lines):
+    return [*lines[:-1], lines[-1][:-9]]
+
+
+def other_schema(lines):
+    return [encode_line(HEADER, {"schema": 99, "build": {}}), *lines[1:]]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "lost", "again"),
+    [(spoil_header, 1, 0), (spoil_row, 1, 1), (cut_last, 1, 1), (other_schema, 3, 2), (lambda _: [b"\n"], 1, 2)],
+)
+def test_a_damaged_journal_loses_its_damaged_lines_alone(spoil, lost, again, computed, tmp_path, capsys):
+    first = SimulationStore(tmp_path, workers=1).measure(SPECS[:2], PROFILE)
+    (journal,) = tmp_path.glob("*/journal.jsonl")
+    journal.write_bytes(b"".join(spoil(journal.read_bytes().splitlines(keepends=True))))
+    del computed[:]
+    more = [*SPECS[:2], mlp_spec(width=96)]
+    second = SimulationStore(tmp_path, workers=1).measure(more, PROFILE)
+    assert len(computed) == again + 1
+    assert {key: replace(second[key], seconds=None) for key in first} == {
+        key: replace(item, seconds=None) for key, item in first.items()
+    }
+    assert f"note: {lost} lines of {journal} are damaged: their simulations are made again" in capsys.readouterr().err
+    assert SimulationStore(tmp_path, workers=1).measure(more, PROFILE) == second
+    assert len(computed) == again + 1
+    assert len(read_journal(journal).rows) == 3
+
+
+def test_a_second_process_waits_and_shares(computed, tmp_path, monkeypatch, capsys):
+    begun, go_on = threading.Event(), threading.Event()
+    run = LocalExecutor.run
+
+    def slow(self, backend, specs):
+        begun.set()
+        assert go_on.wait(20)
+        yield from run(self, backend, specs)
+
+    monkeypatch.setattr(LocalExecutor, "run", slow)
+    notes = ""
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(SimulationStore(tmp_path, workers=1).measure, SPECS[:1], PROFILE)
+        assert begun.wait(20)
+        second = pool.submit(SimulationStore(tmp_path, workers=1).measure, SPECS[:1], PROFILE)
+        while "waiting until it ends" not in notes:
+            notes += capsys.readouterr().err
+            assert not second.done()
+        go_on.set()
+        assert first.result() == second.result()
+    assert len(computed) == 1
+    assert f"note: another vramcast (process {os.getpid()} on " in notes
+    assert "out=" not in notes
+
+
+def test_a_cache_that_cannot_be_written_is_named_without_an_option(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"expected to write at .*; choose another directory for the cache"):
+        SimulationStore(tmp_path / "file", workers=1).measure(SPECS[:1], PROFILE)
 
 
 def test_a_job_that_does_not_fit_is_also_simulated_without_a_limit(computed, tmp_path):

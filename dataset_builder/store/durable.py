@@ -3,6 +3,7 @@
 import os
 import platform
 import shutil
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -57,22 +58,28 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 @contextmanager
-def held(lock_path: Path, what: Path, holder: str, setting: str) -> Iterator[None]:
+def held(lock_path: Path, what: Path, holder: str, setting: str, *, waits: bool = False) -> Iterator[None]:
     """Lock a file or a directory. The kernel releases the lock when the process ends.
 
-    `setting` is the setting in which the user named it, for the error message.
+    `setting` is the setting in which the user named it, for the error message. With `waits`, another holder is waited
+    for, with a line on stderr.
     """
     # Beside the lock, not in it: older releases of filelock truncate the lock file when they try to acquire it.
     owner = lock_path.with_name(f"{lock_path.name}.pid")
     lock = FileLock(lock_path, timeout=0, thread_local=False)
     try:
         lock_path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except Timeout as error:
-        raise UserError(
-            f"expected {what} to be free, found that another {holder} ({_read_owner(owner)}) holds it: "
-            f"wait until it ends, or choose another {setting}"
-        ) from error
+        try:
+            lock.acquire()
+        except Timeout as error:
+            found = f"another {holder} ({_read_owner(owner)})"
+            if not waits:
+                raise UserError(
+                    f"expected {what} to be free, found that {found} holds it: "
+                    f"wait until it ends, or choose another {setting}"
+                ) from error
+            print(f"note: {found} is writing to {what}: waiting until it ends", file=sys.stderr, flush=True)
+            lock.acquire(timeout=-1)
     except OSError as error:
         raise UserError(f"expected to write at {what}, found: {error.strerror}; choose another {setting}") from error
     try:

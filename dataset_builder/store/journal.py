@@ -29,19 +29,20 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class JournalWriter:
-    """Creates or resumes a journal; use it as a context manager.
+    """Creates or resumes a journal; use it as a context manager. With `is_locked`, the caller has locked the directory.
 
     After entering, `row_ids` and `rejected_ids` hold the ids in the journal, and `torn` is a note if an incomplete last
     line was removed.
     """
 
-    def __init__(self, directory: Path | str, build: Mapping[str, Any]) -> None:
+    def __init__(self, directory: Path | str, build: Mapping[str, Any], *, is_locked: bool = False) -> None:
         self.directory = Path(directory)
         self.path = self.directory / JOURNAL_NAME
         self.build: dict[str, Any] = json.loads(canonical_json(dict(build)))
         self.row_ids: set[str] = set()
         self.rejected_ids: set[str] = set()
         self.torn: str | None = None
+        self._is_locked = is_locked
         self._fd: int | None = None
         self._sync: BackgroundSync | None = None
         self._end_bytes = 0
@@ -50,7 +51,8 @@ class JournalWriter:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            stack.enter_context(locked(self.directory))
+            if not self._is_locked:
+                stack.enter_context(locked(self.directory))
             self._read()
             self._open(stack)
             self._stack = stack.pop_all()
