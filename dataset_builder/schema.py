@@ -55,7 +55,7 @@ class Spec:
         """Read a spec; raise a UserError for unknown keys."""
         expected = {"family", "network", "training"}
         if not isinstance(values, Mapping) or values.keys() != expected:
-            keys = sorted(values) if isinstance(values, Mapping) else type(values).__name__
+            keys = sorted(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
             raise UserError(f"expected a spec with the keys {sorted(expected)}, found {keys}: add or remove keys")
         for key, kind in (("family", str), ("network", Mapping), ("training", Mapping)):
             if not isinstance(values[key], kind):

@@ -3,12 +3,12 @@
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from math import prod
-from typing import Any
+from typing import Any, get_args
 
-from vramcast.errors import UserError, check_count
+from vramcast.errors import UserError, check_amount, check_choice, check_count, check_flag
 from vramcast.virtual_gpu.attention import efficient_workspace_bytes
 from vramcast.virtual_gpu.cudnn import library
 from vramcast.virtual_gpu.cudnn.layouts import copies_needed, known_workspace_bytes
@@ -19,6 +19,14 @@ from vramcast.virtual_gpu.trace import AttentionCall, Call, ConvolutionCall, Red
 from vramcast.virtual_gpu.trials import largest_workspace_bytes
 
 _TILE = 128
+_MOST = 2**40
+"""Of any count or amount of a profile: bytes of so many MiB still fit into 64 bits."""
+_DIRECTIONS = ("forward", "data", "weight")
+_POSITIVE = frozenset(
+    {"total_mib", "compute_capability", "multiprocessors", "align_channels", "padded_depthwise_channels",
+     "padded_strided_channels", "kernel", "places"}
+)  # fmt: skip
+"""Fields that cannot be 0."""
 _ANY_COPIES = (math.inf,) * 3
 _COUNTER_BYTES, _SPLIT_BYTES = 4, 175
 
@@ -284,10 +292,38 @@ def parse_profile(settings: Mapping[str, Any]) -> DeviceProfile:
     if not isinstance(rules, list | tuple):
         raise UserError(f"expected the profile's convolution rules as a list, found {rules!r}: change the profile")
     parsed = tuple(from_mapping(ConvolutionWorkspace, rule, "a convolution rule") for rule in rules)
+    for rule in parsed:
+        _check_fields(rule, "a convolution rule")
+        if rule.direction is not None:
+            check_choice("the direction of a convolution rule", rule.direction, _DIRECTIONS)
     what = f"the device profile {settings.get('name')}"
-    for name in ("padded_depthwise_channels", "padded_strided_channels"):
-        if (channels := settings.get(name)) is not None:
-            check_count(f"{name} of {what}", channels)
     if parsed and settings.get("cudnn_release"):
         raise UserError(f"expected cudnn_release or rules in {what}, found both: remove one")
-    return from_mapping(DeviceProfile, {**settings, "convolution": parsed}, what)
+    profile = from_mapping(DeviceProfile, {**settings, "convolution": parsed}, what)
+    _check_fields(profile, what)
+    if profile.capacity_bytes(convolutions=True, batch_norm=True) < 0:
+        raise UserError(
+            f"expected the context, the libraries and the driver of {what} to fit into total_mib, found "
+            f"{profile.total_mib} MiB: change the profile"
+        )
+    return profile
+
+
+def _check_fields(record: ConvolutionWorkspace | DeviceProfile, what: str) -> None:
+    """Raise UserError for a field of another type, or for a number that no memory or count can be."""
+    for item in fields(record):
+        value, kinds = getattr(record, item.name), get_args(item.type) or (item.type,)
+        name = f"{item.name} of {what}"
+        if (value is None and type(None) in kinds) or item.name == "convolution":
+            continue
+        if bool in kinds:
+            check_flag(name, value)
+        elif str in kinds:
+            if not isinstance(value, str):
+                raise UserError(f"expected {name} to be a text, found {value!r}: change it")
+        elif float in kinds:
+            check_amount(name, value, zero=item.name not in _POSITIVE)
+        else:
+            check_count(name, value, least=1 if item.name in _POSITIVE else 0)
+            if value > _MOST:
+                raise UserError(f"expected {name} to be at most {_MOST}, found {value}: change it")

@@ -40,11 +40,13 @@ def _field_names(cls: Any) -> tuple[frozenset[str], frozenset[str]]:
 
 def from_mapping(cls: type[T], values: Mapping[str, Any], what: str) -> T:
     """Build a dataclass from a mapping; raise UserError with the keys that are unknown or missing."""
+    if not isinstance(values, Mapping):
+        raise UserError(f"expected {what} to be a mapping, found {values!r}: change it")
     names, required = _field_names(cls)  # type: ignore[arg-type]
-    unknown = sorted(values.keys() - names)
+    unknown = sorted(map(str, values.keys() - names))
     if unknown:
         raise UserError(f"expected {what} to have only {sorted(names)}, found {unknown}: remove or rename them")
     missing = sorted(required - values.keys())
     if missing:
-        raise UserError(f"expected {what} to have {missing}, found {sorted(values)}: add them")
+        raise UserError(f"expected {what} to have {missing}, found {sorted(map(str, values))}: add them")
     return cls(**values)
