@@ -197,6 +197,13 @@ def test_a_table_is_evaluated_and_resumed(tmp_path: Path, capsys: pytest.Capture
     assert json.loads(printed.out) == figures and f"{stored} is damaged: it is made again" in printed.err
 
 
+@pytest.mark.parametrize("figure", ["inf", "nan", "-1", "0"])
+def test_a_run_with_an_impossible_memory_is_refused(figure: str, tmp_path: Path) -> None:
+    path = _write(tmp_path / "table.csv", {**LIGER, "value_published": figure})
+    with pytest.raises(UserError, match=r"at .*table.csv:2, found: .* to be a number above 0"):
+        read_published(path)
+
+
 def test_a_safe_figure_is_compared_by_the_metric_of_the_row() -> None:
     job = fms.job_of({**FMS, "metric": "smi (peak memory.used)"})
     assert isinstance(job, PublishedJob)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from vramcast.dataset_builder.error_words import message_of
 from vramcast.dataset_builder.published import (
     fms,
     fms_ranks,
@@ -19,7 +20,7 @@ from vramcast.dataset_builder.published import (
     torchtune,
 )
 from vramcast.dataset_builder.published.job import PublishedJob, Record, combined
-from vramcast.errors import UserError
+from vramcast.errors import UserError, check_amount
 
 _COLUMNS = {"source", "model", "metric", "value_gib", "framework_versions", "notes"}
 _Reader = Callable[[Record], PublishedJob | str]
@@ -70,9 +71,12 @@ def read_published(path: Path) -> PublishedTable:
             reader = _SOURCES.get(record["source"])
             try:
                 job = f"source {record['source']} has no importer" if reader is None else reader(record)
-            except (ValueError, LookupError) as error:
+                if isinstance(job, PublishedJob):
+                    check_amount("the published memory", job.published_bytes, zero=False)
+            except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
                 raise UserError(
-                    f"expected a run of {record['source']} at {path}:{place}, found: {error}; fix or remove it"
+                    f"expected a run of {record['source']} at {path}:{place}, found: {message_of(error)}; "
+                    "fix or remove it"
                 ) from error
             if isinstance(job, str):
                 left_out[job] += 1

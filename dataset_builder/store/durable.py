@@ -72,13 +72,13 @@ def held(lock_path: Path, what: Path, holder: str, setting: str, *, waits: bool 
         try:
             lock.acquire()
         except Timeout as error:
-            found = f"another {holder} ({_read_owner(owner)})"
+            other = f"another {holder} ({_read_owner(owner)})"
             if not waits:
                 raise UserError(
-                    f"expected {what} to be free, found that {found} holds it: "
+                    f"expected {what} to be free, found that {other} holds it: "
                     f"wait until it ends, or choose another {setting}"
                 ) from error
-            print(f"note: {found} is writing to {what}: waiting until it ends", file=sys.stderr, flush=True)
+            print(f"note: {other} is writing to {what}: waiting until it ends", file=sys.stderr, flush=True)
             lock.acquire(timeout=-1)
     except OSError as error:
         raise UserError(f"expected to write at {what}, found: {error.strerror}; choose another {setting}") from error

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vramcast.dataset_builder.store.importers import read_rows
-from vramcast.errors import UserError
+from vramcast.errors import UserError, check_amount
 from vramcast.models.baselines._formula import Formula
 from vramcast.models.example import Example
 from vramcast.virtual_gpu.measurement import Status
@@ -57,6 +57,8 @@ def read_published(path: Path) -> dict[str, int]:
         return {}
     try:
         cells = [float(record[_COLUMN]) if record[_COLUMN] else None for record in records]
+        for cell in cells:
+            check_amount(_COLUMN, cell or 0.0)
     except ValueError as error:
         raise UserError(f"expected figures in the column {_COLUMN} of {path}, found: {error}; fix the table") from error
     rows = zip(read_rows(path), cells, strict=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vramcast.dataset_builder.analysis.static import static_estimate
+from vramcast.dataset_builder.error_words import message_of
 from vramcast.dataset_builder.schema import Provenance, Row
 from vramcast.dataset_builder.store.importers import gpumemnet, real_networks, timm, xmem
 from vramcast.dataset_builder.store.importers.gpumemnet import table_of
@@ -74,9 +75,9 @@ def _rows(layout: Layout, columns: tuple[MeasuredColumn, ...], records: list[Rec
                 continue
             measurements = [(column, column.measurement(record, spec)) for column in columns]
             notes = layout.notes(records) if notes is None else notes
-        except (ValueError, LookupError, TypeError, SyntaxError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, SyntaxError, AttributeError, OverflowError) as error:
             raise UserError(
-                f"expected a {layout.name} line at {path}:{place + 2}, found: {error}; fix or remove it"
+                f"expected a {layout.name} line at {path}:{place + 2}, found: {message_of(error)}; fix or remove it"
             ) from error
         table = table_of(spec)
         static = static_estimate(spec.training, table) if table else None

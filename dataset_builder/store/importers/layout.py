@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vramcast.dataset_builder.schema import Spec
+from vramcast.errors import check_amount
 from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.sizes import MIB
 
@@ -38,4 +39,6 @@ def measured(
     record: Record, status: Status, evidence: str | None = None, column: str = "Max GPU Memory (MiB)"
 ) -> Measurement:
     """Return a measurement with the value of a column, as nvidia-smi reported it."""
-    return Measurement(status=status, device_used_bytes=int(float(record[column])) * MIB, evidence=evidence)
+    used_mib = float(record[column])
+    check_amount(column, used_mib)
+    return Measurement(status=status, device_used_bytes=int(used_mib) * MIB, evidence=evidence)
