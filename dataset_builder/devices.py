@@ -10,6 +10,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vramcast.dataset_builder.yaml_text import parse_yaml
 from vramcast.errors import UserError, check_choice
 
 if TYPE_CHECKING:
@@ -90,15 +91,12 @@ def with_rules(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_yaml(path: Path, what: str) -> dict[str, Any]:
-    import yaml  # noqa: PLC0415 - only needed here
-
-    with path.open(encoding="utf-8") as file:
-        try:
-            settings = yaml.safe_load(file)
-        except yaml.YAMLError as error:
-            raise UserError(f"expected YAML in {path}, found: {error}: fix it") from error
+    try:
+        settings = parse_yaml(path.read_text(encoding="utf-8"), path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"expected {what} in {path}, found: {error}; fix it") from error
     if not isinstance(settings, dict):
-        raise UserError(f"expected {what} in {path}, found {settings!r}: fix it")
+        raise UserError(f"expected {what} in {path}, found {type(settings).__name__}: fix it")
     return settings
 
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
+from vramcast.dataset_builder.error_words import text_of
 from vramcast.errors import UserError, WorkerError, check_choice
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -35,10 +36,10 @@ def exit_code(command: str, work: Callable[[], int | None]) -> int:
         code = work() or 0
         sys.stdout.flush()
     except UserError as error:
-        print(f"{command}: {error}", file=sys.stderr)
+        print(f"{command}: {text_of(error)}", file=sys.stderr)
         return BAD_INPUT
     except WorkerError as error:
-        print(f"{command}: {error}", file=sys.stderr)
+        print(f"{command}: {text_of(error)}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -47,7 +48,7 @@ def exit_code(command: str, work: Callable[[], int | None]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        print(f"{command}: expected files to read and write, found: {error}; fix that", file=sys.stderr)
+        print(f"{command}: expected files to read and write, found: {text_of(error)}; fix that", file=sys.stderr)
         return BAD_INPUT
     return code
 

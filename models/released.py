@@ -1,5 +1,6 @@
 """Names of checkpoints. Imports no torch, so that a command refuses a wrong name before it starts anything."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from vramcast.errors import UserError, suggestion
@@ -14,10 +15,10 @@ def released_names() -> list[str]:
 
 def checkpoint_directory(name: str) -> Path:
     """Return the directory of a checkpoint, by its path or its released name."""
-    if Path(name).is_dir():
-        return Path(name)
-    if (RELEASED / name).is_dir():
-        return RELEASED / name
+    for directory in (Path(name), RELEASED / name):
+        with suppress(OSError):  # a name that is too long for a path
+            if directory.is_dir():
+                return directory
     hint = suggestion(name, released_names(), "name another")
     raise UserError(
         f"expected a checkpoint's directory or a released one of {released_names()}, found {name!r}: {hint}"

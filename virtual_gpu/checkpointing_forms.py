@@ -1,5 +1,6 @@
 """Forms of activation checkpointing: which blocks are recomputed, what is saved of them, and where."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -9,6 +10,7 @@ from vramcast.errors import UserError
 
 CHECKPOINTING_WORDS = ("none", "full", "reentrant", "every=N", "every_n_layers=N", "ops", "offload")
 _COUNTS = {"every", "every_n_layers"}
+_COUNT = re.compile("[0-9]{1,6}")
 _Block = TypeVar("_Block")
 
 
@@ -50,7 +52,7 @@ def _parsed(text: str) -> CheckpointingForm | None:
     values: dict[str, Any] = {}
     for word in (item.strip().lower() for item in text.split(",")):
         name, _, number = word.partition("=")
-        if name in _COUNTS and number.isascii() and number.isdigit() and 1 <= int(number) <= 2**16:
+        if name in _COUNTS and _COUNT.fullmatch(number) and 1 <= int(number) <= 2**16:
             values[name] = int(number)
         elif word in ("reentrant", "ops", "offload"):
             values[word] = True

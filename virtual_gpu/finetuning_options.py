@@ -49,7 +49,7 @@ def _value(texts: list[str]) -> Any:
 def _literal(text: str) -> Any:
     try:
         return ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: too deeply nested
         return text
 
 

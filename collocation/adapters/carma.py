@@ -5,9 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from vramcast.dataset_builder.store.durable import replacing
+from vramcast.dataset_builder.yaml_text import parse_yaml
 from vramcast.errors import UserError
 
 GPUMEMNET_LINE = 11
@@ -20,7 +19,9 @@ _LARGEST_MIB = 40_000
 
 def write_rad(path: Path, need_mib: float | None, line: int = GPUMEMNET_LINE) -> None:
     """Write an estimate into a .rad file; None means that the job must run alone."""
-    lines = _read(path).splitlines()
+    lines = _read(path).split("\n")  # not splitlines(), which counts a form feed in a command as the end of a line
+    if not lines[-1]:
+        lines.pop()
     if len(lines) < _LEAST_LINES:
         raise UserError(
             f"expected a .rad file of {_LEAST_LINES} lines or more, found {len(lines)} in {path}: name another"
@@ -35,7 +36,7 @@ def write_rad(path: Path, need_mib: float | None, line: int = GPUMEMNET_LINE) ->
 def write_yaml(path: Path, need_mib: float | None, key: str) -> None:
     """Set a top-level key of a YAML file, and leave everything else as it is, also comments."""
     text = _read(path)
-    mapping = _loaded(text)
+    mapping = _loaded(text, path)
     if mapping is None:
         raise UserError(f"expected a YAML mapping in {path}, found something else: name another file")
     if not re.fullmatch(r"[A-Za-z_][\w-]*", key):
@@ -48,18 +49,18 @@ def write_yaml(path: Path, need_mib: float | None, key: str) -> None:
             raise UserError(f"expected {key} as a plain number in {path}, found another form: write 'key: number'")
     else:
         changed = f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{entry}\n"
-    if _loaded(changed) != {**mapping, key: _whole(need_mib)}:
+    if _loaded(changed, path) != {**mapping, key: _whole(need_mib)}:
         raise UserError(
             f"expected a YAML file whose top level can be added to, found another in {path}: write it plainly"
         )
     _replace(path, changed)
 
 
-def _loaded(text: str) -> dict[str, Any] | None:
+def _loaded(text: str, path: Path) -> dict[str, Any] | None:
     """Return the mapping in a text, or None if there is another value."""
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = parse_yaml(text, path)
+    except UserError:
         return None
     return value if isinstance(value, dict) else None
 

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import re
+from io import StringIO
 from typing import Any
 
 from vramcast.collocation.placement import GpuState
@@ -27,7 +28,7 @@ def parse_gpus(text: str) -> list[GpuState]:
     """Parse a JSON list, or nvidia-smi's CSV: index, free, total, and optionally the name of the GPU."""
     try:
         gpus = _from_json(json.loads(text)) if text.lstrip().startswith("[") else _from_csv(text)
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, csv.Error) as error:
         raise UserError(
             f"expected GPUs as a JSON list or as nvidia-smi's CSV without units, found other text ({error!r}): fix it"
         ) from error
@@ -55,7 +56,7 @@ def _amount(value: Any) -> float | None:
 
 
 def _from_csv(text: str) -> list[GpuState]:
-    lines = [line for line in csv.reader(text.splitlines(), skipinitialspace=True) if line]
+    lines = [line for line in csv.reader(StringIO(text, newline=""), skipinitialspace=True) if line]
     return [
         GpuState(line[0], float(line[1]), float(line[2]), device_of_gpu(line[3]) if len(line) > 3 else None)
         for line in lines

@@ -1,12 +1,12 @@
 """Specs with names: those of the public sets, and those that the operator prepared."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from vramcast.dataset_builder.families import FAMILIES, make_spec
 from vramcast.dataset_builder.families.gpumemnet import spec_of_filename
 from vramcast.dataset_builder.jobs.targets import GPUMEMNET
+from vramcast.dataset_builder.json_lines import numbered_lines, parse_object
 from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import UserError
 
@@ -17,18 +17,17 @@ def read_named_specs(path: Path | None) -> dict[str, Spec]:
         return {}
     specs: dict[str, Spec] = {}
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        data = path.read_bytes()
+    except OSError as error:
         raise UserError(f"expected named specs in {path}, found: {error}; check --named-specs") from error
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                entry = json.loads(line)
-                specs[str(entry["name"])] = _canonical(Spec.from_json(entry["spec"]))
-            except (ValueError, KeyError, TypeError) as error:
-                raise UserError(
-                    f'expected {{"name": ..., "spec": ...}} in line {number} of {path}, found: {error!r}; fix it'
-                ) from error
+    for number, line in numbered_lines(data):
+        try:
+            entry = parse_object(line, "with a name and a spec")
+            specs[str(entry["name"])] = _canonical(Spec.from_json(entry["spec"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f'expected {{"name": ..., "spec": ...}} in line {number} of {path}, found: {error!r}; fix it'
+            ) from error
     return specs
 
 

@@ -5,15 +5,13 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from vramcast.collocation.simulator.workload import TraceJob
 from vramcast.dataset_builder.defaults import CHECKPOINT, RISK
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.recipes import spec_of_recipe
 from vramcast.dataset_builder.schema import Spec
+from vramcast.dataset_builder.yaml_text import parse_yaml
 from vramcast.errors import UserError, check_count
 from vramcast.models import load
 from vramcast.models.answer import Answer
@@ -82,8 +80,8 @@ def answers(
 def _recipes(path: Path) -> dict[str, str]:
     """Return the recipe of each job."""
     try:
-        recipes: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        recipes = parse_yaml(path.read_text(encoding="utf-8"), path)
+    except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"expected definitions of jobs at {path}, found: {error}; name another file") from error
     if not isinstance(recipes, Mapping) or not all(isinstance(names, list) for names in recipes.values()):
         raise UserError(

@@ -172,6 +172,8 @@ _SAME: Mapping[str, str] = {
     "deepseek-r1-distill-llama-70b": "llama-3.3-70b",
 }
 """Networks with the sizes of others."""
+_LONGEST_NAME = 96
+"""Of a network on Hugging Face (huggingface_hub/utils/_validators.py); a longer one has too many forms to try."""
 _DECORATION = re.compile(
     r"^.*/|^(google|facebook|openai|meta)-|(?<=llama)-2|"
     r"-(hf|uncased|cased|v\d\.\d|patch\d+.*|instruct|chat|base|it|pt|\d+k|2[3-9]\d\d)(?=-|$)"
@@ -181,7 +183,7 @@ _DECORATION = re.compile(
 def find_architecture(name: str) -> tuple[str, Sizes]:
     """Return the class and the sizes of a named network."""
     names = {**{item: item for item in ARCHITECTURES}, **_SAME}
-    forms = [name.lower()]
+    forms = [name.lower()] if len(name) <= _LONGEST_NAME else []
     for form in forms:  # grows: each form without one of its decorations
         if form in names:
             return ARCHITECTURES[names[form]]

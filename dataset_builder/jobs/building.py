@@ -26,7 +26,7 @@ from vramcast.dataset_builder.jobs.job import ModuleJob
 from vramcast.dataset_builder.jobs.keras_networks import keras_input, keras_step
 from vramcast.dataset_builder.jobs.optimizers import single_optimizer
 from vramcast.dataset_builder.jobs.steps import TrainingStep, trainer_step
-from vramcast.dataset_builder.jobs.targets import BuildRequest, Target, parse_shape
+from vramcast.dataset_builder.jobs.targets import BuildRequest, Target, is_file, parse_shape
 from vramcast.dataset_builder.plan import InputTensor
 from vramcast.errors import UserError, suggestion
 from vramcast.virtual_gpu.owners import is_keras
@@ -253,13 +253,13 @@ def _diffusers(request: BuildRequest) -> dict[str, Any]:
 
 def _config_path(name: str) -> Path | None:
     folder = Path(name) / "config.json"
-    return folder if folder.is_file() else Path(name) if name.endswith(".json") else None
+    return folder if is_file(folder) else Path(name) if name.endswith(".json") else None
 
 
 def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"expected the config.json of a network at {path}, found: {error}; check the path") from error
     named = config.get("architectures") if isinstance(config, dict) else None
     if isinstance(config, dict) and "_class_name" in config:  # diffusers

@@ -7,12 +7,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from vramcast.dataset_builder.yaml_text import parse_yaml
 from vramcast.errors import UserError, check_count
 from vramcast.virtual_gpu.records import from_mapping
 
 LIBRARIES = ("timm", "hf", "diffusers", "torchvision")
 GPUMEMNET = "gpumemnet:"
 """Prefix of a file name of the public data sets, which encodes a spec."""
+_LARGEST = 2**31
+"""torch cannot index larger tensors."""
 FORMS = (
     "path/to/file.py:factory, package.module:factory, timm:NAME, hf:NAME, hf:path/to/config.json, diffusers:NAME, "
     f"torchvision:NAME, {GPUMEMNET}FILENAME, a spec (.json, .yaml), "
@@ -71,18 +74,26 @@ def parse_target(text: str) -> Target:
     scheme, colon, rest = text.partition(":")
     if colon and scheme in LIBRARIES and rest:
         return Target(text, scheme, rest)
-    if text.endswith(".py") and Path(text).is_file():
+    if text.endswith(".py") and is_file(text):
         raise UserError(f"expected a name after {text}, found none: {_suggestion(text)}")
     name, colon, factory = text.rpartition(":")
     if not colon or not factory.isidentifier() or not name:
         raise UserError(f"expected {FORMS}, found {text!r}: name the network in one of these ways")
     if name.endswith(".py"):
-        if not Path(name).is_file():
+        if not is_file(name):
             raise UserError(f"expected a Python file at {name}, found none: check the path")
         return Target(text, "file", str(Path(name).resolve()), factory)
     if not all(part.isidentifier() for part in name.split(".")):
         raise UserError(f"expected {FORMS}, found {text!r}: name the network in one of these ways")
     return Target(text, "module", name, factory)
+
+
+def is_file(path: str | Path) -> bool:
+    """Return whether there is a file at a path; False for a name that is too long for any file."""
+    try:
+        return Path(path).is_file()
+    except OSError:
+        return False
 
 
 def _suggestion(path: str) -> str:
@@ -132,12 +143,7 @@ def read_document(path: str) -> Any:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
             raise UserError(f"expected JSON in {path}, found: {error}; fix it") from error
-    import yaml  # noqa: PLC0415 - few specs use it
-
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that does not exist is a ValueError
-        raise UserError(f"expected YAML in {path}, found: {' '.join(str(error).split())}; fix it") from error
+    return parse_yaml(text, path)
 
 
 def parse_shape(text: str) -> tuple[tuple[int, ...], int | None]:
@@ -152,6 +158,8 @@ def parse_shape(text: str) -> tuple[tuple[int, ...], int | None]:
         ) from error
     for size in (*sizes, *([words] if words is not None else [])):
         check_count("a size of --input", size)
+        if size > _LARGEST:
+            raise UserError(f"expected a size of --input to be at most {_LARGEST}, found {size}: change it")
     return sizes, words
 
 
@@ -162,5 +170,5 @@ def parse_argument(text: str) -> tuple[str, Any]:
         raise UserError(f"expected an argument such as depth=18, found {text!r}: write it like that")
     try:
         return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: too deeply nested
         return name, value

@@ -180,8 +180,11 @@ class ChildSimulator:
 
 def interpreter(python: str) -> str:
     """Return the path of the interpreter that a path, a command or the directory of an environment names."""
-    path = Path(python).expanduser()
-    program = shutil.which(path / "bin" / "python" if path.is_dir() else path)
+    try:
+        path = Path(python).expanduser()
+        program = shutil.which(path / "bin" / "python" if path.is_dir() else path)
+    except (OSError, ValueError, RuntimeError):  # too long for a path, a NUL character, the home of an unknown user
+        program = None
     if program is None:
         raise UserError(
             f"expected a Python interpreter at {python}, found none: name one such as .venv/bin/python by --python"

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from vramcast.dataset_builder.defaults import BUCKET_MIB, CHECKPOINT, RISK
 from vramcast.dataset_builder.devices import DEFAULT_DEVICE
+from vramcast.dataset_builder.error_words import message_of, shortened
 from vramcast.dataset_builder.exit_codes import BAD_INPUT, FAILED, CommandParser, exit_code
 from vramcast.dataset_builder.jobs.targets import FORMS, is_document, parse_argument
+from vramcast.dataset_builder.json_lines import numbered_lines, parse_object
 from vramcast.dataset_builder.schema import LayerTable
 from vramcast.dataset_builder.simulation.client import MEMORY_MIB, TIMEOUT_SECONDS, InternalError, NetworkError
 from vramcast.errors import UserError, check_count
@@ -257,57 +259,42 @@ def _many(arguments: argparse.Namespace, simulators: Simulators) -> int:
     if arguments.target is not None or arguments.plot:
         extra = arguments.target or "--plot"
         raise UserError(f"expected neither a target nor --plot beside --jobs, found {extra}: leave it out")
-    lines = list(_lines(arguments.jobs))
+    lines = list(numbered_lines(_contents(arguments.jobs)))
     from vramcast.models.classify_command.job_answers import answer_request
 
     predictor, defaults, verdicts = _predictor(arguments.checkpoint), _values(arguments), list[str | None]()
-    for line in lines:
+    for number, line in lines:
         start = time.perf_counter()
         result: Mapping[str, Any]
+        job: Mapping[str, Any] = {}
         try:
-            request = ClassifyRequest.of({**defaults, **_job(line)})
+            job = parse_object(line, "in a line of the jobs file")
+            request = ClassifyRequest.of({**defaults, **job})
             answer = answer_request(request, simulators.start(request), predictor, start)
             result = _lengths(request, answer, simulators, predictor).to_dict()
         except InternalError as error:
             print(error.traceback, file=sys.stderr)
-            result = _failed(line, f"{error}: {_REPORT}")
+            result = _failed(job, f"{message_of(error)}: {_REPORT}")
         except (UserError, NetworkError) as error:
-            result = _failed(line, str(error))
+            result = _failed(job, message_of(error))
         except Exception as error:  # an error of vramcast must not stop the other lines either
             traceback.print_exc()
-            result = _failed(line, f"{type(error).__name__}: {error}: {_REPORT}")
+            result = _failed(job, f"{type(error).__name__}: {message_of(error)}: {_REPORT}")
         verdicts.append(result.get("verdict"))
-        print(json.dumps(result, allow_nan=False), flush=True)
+        print(json.dumps({"line": number, **result}, allow_nan=False), flush=True)
     if failed := verdicts.count(None):
         print(f"vramcast classify: {failed} of {len(lines)} jobs have no answer: see their errors", file=sys.stderr)
         return BAD_INPUT
     return _code(arguments, all(verdict == FITS for verdict in verdicts))
 
 
-def _failed(line: str, why: str) -> dict[str, Any]:
-    return {"target": _target(line), "status": "error", "error": " ".join(why.split())}
+def _failed(job: Mapping[str, Any], why: str) -> dict[str, Any]:
+    target = job.get("target")
+    return {"target": shortened(target) if isinstance(target, str) else None, "status": "error", "error": why}
 
 
-def _lines(path: str) -> Iterator[str]:
+def _contents(path: str) -> bytes:
     try:
-        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except (OSError, ValueError) as error:
         raise UserError(f"expected a file of jobs at {path}, found: {error}; check the path") from error
-    return (line for line in text.splitlines() if line.strip())
-
-
-def _job(line: str) -> dict[str, Any]:
-    try:
-        job = json.loads(line)
-    except ValueError as error:
-        raise UserError(f"expected a JSON object in a line of the jobs file, found: {error}; fix it") from error
-    if not isinstance(job, dict):
-        raise UserError(f"expected a JSON object in a line of the jobs file, found {job!r}: fix it")
-    return job
-
-
-def _target(line: str) -> Any:
-    try:
-        return _job(line).get("target")
-    except UserError:
-        return None

@@ -1,6 +1,7 @@
 """Checkpointing and Liger's kernels in configuration files of other tools, as training options."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,8 @@ _TRUTH_VALUES = {
     **dict.fromkeys(("true", "yes", "on", "y", "t", "1"), True),
     **dict.fromkeys(("false", "no", "off", "n", "f", "0"), False),
 }
+DIGITS = re.compile("[0-9]{1,18}")
+"""Of a number in quotes."""
 _ON_SEVERAL = {
     "checkpointing": "offloaded checkpoints of several GPUs are simulated on the device: they take less memory",
     "liger": "Liger's fused kernels are not simulated for several GPUs: logits take less memory with them",
@@ -77,7 +80,7 @@ def _parsed(options: Any) -> Mapping[str, Any]:
         return options if isinstance(options, Mapping) else {}
     try:
         values: dict[str, Any] = json.loads(options)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(
             f"expected options of checkpointing as JSON, found {options!r}: {error}; write it like "
             "'{\"use_reentrant\": false}'"
@@ -87,7 +90,7 @@ def _parsed(options: Any) -> Mapping[str, Any]:
 
 def _plain(text: str) -> Any:
     """Return a value that a text stands for (transformers/training_args.py, _convert_str_dict)."""
-    return int(text) if text.isascii() and text.isdigit() else _TRUTH_VALUES.get(text.lower(), text)
+    return int(text) if DIGITS.fullmatch(text) else _TRUTH_VALUES.get(text.lower(), text)
 
 
 def offloading_notes(config: Mapping[str, Any], checkpointing: Any) -> list[str]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from vramcast.dataset_builder.error_words import message_of
 from vramcast.errors import UserError
 from vramcast.models.answer import FITS, Answer
 
@@ -12,24 +13,37 @@ _SEED = 0
 _TRIES = 7
 """Lengths that are simulated beside the longest."""
 _PERCENTILES = (50, 90, 99)
+_LONGEST = 2**31
+"""torch cannot index larger tensors."""
 
 
 def read_lengths(path: str) -> list[int]:
     """Read the number of tokens of each sample: a whole number a line, or an array of numpy (.npy)."""
     try:
         if path.endswith(".npy"):
-            import numpy  # noqa: PLC0415
-
-            values = [int(item) for item in numpy.load(path, allow_pickle=False).ravel()]
+            values = _array(path)
         else:
             values = [int(line) for line in Path(path).read_text(encoding="utf-8").split()]
-    except (OSError, ValueError, OverflowError) as error:
+    except (OSError, ValueError, TypeError, SyntaxError, OverflowError, MemoryError) as error:  # of numpy's header
         raise UserError(
-            f"expected the tokens of each sample in {path}, a whole number a line or a .npy, found: {error}; fix it"
+            f"expected the tokens of each sample in {path}, a whole number a line or a .npy, found: "
+            f"{message_of(error)}; fix it"
         ) from error
-    if not values or min(values) < 1:
-        raise UserError(f"expected lengths of at least 1 in {path}, found {min(values, default='none')}: fix it")
+    if not values or min(values) < 1 or max(values) > _LONGEST:
+        first = next((item for item in values if not 1 <= item <= _LONGEST), "none")
+        raise UserError(f"expected lengths from 1 to {_LONGEST} in {path}, found {first}: fix it")
     return values
+
+
+def _array(path: str) -> list[int]:
+    import numpy  # noqa: PLC0415
+
+    array = numpy.lib.format.open_memmap(path, mode="r")  # mapped: no memory for more than the file has, and no pickle
+    if array.dtype.kind not in "iuf":
+        raise ValueError(f"an array of {array.dtype}")
+    if not (numpy.isfinite(array) & (array == numpy.floor(array))).all():  # columns of pandas are floats
+        raise ValueError("numbers that are not whole")
+    return [int(item) for item in array.ravel()]
 
 
 def batch_lengths(lengths: Sequence[int], batch_size: int, longest: int | None) -> tuple[int, ...]:

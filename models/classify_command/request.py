@@ -22,6 +22,9 @@ _FORMS: Mapping[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 _LARGEST = 2**31
 """Of a count: torch cannot index larger tensors."""
+_TEXTS = ("target", "optimizer", "adapter", "quantize", "device", "inputs", "step", "python", "config", "lengths")
+_LONGEST_TEXT = 4096
+"""PATH_MAX of Linux; no name or form is longer."""
 KEYS = (
     *TRAINING_OPTIONS, *PARALLEL_OPTIONS, "lora", "strategies", "config", "lengths",
     "target", "device", "risk", "bucket_mib", "max_batch", "input", "inputs", "step", "packed", "keep_output",
@@ -60,8 +63,11 @@ class ClassifyRequest:
         """Check the values of a jobs file or of the command line, where None stands for no value."""
         chosen = {name: value for name, value in values.items() if value is not None}
         notes: list[str] = []
+        for name in _TEXTS:
+            if name in chosen:
+                _check_text(name, chosen[name])
         if "config" in chosen:
-            configured = read_training_config(str(chosen.pop("config")), chosen.get("parallel") is not None)
+            configured = read_training_config(chosen.pop("config"), chosen.get("parallel") is not None)
             notes = configured.notes
             if "adapter" in chosen:
                 configured.values.pop("lora", None)
@@ -105,13 +111,13 @@ class ClassifyRequest:
 
 
 def _batch_lengths(chosen: Mapping[str, Any], batch_size: int | None, inputs: Any) -> tuple[int, ...]:
-    if not str(chosen["target"]).startswith("hf:") or chosen.get("packed") or batch_size is None:
+    if not chosen["target"].startswith("hf:") or chosen.get("packed") or batch_size is None:
         raise UserError(
             "expected lengths beside an hf: target with a batch size and without packed, found others: packed "
             "sequences have one length, which --input gives"
         )
-    longest = parse_shape(inputs if isinstance(inputs, str) else inputs[0])[0][0] if inputs else None
-    return batch_lengths(read_lengths(str(chosen["lengths"])), batch_size, longest)
+    longest = next(iter(parse_shape(inputs if isinstance(inputs, str) else inputs[0])[0]), None) if inputs else None
+    return batch_lengths(read_lengths(chosen["lengths"]), batch_size, longest)
 
 
 def _check_training(chosen: Mapping[str, Any]) -> None:
@@ -129,9 +135,6 @@ def _check_training(chosen: Mapping[str, Any]) -> None:
 
 def _check(chosen: Mapping[str, Any]) -> None:
     _check_training(chosen)
-    for name in ("target", "optimizer", "adapter", "quantize", "device", "inputs", "step", "python"):
-        if name in chosen and not isinstance(chosen[name], str):
-            raise UserError(f"expected {name} to be a text, found {chosen[name]!r}: change it")
     if "bucket_mib" in chosen:
         _check_bounded("bucket_mib", chosen["bucket_mib"])
     check_flag("max_batch", chosen.get("max_batch", False))
@@ -140,7 +143,7 @@ def _check(chosen: Mapping[str, Any]) -> None:
     check_flag("keep_output", chosen.get("keep_output", False))
     device_file(chosen.get("device", DEFAULT_DEVICE))  # an unknown device fails before the network is built
     risk = chosen.get("risk", RISK)
-    if not isinstance(risk, int | float) or not 0 < risk < 1:
+    if isinstance(risk, bool) or not isinstance(risk, int | float) or not 0 < risk < 1:
         raise UserError(f"expected risk to be a number between 0 and 1, found {risk!r}: change it")
     if not isinstance(chosen.get("args", {}), Mapping):
         raise UserError(f"expected args to be a mapping, found {chosen['args']!r}: change it")
@@ -149,6 +152,17 @@ def _check(chosen: Mapping[str, Any]) -> None:
         raise UserError(f"expected input to be texts such as '3,224,224', found {texts!r}: change it")
     for text in [texts] if isinstance(texts, str) else texts:
         parse_shape(text)  # a wrong shape fails before the network is built
+
+
+def _check_text(name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise UserError(f"expected {name} to be a text, found {value!r}: change it")
+    if len(value) > _LONGEST_TEXT:
+        raise UserError(
+            f"expected {name} to have at most {_LONGEST_TEXT} characters, found {len(value)}: write it shorter"
+        )
+    if "\0" in value:
+        raise UserError(f"expected {name} to be a name, a path or a form, found a NUL character in it: leave it out")
 
 
 def _check_bounded(name: str, value: Any, least: int = 1) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from vramcast.dataset_builder.jobs.architectures import find_architecture
-from vramcast.dataset_builder.jobs.targets import read_document
+from vramcast.dataset_builder.jobs.targets import is_file, read_document
 from vramcast.errors import UserError
 from vramcast.models.classify_command.config_forms import (
+    DIGITS,
     axolotl_checkpointing,
     factory_checkpointing,
     has_other_plugins,
@@ -82,9 +83,9 @@ def _target(name: str | None, folder: Path) -> str | None:
     """Return the network: a folder with a config.json, a known name, or the config.json beside the file."""
     if name is None:
         beside = folder / "config.json"
-        return f"hf:{beside}" if beside.is_file() else None
+        return f"hf:{beside}" if is_file(beside) else None
     for place in (Path(name), folder / name):
-        if (place / "config.json").is_file():
+        if is_file(place / "config.json"):
             return f"hf:{place / 'config.json'}"
     try:
         find_architecture(name)
@@ -100,7 +101,7 @@ def _number(config: Mapping[str, Any], key: str, default: int) -> int:
     value = config.get(key)
     if value is None:
         return default
-    if isinstance(value, str) and value.isdigit():  # '16' in quotes
+    if isinstance(value, str) and DIGITS.fullmatch(value):  # '16' in quotes
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
         raise UserError(f"expected {key} to be a whole number, found {value!r}: change it")
@@ -144,14 +145,13 @@ def _read_arguments(config: Mapping[str, Any], job: ConfiguredJob) -> None:
 
 
 def _read_lora_of_factory(config: Mapping[str, Any], values: dict[str, Any]) -> None:
-    targets = config.get("lora_target", "all")
-    names = [item.strip() for item in targets.split(",")] if isinstance(targets, str) else list(targets)
+    names = _names(config, "lora_target") or ["all"]
     values["lora"] = _without_none(
         {
             "r": _number(config, "lora_rank", 8),
             "target_modules": "all-linear" if names == ["all"] else names,
             "lora_dropout": config.get("lora_dropout") or None,
-            "modules_to_save": _list(config.get("additional_target")),
+            "modules_to_save": _names(config, "additional_target"),
             "use_dora": config.get("use_dora") or None,
         }
     )
@@ -190,9 +190,9 @@ def _read_axolotl(config: Mapping[str, Any], job: ConfiguredJob) -> None:
     values["lora"] = _without_none(
         {
             "r": _number(config, "lora_r", 8),
-            "target_modules": "all-linear" if linear else _list(config.get("lora_target_modules")),
+            "target_modules": "all-linear" if linear else _names(config, "lora_target_modules"),
             "lora_dropout": config.get("lora_dropout") or None,
-            "modules_to_save": _list(config.get("lora_modules_to_save")),
+            "modules_to_save": _names(config, "lora_modules_to_save"),
             "use_dora": config.get("peft_use_dora") or None,
         }
     )
@@ -204,10 +204,15 @@ def _read_axolotl(config: Mapping[str, Any], job: ConfiguredJob) -> None:
         values["quantize"] = "gptq"
 
 
-def _list(value: Any) -> list[str] | None:
-    if not value:
-        return None
-    return [item.strip() for item in value.split(",")] if isinstance(value, str) else list(value)
+def _names(config: Mapping[str, Any], key: str) -> list[str] | None:
+    """Return the names of modules under a key, a list or a text with commas; None if there are none."""
+    value = config.get(key)
+    names = value.split(",") if isinstance(value, str) else value if value is not None else []
+    if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
+        raise UserError(
+            f"expected {key} to be names of modules such as q_proj,v_proj, found {value!r}: write them like that"
+        )
+    return [item.strip() for item in names] if value else None
 
 
 def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
