@@ -19,6 +19,7 @@ from vramcast.errors import UserError
 from vramcast.models.baselines.fake_tensor import read_published
 from vramcast.models.classify_command.command import main
 from vramcast.models.classify_command.lengths import read_lengths
+from vramcast.models.classify_command.simulators import described
 from vramcast.models.classify_command.training_configs import read_training_config
 from vramcast.virtual_gpu.profile import DeviceProfile, parse_profile
 
@@ -108,6 +109,16 @@ def test_a_configuration_with_a_wrong_value_is_refused(changes, tmp_path):
 def test_a_spec_with_other_keys_is_refused():
     refused(lambda: Spec.from_json({"family": "mlp", "network": {}, "training": {}, 1: 2}), "add or remove keys")
     refused(lambda: Spec.from_json({"family": "mlp", "network": {}, "training": {1: 2, "x": 3}}), "remove or rename")
+
+
+@pytest.mark.parametrize("depth", ["1e999", "NaN", "[" * 100_000])
+def test_a_spec_of_odd_values_is_refused(depth, tmp_path):
+    path = tmp_path / "spec.json"
+    path.write_text('{"family": "mlp", "network": {"depth": ' + depth + '}, "training": {"batch_size": 4}}')
+    refused(lambda: described(str(path)))
+    path = tmp_path / "spec.yaml"
+    path.write_text("{family: mlp, network: {depth: 2024-01-01}, training: {batch_size: 4}}")
+    refused(lambda: described(str(path)), "date")
 
 
 @pytest.mark.parametrize(

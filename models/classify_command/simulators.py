@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
+from vramcast.dataset_builder.error_words import message_of
 from vramcast.dataset_builder.jobs.targets import GPUMEMNET, LIBRARIES, BuildRequest, is_document, read_document
 from vramcast.dataset_builder.schema import LayerTable, Spec
 from vramcast.dataset_builder.simulation.client import ChildSimulator
@@ -27,10 +28,19 @@ def described(target: str) -> Spec | LayerTable | None:
         return None
     value = read_document(target)
     if isinstance(value, dict) and {"family", "network", "training"} <= value.keys():
-        return Spec.from_json(value)
+        return _checked(Spec.from_json(value))
     from vramcast.dataset_builder.jobs.layer_tables import read_table  # noqa: PLC0415
 
     return read_table(value)
+
+
+def _checked(spec: Spec) -> Spec:
+    """Return a spec that has an id."""
+    try:
+        hash(spec)
+    except (ValueError, TypeError, RecursionError) as error:  # infinity, a date of YAML, too many levels
+        raise UserError(f"expected a spec of plain finite values, found {message_of(error)}: change it") from error
+    return spec
 
 
 class Simulators:
