@@ -10,6 +10,8 @@ from types import FrameType
 from vramcast import start
 
 _PASSED_ON = re.compile(r"\b(original|real_\w+|func)\(")
+_FILE_FUNCTIONS = "/file_protection/"
+"""Functions of `os` that are redirected: their errors are the system's answer to the script."""
 _HOMES = (Path(start.__file__).resolve().parent, Path(start.__file__).parent)
 
 
@@ -53,6 +55,8 @@ def is_fault_of_virtual_gpu(error: BaseException) -> bool:
     """
     frames = traceback.extract_tb(error.__traceback__)
     if not frames or not is_ours(frames[-1].filename):
+        return False
+    if _FILE_FUNCTIONS in frames[-1].filename and isinstance(error, (OSError, TypeError, ValueError)):
         return False
     line = frames[-1].line or ""
     return not line.startswith("raise") and _PASSED_ON.search(line) is None

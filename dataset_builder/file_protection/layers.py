@@ -11,6 +11,7 @@ import os
 import posix
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +87,32 @@ class Layers:
         text = os.fsdecode(os.fspath(path))
         if not text:
             return None
+        if directory is not None and not text.startswith("/") and not stat.S_ISDIR(posix.fstat(directory).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         base = self.logical(posix.readlink(f"/proc/self/fd/{directory}") if directory is not None else posix.getcwd())
         resolved = self._walk(base if not text.startswith("/") else "/", text, follow)
         return None if self.is_passed(resolved) else resolved
+
+    def native_path(self, path: Any, *, writes: bool) -> Any:
+        """Return where native code finds a path, and may write it if asked."""
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            return path
+        logical = self.resolve((path, None))
+        if logical is None:
+            return path
+        located = self.copied_up(logical) if writes else self.locate(logical)
+        return os.fsencode(located) if isinstance(os.fspath(path), bytes) else located
+
+    def of_descriptor(self, descriptor: int) -> str | None:
+        """Return the path of a file of the disk that is open; None for all others, which are used as they are."""
+        path = posix.readlink(f"/proc/self/fd/{descriptor}")
+        status = posix.fstat(descriptor)
+        is_file = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
+        if not is_file or not status.st_nlink or self.is_passed(path):
+            return None
+        if not os.path.samestat(posix.stat(path), status):  # renamed on the disk since
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), descriptor)
+        return path
 
     def _walk(self, base: str, text: str, follow: bool) -> str:
         names = [name for name in text.split("/") if name not in ("", ".")][::-1]
@@ -99,17 +123,27 @@ class Layers:
                 base = os.path.dirname(base)  # noqa: PTH120
                 continue
             child = f"{base.rstrip('/')}/{name}"
-            located = child if self.is_passed(child) else self.locate(child)
-            target = _link(located) if names or follow or text.endswith("/") else None
-            if target is None or self.is_passed(child):
+            kind = 0 if self.is_passed(child) else self._kind_at(child, text)
+            if not stat.S_ISLNK(kind) or not (names or follow or text.endswith("/")):
+                if names and kind and not stat.S_ISDIR(kind):
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), text)
                 base = child
                 continue
+            target = posix.readlink(self.locate(child))
             links += 1
             if links > _MOST_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), text)
             base = "/" if target.startswith("/") else base
             names += [item for item in target.split("/") if item not in ("", ".")][::-1]
         return base
+
+    def _kind_at(self, path: str, text: str) -> int:
+        try:
+            return posix.lstat(self.locate(path)).st_mode
+        except PermissionError as error:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), text) from error
+        except (OSError, ValueError):
+            return 0
 
     def names(self, path: str) -> list[str]:
         """Return the names in a directory, of both layers."""
@@ -122,29 +156,27 @@ class Layers:
             return posix.listdir(self.locate(path))
         return list(names)
 
-    def prepare_parent(self, path: str) -> bool:
-        """Make the upper form of the parent of a path; return False where the script may not write there."""
-        parent = os.path.dirname(path)  # noqa: PTH120
-        located = self.locate(parent)
-        if not is_directory(located) or (located == parent and not posix.access(parent, os.W_OK)):
-            return False
-        self._make_upper(parent)
-        return True
+    def may_change_parent(self, path: str) -> bool:
+        """Return True where the script may make and remove entries beside a path."""
+        located = self.locate(os.path.dirname(path))  # noqa: PTH120
+        return is_directory(located) and posix.access(located, os.W_OK | os.X_OK)
+
+    def make_parent(self, path: str) -> None:
+        """Make the upper form of the parent of a path."""
+        self._make_upper(os.path.dirname(path))  # noqa: PTH120
 
     def _make_upper(self, path: str) -> None:
         upper = self.upper(path)
         if not exists(upper):
             if path != "/":
-                self._make_upper(os.path.dirname(path))  # noqa: PTH120
-            posix.mkdir(upper, 0o700)
+                self.make_parent(path)
+            with _writable_parent(upper):
+                posix.mkdir(upper, 0o700)
             if exists(path):
-                posix.chmod(upper, stat.S_IMODE(posix.stat(path).st_mode) | 0o700)
+                posix.chmod(upper, stat.S_IMODE(posix.stat(path).st_mode))
 
     def copied_up(self, path: str, *, content: bool = True) -> str:
-        """Return where a path may be changed: its upper form, made from the disk's where there is none.
-
-        A path that the script may not change is returned as it is, so that the kernel refuses it.
-        """
+        """Return where a path may be changed: its upper form, made from the disk's where there is none."""
         upper = self.upper(path)
         if exists(upper):
             return upper
@@ -153,12 +185,14 @@ class Layers:
             if stat.S_ISDIR(mode):
                 self._make_upper(path)
                 return upper
-            if not stat.S_ISLNK(mode) and not posix.access(path, os.W_OK):
-                return path
-            self._make_upper(os.path.dirname(path))  # noqa: PTH120
-            _copy(path, upper, content)
+            self.make_parent(path)
+            with _writable_parent(upper):
+                _copy(path, upper, content)
             return upper
-        return upper if self.prepare_parent(path) else self._refused(path)
+        if not self.may_change_parent(path):
+            return self._refused(path)
+        self.make_parent(path)
+        return upper
 
     def _refused(self, path: str) -> str:
         """Return a place at which the kernel gives the error that the script would see."""
@@ -185,11 +219,7 @@ def read_marks(directory: str) -> Iterator[str]:
 
 def exists(path: str) -> bool:
     """Return True where a path of one layer exists, also as a link to nothing."""
-    try:
-        posix.lstat(path)
-    except (OSError, ValueError):
-        return False
-    return True
+    return _kind(path) != 0
 
 
 def is_directory(path: str, *, follow: bool = True) -> bool:
@@ -200,11 +230,29 @@ def is_directory(path: str, *, follow: bool = True) -> bool:
         return False
 
 
-def _link(path: str) -> str | None:
+def _kind(path: str) -> int:
+    """Return the mode of a path of one layer, links not followed; 0 where there is nothing."""
     try:
-        return posix.readlink(path)
+        return posix.lstat(path).st_mode
+    except PermissionError:  # in a directory that cannot be searched: the kernel says so when the path is used
+        return stat.S_IFDIR
     except (OSError, ValueError):
-        return None
+        return 0
+
+
+@contextmanager
+def _writable_parent(upper: str) -> Iterator[None]:
+    """Let the entry of a directory that the script may not write be copied."""
+    parent = os.path.dirname(upper)  # noqa: PTH120
+    if posix.access(parent, os.W_OK | os.X_OK):
+        yield
+        return
+    mode = stat.S_IMODE(posix.stat(parent).st_mode)
+    posix.chmod(parent, mode | stat.S_IRWXU)
+    try:
+        yield
+    finally:
+        posix.chmod(parent, mode)
 
 
 def _copy(source: str, target: str, content: bool) -> None:
@@ -221,5 +269,7 @@ def _copy(source: str, target: str, content: bool) -> None:
                 offset = 0
                 while count := posix.sendfile(written.fileno(), read.fileno(), offset, 2**30):
                     offset += count
+    with suppress(PermissionError):
+        posix.chown(target, status.st_uid, status.st_gid)
     posix.chmod(target, stat.S_IMODE(status.st_mode))
     posix.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))

@@ -48,6 +48,8 @@ class Cover:
     path: Path
     name: str
     in_memory: bool
+    device: int
+    """The number of the file system that the directory lies on."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def enter(scratch: Path) -> tuple[int, list[Cover]]:
     for number, (path, kind) in enumerate(list(_coverable(mounts))):
         inside = scratch.is_relative_to(path)
         in_memory = inside or disk.variant is None or (kind in _IN_MEMORY and memory_base.variant is not None)
-        cover = Cover(path, f"{number}", in_memory)
+        cover = Cover(path, f"{number}", in_memory, path.stat().st_dev)
         with suppress(OSError):  # a file system that cannot be covered becomes read-only below
             _cover(cover, memory_base if in_memory else disk)
             covers.append(cover)

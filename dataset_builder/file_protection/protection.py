@@ -12,7 +12,7 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from vramcast.dataset_builder.file_protection import kernel, overlay
 from vramcast.dataset_builder.file_protection.changes import Changes, Layer, changed_files, copy_out
 from vramcast.dataset_builder.file_protection.layers import MARKS, TEMPORARY, UPPER, Layers, read_marks
 from vramcast.dataset_builder.file_protection.redirect import redirect
+from vramcast.dataset_builder.file_protection.renames import rename_by_copying
 from vramcast.errors import UserError
 
 OVERLAY, REDIRECT, NONE = "overlay", "redirect", "none"
@@ -52,6 +53,10 @@ class FileProtection:
         self._wanted = wanted
         self._ours, self._theirs = socket.socketpair()
         self._scratch: Path | None = None
+        self.way = NONE
+        """How the files are protected, once the worker has entered."""
+        self.native_path: Callable[..., Any] | None = None
+        """Returns where native code finds a path, if not where it is named."""
         if wanted:
             directory = _scratch_directory()
             _remove_stale(directory)
@@ -64,15 +69,15 @@ class FileProtection:
         """The descriptors that the supervisor needs until `finish`."""
         return (self._ours.fileno(), *((self._lock.fileno(),) if self._scratch else ()))
 
-    def enter(self) -> str:
-        """Protect the files from this process and its children; return how.
+    def enter(self) -> None:
+        """Protect the files from this process and its children.
 
         Raises:
             UserError: The machine offers no way.
         """
         self._ours.close()
         try:
-            return self._enter()
+            self.way = self._enter()
         finally:
             self._theirs.close()
 
@@ -86,6 +91,7 @@ class FileProtection:
             items = [[str(item.path), item.name, item.in_memory] for item in covers]
             self._tell({"way": OVERLAY, "covers": items}, memory)
             os.close(memory)
+            rename_by_copying({item.path: item.device for item in covers})
             return OVERLAY
         if forced in (None, REDIRECT) and kernel.can_refuse_writes():
             for name in (UPPER, MARKS, TEMPORARY):
@@ -93,7 +99,9 @@ class FileProtection:
             self._tell({"way": REDIRECT})
             tempfile.tempdir = os.environ["TMPDIR"] = str(self._scratch / TEMPORARY)
             kernel.refuse_writes([self._scratch, *(Path("/dev", name) for name in _DEVICES), Path("/proc")])
-            redirect(Layers(self._scratch))
+            layers = Layers(self._scratch)
+            self.native_path = layers.native_path
+            redirect(layers)
             return REDIRECT
         raise UserError(
             "expected a machine on which files can be protected from the code (a mount namespace with overlayfs, or "

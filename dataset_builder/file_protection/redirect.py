@@ -11,15 +11,28 @@ import io
 import os
 import posix
 import stat
+import sys
 from collections.abc import Callable, Iterator
+from types import BuiltinFunctionType
 from typing import Any
 
 from vramcast.dataset_builder.file_protection.layers import Layers, exists, is_directory
+from vramcast.dataset_builder.file_protection.renames import check_rename
 
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_CREAT
 _READERS = ("stat", "access", "statvfs", "getxattr", "listxattr", "chdir")
 _CHANGERS = ("chmod", "chown", "utime", "truncate", "setxattr", "removexattr")
+_DESCRIPTOR_CHANGERS = {"fchmod": "chmod", "fchown": "chown"}
+"""Functions that take a descriptor, and those that do the same to a path or a descriptor."""
 _MAKERS = ("mkdir", "mkfifo", "mknod")
+_NAMES = (
+    *_READERS, *_CHANGERS, *_DESCRIPTOR_CHANGERS, *_MAKERS, "lstat", "readlink", "lchown", "open", "listdir", "scandir",
+    "getcwd", "getcwdb", "unlink", "remove", "rmdir", "rename", "replace", "symlink", "link",
+)  # fmt: skip
+_NATIVE_MODULES = ("posix", "io", "_io", "builtins")
+_OWN = __name__.rpartition(".")[0]
+_CHANGE_CONTENT = (posix.truncate, posix.setxattr, posix.removexattr)
+"""Functions that need the permission to write; the other changers need the owner."""
 _open_file = io.open
 
 
@@ -33,6 +46,8 @@ def redirect(layers: Layers) -> None:
     for name in _CHANGERS:
         _replace(name, redirected.changer(getattr(posix, name), follow=True))
     _replace("lchown", redirected.changer(posix.lchown, follow=False))
+    for name, by_path in _DESCRIPTOR_CHANGERS.items():
+        _replace(name, redirected.changer(getattr(posix, by_path), follow=True))
     for name in _MAKERS:
         _replace(name, redirected.maker(getattr(posix, name)))
     for name in ("open", "listdir", "scandir", "getcwd", "unlink", "rmdir", "rename", "symlink", "link"):
@@ -41,6 +56,19 @@ def redirect(layers: Layers) -> None:
     _replace("remove", redirected.unlink)
     _replace("replace", redirected.rename)
     builtins.open = io.open = redirected.open_file
+    _replace_imported(
+        {_open_file: redirected.open_file, **{getattr(posix, name): getattr(os, name) for name in _NAMES}}
+    )
+
+
+def _replace_imported(functions: dict[Any, Any]) -> None:
+    """Replace the functions also where modules have imported them before, as tarfile has `open`."""
+    for module in list(sys.modules.values()):
+        if module is None or module.__name__ in _NATIVE_MODULES or module.__name__.startswith(_OWN):
+            continue
+        for name, value in list(vars(module).items()):
+            if type(value) is BuiltinFunctionType and value in functions:
+                setattr(module, name, functions[value])
 
 
 def _replace(name: str, function: Callable[..., Any]) -> None:
@@ -77,15 +105,27 @@ class _Redirected:
         """Return a function that changes what exists."""
 
         def call(path: Any, *args: Any, **kwargs: Any) -> Any:
-            logical = self._resolve(path, kwargs, follow)
+            if isinstance(path, int) and function is not posix.truncate:  # which needs a descriptor that may write
+                logical = self._layers.of_descriptor(path)
+            else:
+                logical = self._resolve(path, kwargs, follow)
             if logical is None:
                 return function(path, *args, **kwargs)
             target = self._layers.locate(logical)
             if exists(target):
+                self._check_change(function, target, path)
                 target = self._layers.copied_up(logical)
             return self._native(function, path, target, *args, **_without_place(kwargs))
 
         return call
+
+    def _check_change(self, function: Callable[..., Any], target: str, path: Any) -> None:
+        """Raise where the kernel would not let the script change this file of the disk."""
+        if function in _CHANGE_CONTENT:
+            if not posix.access(target, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        elif posix.geteuid() not in (0, posix.lstat(target).st_uid):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
 
     def maker(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that makes what does not exist."""
@@ -119,13 +159,15 @@ class _Redirected:
 
     def open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         """Open a file, its upper form if it may be changed."""
-        logical = self._layers.resolve((path, dir_fd), follow=not flags & os.O_NOFOLLOW)
+        exclusive = flags & os.O_CREAT and flags & os.O_EXCL
+        logical = self._layers.resolve((path, dir_fd), follow=not (flags & os.O_NOFOLLOW or exclusive))
         if logical is None:
             return posix.open(path, flags, mode, dir_fd=dir_fd)
         temporary = flags & os.O_TMPFILE == os.O_TMPFILE
         writes = flags & _WRITE_FLAGS and not temporary
         target = self._target(logical, flags) if writes else self._layers.locate(logical)
-        if temporary and self._layers.prepare_parent(f"{logical}/file"):
+        if temporary and self._layers.may_change_parent(f"{logical}/file"):
+            self._layers.make_parent(f"{logical}/file")
             target = self._layers.upper(logical)
         descriptor: int = self._native(posix.open, path, target, flags, mode)
         return descriptor
@@ -134,8 +176,8 @@ class _Redirected:
         located = self._layers.locate(logical)
         if exists(located):
             exclusive = flags & os.O_CREAT and flags & os.O_EXCL
-            if exclusive or is_directory(located):
-                return located
+            if exclusive or is_directory(located) or not posix.access(located, os.W_OK):
+                return located  # where the kernel refuses it
             return self._layers.copied_up(logical, content=not flags & os.O_TRUNC)
         return self._layers.copied_up(logical) if flags & os.O_CREAT else located
 
@@ -162,10 +204,12 @@ class _Redirected:
             return posix.scandir(path)
         if not is_directory(self._layers.locate(logical)):
             return self._native(posix.scandir, path, self._layers.locate(logical))
-        names = self._layers.names(logical)
-        located = {name: self._layers.locate(f"{logical.rstrip('/')}/{name}") for name in names}
         as_bytes = isinstance(path, bytes)
-        return Entries(Entry(path, os.fsencode(name) if as_bytes else name, located[name]) for name in names)
+        found = []
+        for name in self._layers.names(logical):
+            child = f"{logical.rstrip('/')}/{name}"
+            found.append(Entry(path, os.fsencode(name) if as_bytes else name, child, self._layers.locate(child)))
+        return Entries(found)
 
     def _directory(self, path: Any) -> str | None:
         """Return the logical path of a directory that a path or a descriptor names."""
@@ -182,10 +226,8 @@ class _Redirected:
         if logical is None:
             posix.unlink(path, dir_fd=dir_fd)
             return
-        located = self._layers.locate(logical)
-        if not exists(located):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        if is_directory(located, follow=False):
+        self._check_parent(logical, path)
+        if is_directory(self._layers.locate(logical), follow=False):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         self._remove(logical, path, posix.unlink)
 
@@ -195,18 +237,22 @@ class _Redirected:
         if logical is None:
             posix.rmdir(path, dir_fd=dir_fd)
             return
-        located = self._layers.locate(logical)
-        if not is_directory(located, follow=False):
-            self._native(posix.rmdir, path, located)  # the kernel's own error
-            return
+        self._check_parent(logical, path)
+        if not is_directory(self._layers.locate(logical), follow=False):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         if self._layers.names(logical):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
         self._remove(logical, path, posix.rmdir)
 
+    def _check_parent(self, logical: str, path: Any) -> None:
+        """Raise where a path does not exist, or may not be removed from its directory."""
+        if not self._layers.exists(logical):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        if not self._layers.may_change_parent(logical):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
     def _remove(self, logical: str, path: Any, function: Callable[..., Any]) -> None:
         if self._layers.on_disk(logical):
-            if not self._layers.prepare_parent(logical):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
             self._layers.hide(logical)
         if exists(self._layers.upper(logical)):
             function(self._layers.upper(logical))
@@ -227,33 +273,13 @@ class _Redirected:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), src, None, dst)
         if source == target:
             return
-        self._check_rename(source, target, src, dst)
+        check_rename(source, target, src, dst)
         upper = self._upper_of_tree(source)
-        if not layers.prepare_parent(target) or not layers.prepare_parent(source):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), src, None, dst)
+        layers.make_parent(target)
         posix.rename(upper, layers.upper(target))
         for path in (source, target):
             if layers.on_disk(path):
                 layers.hide(path)
-
-    def _check_rename(self, source: str, target: str, src: Any, dst: Any) -> None:
-        layers = self._layers
-        moves_directory = is_directory(layers.locate(source), follow=False)
-        number = 0
-        if f"{target}/".startswith(f"{source}/"):
-            number = errno.EINVAL
-        elif layers.exists(target):
-            over_directory = is_directory(layers.locate(target), follow=False)
-            if moves_directory and not over_directory:
-                number = errno.ENOTDIR
-            elif over_directory and not moves_directory:
-                number = errno.EISDIR
-            elif over_directory and layers.names(target):
-                number = errno.ENOTEMPTY
-        elif not is_directory(layers.locate(os.path.dirname(target))):  # noqa: PTH120
-            number = errno.ENOENT
-        if number:
-            raise OSError(number, os.strerror(number), src, None, dst)
 
     def _upper_of_tree(self, logical: str) -> str:
         """Return the upper form of a file, or of a directory with all that is in it."""
@@ -280,13 +306,14 @@ class _Redirected:
         follow_symlinks: bool = True,
     ) -> None:
         """Make a hard link, to the upper form of a file."""
-        source = self._layers.resolve((src, src_dir_fd), follow=False)
+        follow = follow_symlinks and (src_dir_fd is not None or dst_dir_fd is not None)  # link(2) follows no link
+        source = self._layers.resolve((src, src_dir_fd), follow=follow)
+        if source is not None and not self._layers.exists(source):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), src, None, dst)
         target = self._layers.resolve((dst, dst_dir_fd), follow=False)
         if source is None or target is None:
             posix.link(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd, follow_symlinks=follow_symlinks)
             return
-        if not self._layers.exists(source):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), src, None, dst)
         posix.link(self._layers.copied_up(source), self._fresh(target, dst), follow_symlinks=False)
 
 
@@ -297,10 +324,10 @@ def _without_place(kwargs: dict[str, Any]) -> dict[str, Any]:
 class Entry:
     """An entry of a directory of two layers, as `os.DirEntry`."""
 
-    def __init__(self, directory: Any, name: Any, located: str) -> None:
+    def __init__(self, directory: Any, name: Any, logical: str, located: str) -> None:
         self.name = name
         self.path = os.path.join(directory, name) if not isinstance(directory, int) else name  # noqa: PTH118
-        self._located = located
+        self._logical, self._located = logical, located
 
     def __fspath__(self) -> Any:
         return self.path
@@ -310,7 +337,7 @@ class Entry:
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
         """Return the status of the entry."""
-        return posix.stat(self._located, follow_symlinks=follow_symlinks)
+        return os.stat(self._logical) if follow_symlinks else posix.lstat(self._located)  # noqa: PTH116
 
     def inode(self) -> int:
         """Return the number of its inode."""
@@ -319,7 +346,7 @@ class Entry:
     def _has_kind(self, test: Callable[[int], bool], follow: bool) -> bool:
         try:
             return test(self.stat(follow_symlinks=follow).st_mode)
-        except OSError:
+        except FileNotFoundError:
             return False
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:

@@ -50,11 +50,11 @@ def main(report_fd: int) -> None:
     os.close(report_fd)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     with _reported(memory):
-        way = protection.enter()
+        protection.enter()
         if not request["allow_network"]:
             block_network()
         drop_capabilities()
-        _Runner(request, memory, files_are_protected=way != NONE).run()
+        _Runner(request, memory, protection).run()
 
 
 def _keep(request: Mapping[str, Any]) -> Keep:
@@ -95,7 +95,7 @@ class _Runner:
     The report is made where the script ends: in its main thread, in the thread that trains, or in that of the deadline.
     """
 
-    def __init__(self, request: Mapping[str, Any], memory: ReportMemory, *, files_are_protected: bool) -> None:
+    def __init__(self, request: Mapping[str, Any], memory: ReportMemory, protection: FileProtection) -> None:
         from vramcast.dataset_builder.run.launchers import unwrapped  # noqa: PLC0415 - imports torch
         from vramcast.dataset_builder.run.stop_rule import StopRule  # noqa: PLC0415
         from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda  # noqa: PLC0415
@@ -112,7 +112,8 @@ class _Runner:
             index=int(os.environ.get("LOCAL_RANK", "0")),
             device_count=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
             stand_ins=request["stand_ins"],
-            files_are_protected=files_are_protected,
+            files_are_protected=protection.way != NONE,
+            native_path=protection.native_path,
         )
         self._gpu.on_forked_use = memory.note_forked_use
         if request["orders"]:

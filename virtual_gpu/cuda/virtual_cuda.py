@@ -82,6 +82,7 @@ class VirtualCuda:
         device_count: How many devices the script sees.
         stand_ins: Libraries that the script imports and that a stand-in replaces where they are absent.
         files_are_protected: Changes of files never reach the disk, so that checkpoints without data may be written.
+        native_path: Returns where a path lies for code that opens files natively; None where it lies where it is named.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class VirtualCuda:
         device_count: int = 1,
         stand_ins: Sequence[str] = (),
         files_are_protected: bool = False,
+        native_path: Callable[..., Any] | None = None,
     ) -> None:
         self.profile = profile
         self.device = torch.device("cuda", index)
@@ -108,6 +110,7 @@ class VirtualCuda:
         """Checkpoints that this process keeps in the place of files, by absolute path."""
         self.unwritten: dict[str, None] = {}
         self.files_are_protected = files_are_protected
+        self.native_path = native_path
         """Checkpoints that were not written, since their tensors have no data."""
         self.capability = RecordedCapability(profile.compute_capability)
         self.tracer = LiveTracer(cuda_kernels(), self.assumptions, nonzero_fraction)

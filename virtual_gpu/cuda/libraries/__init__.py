@@ -17,6 +17,7 @@ from vramcast.virtual_gpu.cuda.libraries import (
     keras_library,
     lightning_devices,
     lightning_io,
+    native_files,
     safetensors_files,
     stand_ins,
     torchvision_operators,
@@ -39,18 +40,21 @@ _LIBRARIES = (
     keras_library,
     flex_attention_operator,
     triton_kernels,
+    native_files,
 )
 
 
 def apply(patches: Patches, gpu: "VirtualCuda") -> None:
     """Patch the libraries that are imported already, and the others when they are."""
     stand_ins.install(gpu.stand_ins, gpu)
-    wanted: dict[str, Apply] = {name: function for part in _LIBRARIES for name, function in part.PATCHES.items()}
-    for name, function in wanted.items():
-        module = sys.modules.get(name)
-        if module is not None:
-            function(module, patches, gpu)
-    finder = _Finder({name: function for name, function in wanted.items() if name not in sys.modules}, patches, gpu)
+    wanted: dict[str, list[Apply]] = {}
+    for part in _LIBRARIES:
+        for name, function in part.PATCHES.items():
+            wanted.setdefault(name, []).append(function)
+    for name in wanted.keys() & sys.modules.keys():
+        for function in wanted.pop(name):
+            function(sys.modules[name], patches, gpu)
+    finder = _Finder(wanted, patches, gpu)
     sys.meta_path.insert(0, finder)
     gpu.callbacks.callback(sys.meta_path.remove, finder)
 
@@ -58,26 +62,31 @@ def apply(patches: Patches, gpu: "VirtualCuda") -> None:
 class _Finder(MetaPathFinder):
     """Finds a module where Python does, and patches it after its import."""
 
-    def __init__(self, wanted: dict[str, Apply], patches: Patches, gpu: Any) -> None:
+    def __init__(self, wanted: dict[str, list[Apply]], patches: Patches, gpu: Any) -> None:
         self._wanted = wanted
         self._patches = patches
         self._gpu = gpu
+        self._searched: set[str] = set()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the spec of a module that is to be patched, None for all others."""
-        function = self._wanted.pop(fullname, None)
-        if function is None:
+        if fullname not in self._wanted or fullname in self._searched:
             return None
-        spec = find_spec(fullname)
+        self._searched.add(fullname)  # so that the other finders answer
+        try:
+            spec = find_spec(fullname)
+        finally:
+            self._searched.remove(fullname)
         if spec is None or spec.loader is None:
             return None
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            function(module, self._patches, self._gpu)
+            for function in self._wanted.pop(fullname, ()):
+                function(module, self._patches, self._gpu)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

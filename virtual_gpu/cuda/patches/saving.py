@@ -3,6 +3,7 @@
 Where files are not protected, a path is not written, and its checkpoint is found by the path (checked on torch 2.13).
 """
 
+import io
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,20 @@ def apply(patches: Patches, gpu: "VirtualCuda") -> None:
             return _restored(gpu, description, map_location)
         return real_load(f, _location(gpu, map_location), *args, **kwargs)
 
+    def reduced(original: Any) -> Any:
+        def reduce(self: Any) -> Any:
+            untyped = getattr(self, "_untyped_storage", self)
+            if untyped._cdata not in gpu.tracer._live and untyped._cdata not in gpu.tracer.hollow:
+                return original(self)
+            buffer = io.BytesIO()
+            with gpu.users_meta():
+                save(torch.empty(0, dtype=torch.uint8, device=META).set_(untyped), buffer)
+            return _storage_of, (buffer.getvalue(), None if untyped is self else self.dtype)
+
+        return reduce
+
+    for kind in (torch.UntypedStorage, torch.TypedStorage):  # pickle reduces a tensor to its storage
+        patches.set(kind, "__reduce__", reduced(kind.__reduce__))
     patches.set(torch, "save", save)
     patches.set(torch, "load", load)
     patches.set(torch.serialization, "save", save)
@@ -62,6 +77,13 @@ def has_hollow_data(value: Any, depth: int = 12) -> bool:
     if depth and isinstance(value, (list, tuple, set)):
         return any(has_hollow_data(item, depth - 1) for item in value)
     return False
+
+
+def _storage_of(saved: bytes, dtype: torch.dtype | None) -> Any:
+    """Return the storage that pickle has reduced."""
+    untyped = torch.load(io.BytesIO(saved)).untyped_storage()
+    typed: Any = torch.TypedStorage
+    return untyped if dtype is None else typed(wrap_storage=untyped, dtype=dtype, _internal=True)
 
 
 class _Described:
