@@ -131,18 +131,19 @@ def _help(answer: Answer, report: RunReport) -> Iterator[str]:
 
 def _files(changes: Changes) -> Iterator[str]:
     """Yield a line on the files that the script would have changed."""
-    counts = {"written": changes.written, "deleted": changes.deleted}
-    parts = [f"{_some(paths)} would have been {verb}" for verb, paths in counts.items() if paths]
+    verbs = {"written": "would have been written", "deleted": "would have been deleted"}
+    parts = [f"{_some(changes, name)} {verb}" for name, verb in verbs.items() if changes.count(name)]
     if parts:
-        kept = f"; {_some(changes.kept)} stay (--keep-files)" if changes.kept else ""
+        kept = f"; {_some(changes, 'kept')} stay on the disk" if changes.kept else ""
         yield f"Files: {', '.join(parts)}; the disk is as it was{kept}"
     for reason in changes.lost:
         yield f"  not written: {reason}"
 
 
-def _some(paths: Sequence[str]) -> str:
-    """Return the first path, and how many others there are."""
-    return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} others"
+def _some(changes: Changes, name: str) -> str:
+    """Return the first path of a list, and how many others there are."""
+    first, others = getattr(changes, name)[0], changes.count(name) - 1
+    return f"{first} and {others:,} {'other' if others == 1 else 'others'}" if others else first
 
 
 def _assumptions(report: RunReport, width: int) -> Iterator[str]:

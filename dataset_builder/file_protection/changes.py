@@ -4,7 +4,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,27 @@ class Changes:
     """New files that were copied to the disk."""
     lost: tuple[str, ...] = ()
     """Files that were to be copied, and the reasons why they could not be."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """How many paths `to_json` has left out of each list."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a mapping that `from_json` reads back; long lists are cut."""
-        return {name: value if isinstance(value, str) else list(value[:_MOST]) for name, value in vars(self).items()}
+        lists = {name: value for name, value in vars(self).items() if isinstance(value, tuple)}
+        left_out = {name: len(value) - _MOST for name, value in lists.items() if len(value) > _MOST}
+        cut = {name: list(value[:_MOST]) for name, value in lists.items()}
+        return {"protection": self.protection, **cut, "left_out": left_out or self.left_out}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Changes":
         """Read changes as `to_json` wrote them."""
-        protection, *lists = (values[name] for name in cls.__dataclass_fields__)
-        return cls(protection, *map(tuple, lists))
+        read: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        }
+        return cls(**read)
+
+    def count(self, name: str) -> int:
+        """Return how many paths there are in a list, with those that are left out."""
+        return len(getattr(self, name)) + self.left_out.get(name, 0)
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,20 @@ class Keep:
 
     new_files: bool = False
     """All that did not exist before."""
+    downloads: bool = False
+    """New files in the caches of downloads, where the code may reach the network."""
     paths: tuple[Path, ...] = ()
     """Files that the user asked for, such as a snapshot; they replace what is there."""
+
+
+_CACHE_VARIABLES = ("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME")
+
+
+def _caches() -> list[Path]:
+    """Return the directories that libraries download to."""
+    named = [Path(os.environ[name]) for name in _CACHE_VARIABLES if os.environ.get(name)]
+    home = os.environ.get("HOME")
+    return [*named, *([Path(home, ".cache")] if home else [])]
 
 
 class FileProtection:
@@ -165,9 +177,11 @@ class FileProtection:
     def _copied(self, written: Iterable[Layer]) -> tuple[list[str], list[str]]:
         kept: list[str] = []
         lost: list[str] = []
+        caches = _caches() if self._keep.downloads else []
         for item in written:
             asked_for = item.path in self._keep.paths
-            if not asked_for and not (self._keep.new_files and not os.path.lexists(item.path)):
+            stays = self._keep.new_files or any(map(item.path.is_relative_to, caches))
+            if not asked_for and (not stays or os.path.lexists(item.path)):
                 continue
             try:
                 if copy_out(item, replace=asked_for) and not asked_for:

@@ -22,7 +22,7 @@ def _refusal(source: str, target: str) -> int:
     """Return the number of the error, in the order in which vfs_rename of Linux checks."""
     parents = [os.path.dirname(path) for path in (source, target)]  # noqa: PTH120
     moves_directory, over_directory = _is_directory(source), _is_directory(target)
-    checks = (
+    checks: tuple[tuple[int, Callable[[], bool]], ...] = (
         (errno.ENOENT, lambda: not os.path.isdir(parents[1])),  # noqa: PTH112
         (errno.EINVAL, lambda: f"{target}/".startswith(f"{source}/")),
         (errno.ENOTEMPTY, lambda: f"{source}/".startswith(f"{target}/")),

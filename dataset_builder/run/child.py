@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import runpy
 import signal
 import sys
@@ -18,7 +19,7 @@ from typing import Any, NoReturn
 from vramcast.dataset_builder.child_process import signal_name, write_line
 from vramcast.dataset_builder.error_words import message_of, text_of, traceback_of
 from vramcast.dataset_builder.file_protection.kernel import drop_capabilities
-from vramcast.dataset_builder.file_protection.protection import NONE, FileProtection, Keep
+from vramcast.dataset_builder.file_protection.protection import NONE, REDIRECT, FileProtection, Keep
 from vramcast.dataset_builder.isolation import block_network, supervise
 from vramcast.dataset_builder.run.command_line import Program
 from vramcast.dataset_builder.run.deadline import Deadline
@@ -31,6 +32,11 @@ REFUSED, INTERNAL, NO_SNAPSHOT, FILES = "refused", "internal", "no snapshot", "f
 _ENDED = "the script ended"
 _FAILED = "the script failed"
 _FORKED_USE = "a process that the script forked used the GPU: its memory is not counted"
+_REFUSED_WRITE = re.compile("[Pp]ermission denied|Operation not permitted|readonly|CalledProcessError|SubprocessError")
+_NO_NATIVE_WRITES = (
+    "; this machine offers no overlay for files, so they are protected by redirecting Python's own functions, and "
+    "other programs and native code may not write: --unprotected lets them"
+)
 _REPORT_FRAMES = 10_000
 """That a report may add to a stack which a script has filled."""
 _exit_at_once = os._exit
@@ -59,7 +65,8 @@ def main(report_fd: int) -> None:
 
 def _keep(request: Mapping[str, Any]) -> Keep:
     """Return the files that are to stay: new ones if the user wants them, and the snapshot."""
-    return Keep(request["keep_files"], (Path(request["snapshot"]),) if request["snapshot"] else ())
+    snapshot = (Path(request["snapshot"]),) if request["snapshot"] else ()
+    return Keep(request["keep_files"], request["allow_network"], snapshot)
 
 
 def _write_all(channel: int, data: bytes) -> None:
@@ -103,6 +110,7 @@ class _Runner:
 
         self._memory = memory
         self._request = request
+        self._files_are_redirected = protection.way == REDIRECT
         self._others = [parse_profile(item) for item in request["devices"]]
         self._program = unwrapped(Program.from_json(request["program"]), request["rank"], request["world_size"])
         self._gpu = VirtualCuda(
@@ -228,6 +236,8 @@ class _Runner:
         from vramcast.virtual_gpu.length_orders import LengthOrders  # noqa: PLC0415
 
         words = _in_words(error) if error is not None else failure
+        if words and self._files_are_redirected and _REFUSED_WRITE.search(words):
+            words += _NO_NATIVE_WRITES
         trace = _traceback(error) if error is not None else ""
         if not self._may_report():
             return

@@ -35,7 +35,7 @@ def main(network: str, files: str, report_fd: int) -> int:
         files: 'protected' or 'open'.
         report_fd: The pipe to the parent.
     """
-    protection = FileProtection(Keep(new_files=network == ALLOWED), wanted=files == PROTECTED)
+    protection = FileProtection(Keep(downloads=network == ALLOWED), wanted=files == PROTECTED)
     supervise(protection)
     try:
         protection.enter()
