@@ -205,7 +205,7 @@ def test_a_detector_crops_all_regions(tmp_path):
 
 
 def test_keras_on_torch_counts_its_own_optimizer(tmp_path):
-    report = run("keras_vgg.py", needs=("keras",), tmp_path=tmp_path)
+    report = run("keras_vgg.py", needs=("keras",), tmp_path=tmp_path, steps=6)
     parameters = 14_714_688 + 2 * (64 + 128 + 256 + 512 + 512)
     parameters += 2 * 2 * 512 * 4096 + 4096 + 4096 * 4096 + 4096 + 4096 * 10 + 10
     assert held(report, "optimizer_state") == pytest.approx(8 * parameters, abs=64), "Adam, its count and its rate"
