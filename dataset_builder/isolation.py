@@ -121,8 +121,8 @@ def _watch_until_end(worker: int, watch: Callable[[], None]) -> int:
     ended = None
     while ended is None:
         watch()
-        found = signal.sigtimedwait(waited_for, _WATCH_SECONDS)
-        if found and found.si_signo == signal.SIGTERM and not _is_watched_over(found.si_pid, launcher):
+        received = signal.sigtimedwait(waited_for, _WATCH_SECONDS)
+        if received and received.si_signo == signal.SIGTERM and not _is_watched_over(received.si_pid, launcher):
             os.kill(os.getpid(), signal.SIGTERM)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         ended = _reap(worker)
@@ -141,9 +141,9 @@ def _reap(worker: int) -> int | None:
     """Collect the children that ended; return the status of the worker if it is one of them."""
     ended = None
     with suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            if found[0] == worker:
-                ended = found[1]
+        while (child := os.waitpid(-1, os.WNOHANG))[0]:
+            if child[0] == worker:
+                ended = child[1]
     return ended
 
 

@@ -134,8 +134,8 @@ def _files(changes: Changes) -> Iterator[str]:
     verbs = {"written": "would have been written", "deleted": "would have been deleted"}
     parts = [f"{_some(changes, name)} {verb}" for name, verb in verbs.items() if changes.count(name)]
     if parts:
-        kept = f"; {_some(changes, 'kept')} stay on the disk" if changes.kept else ""
-        yield f"Files: {', '.join(parts)}; the disk is as it was{kept}"
+        copied = f"; {_some(changes, 'copied')} stay on the disk" if changes.copied else ""
+        yield f"Files: {', '.join(parts)}; the disk is as it was{copied}"
     for reason in changes.lost:
         yield f"  not written: {reason}"
 

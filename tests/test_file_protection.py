@@ -146,11 +146,11 @@ def test_new_files_stay_only_if_asked_for(way, run, tmp_path):
     """
     (tmp_path / "present.txt").write_text("as it was")
     status, answer, _ = run(code)
-    assert status == 0 and not (tmp_path / "out").exists() and answer["run"]["files"]["kept"] == []
+    assert status == 0 and not (tmp_path / "out").exists() and answer["run"]["files"]["copied"] == []
     assert len(answer["run"]["files"]["written"]) == 5
     status, answer, _ = run(code, "--keep-files")
     names = ("out/deep/log.txt", "out/epoch.pt", "out/last")
-    assert sorted(answer["run"]["files"]["kept"]) == [str(tmp_path / name) for name in names]
+    assert sorted(answer["run"]["files"]["copied"]) == [str(tmp_path / name) for name in names]
     assert (tmp_path / "out/last").read_text() == "a line" and not (tmp_path / "out/m.pt").exists()
     assert (tmp_path / "present.txt").read_text() == "as it was"
 

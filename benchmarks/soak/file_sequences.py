@@ -46,7 +46,7 @@ def prepare(root: Path, seed: int) -> None:
 
 def fingerprint(root: Path) -> dict[str, tuple[object, ...]]:
     """Return kind, mode, owner, time and content of all that is below a directory."""
-    found: dict[str, tuple[object, ...]] = {}
+    entries: dict[str, tuple[object, ...]] = {}
     for path in [root, *_below(root)]:
         status = path.lstat()
         content: object = None
@@ -55,8 +55,8 @@ def fingerprint(root: Path) -> dict[str, tuple[object, ...]]:
         elif stat.S_ISREG(status.st_mode):
             content = hashlib.sha256(path.read_bytes()).hexdigest()
         owner = (status.st_uid, status.st_gid, status.st_ino, status.st_mtime_ns)
-        found[str(path.relative_to(root))] = (status.st_mode, *owner, content)
-    return found
+        entries[str(path.relative_to(root))] = (status.st_mode, *owner, content)
+    return entries
 
 
 def _below(root: Path) -> Iterator[Path]:
@@ -67,7 +67,7 @@ def _below(root: Path) -> Iterator[Path]:
 
 def view(root: str) -> list[list[object]]:
     """Return what a script sees below a directory: kind, mode and content."""
-    found: list[list[object]] = []
+    entries: list[list[object]] = []
     for directory, directories, files in os.walk(root):
         for name in sorted(directories + files):
             path = f"{directory}/{name}"
@@ -79,8 +79,8 @@ def view(root: str) -> list[list[object]]:
                 elif stat.S_ISREG(mode):
                     with open(path, "rb") as file:
                         content = hashlib.sha256(file.read()).hexdigest()
-            found.append([os.path.relpath(path, root), oct(mode), content])
-    return sorted(found, key=lambda item: str(item[0]))
+            entries.append([os.path.relpath(path, root), oct(mode), content])
+    return sorted(entries, key=lambda item: str(item[0]))
 
 
 def _data(draw: random.Random) -> bytes:

@@ -23,7 +23,7 @@ class Changes:
     """How the files were protected: 'overlay', 'redirect' or 'none'."""
     written: tuple[str, ...] = ()
     deleted: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
+    copied: tuple[str, ...] = ()
     """New files that were copied to the disk."""
     lost: tuple[str, ...] = ()
     """Files that were to be copied, and the reasons why they could not be."""

@@ -124,7 +124,7 @@ class FileProtection:
         socket.send_fds(self._theirs, [json.dumps(message).encode()], list(descriptors))
 
     def finish(self) -> Changes:
-        """Return the changes of the worker, copy what is to be kept, and remove the scratch directory."""
+        """Return the changes of the worker, copy what is to stay, and remove the scratch directory."""
         if self._scratch is None:
             return Changes(NONE)
         try:
@@ -165,17 +165,17 @@ class FileProtection:
                 if os.path.lexists(path) and not os.path.lexists(f"{scratch / UPPER}{path}")
             ]
         asked_for = set(self._keep.paths)
-        kept, lost = self._copied(written)
+        copied, lost = self._copied(written)
         return Changes(
             way,
             tuple(str(item.path) for item in written if item.path not in asked_for),
             tuple(map(str, deleted)),
-            tuple(kept),
+            tuple(copied),
             tuple(lost),
         )
 
     def _copied(self, written: Iterable[Layer]) -> tuple[list[str], list[str]]:
-        kept: list[str] = []
+        copied: list[str] = []
         lost: list[str] = []
         caches = _caches() if self._keep.downloads else []
         for item in written:
@@ -185,10 +185,10 @@ class FileProtection:
                 continue
             try:
                 if copy_out(item, replace=asked_for) and not asked_for:
-                    kept.append(str(item.path))
+                    copied.append(str(item.path))
             except OSError as error:
                 lost.append(f"{item.path}: {error.strerror}")
-        return kept, lost
+        return copied, lost
 
 
 def _scratch_directory() -> Path:

@@ -205,11 +205,11 @@ class _Redirected:
         if not is_directory(self._layers.locate(logical)):
             return self._native(posix.scandir, path, self._layers.locate(logical))
         as_bytes = isinstance(path, bytes)
-        found = []
+        entries = []
         for name in self._layers.names(logical):
             child = f"{logical.rstrip('/')}/{name}"
-            found.append(Entry(path, os.fsencode(name) if as_bytes else name, child, self._layers.locate(child)))
-        return Entries(found)
+            entries.append(Entry(path, os.fsencode(name) if as_bytes else name, child, self._layers.locate(child)))
+        return Entries(entries)
 
     def _directory(self, path: Any) -> str | None:
         """Return the logical path of a directory that a path or a descriptor names."""

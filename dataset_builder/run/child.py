@@ -173,7 +173,7 @@ class _Runner:
                 signal.signal(number, signal.SIG_DFL)
 
     def _thread_failed(self, arguments: Any) -> None:
-        """Keep the error of the thread that trains; the script itself goes on."""
+        """Keep the error of the thread that trains; the script itself continues."""
         threading.__excepthook__(arguments)
         if self._gpu.record.thread == threading.get_ident() and arguments.exc_value is not None:
             self._thread_error = arguments.exc_value

@@ -32,10 +32,10 @@ def _patching(*functions: tuple[str, int, bool]) -> Callable[[ModuleType, Patche
 def _located(original: Any, native_path: Callable[..., Any], position: int, writes: bool) -> Any:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = list(args)
-        if position < len(given):
-            given[position] = native_path(given[position], writes=writes)
-        return original(*given, **kwargs)
+        arguments = list(args)
+        if position < len(arguments):
+            arguments[position] = native_path(arguments[position], writes=writes)
+        return original(*arguments, **kwargs)
 
     return call
 
