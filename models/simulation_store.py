@@ -19,11 +19,11 @@ from vramcast.dataset_builder.pipeline import make_row, software_versions
 from vramcast.dataset_builder.progress import bar
 from vramcast.dataset_builder.schema import LayerTable, Spec
 from vramcast.dataset_builder.simulation.simulation import Peaks, Simulation
-from vramcast.dataset_builder.simulation.simulator import without_limit
 from vramcast.dataset_builder.store.cache import read_entry, read_rows, write_entry, writing
 from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.records import content_hash
+from vramcast.virtual_gpu.simulate import without_limit
 from vramcast.virtual_gpu.version import VERSION
 
 _LIBRARIES = ("timm", "transformers", "torchvision", "diffusers")

@@ -1,30 +1,25 @@
 """Traces a whole training run: parameters, a dry run, the first steps, then repetitions of the steady step."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vramcast.virtual_gpu.accumulation import repeat_batch
-from vramcast.virtual_gpu.autocast import MetaScaler, autocast
 from vramcast.virtual_gpu.cuda_paths import cuda_paths
 from vramcast.virtual_gpu.kernels import cuda_kernels
-from vramcast.virtual_gpu.optimizer_in_backward import OptimizerInBackward
 from vramcast.virtual_gpu.owners import is_layer, named_parts
 from vramcast.virtual_gpu.replay import EMPTY_CACHE, FREE
 from vramcast.virtual_gpu.storage_resizes import traced_resizes
 from vramcast.virtual_gpu.trace import Trace, Tracer, Use
-from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
-from vramcast.virtual_gpu.training_step import make_optimizer, training_steps
+from vramcast.virtual_gpu.training_loop import MakeInputs, MakeOptimizer, TrainingLoop
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 _TRACED_BATCHES = 2
 """Batches of a step that are traced before one is repeated."""
-MakeInputs = Callable[[int], tuple[Any, ...]]
-MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True)
@@ -76,7 +71,7 @@ def trace_lengths(
     return trace, starts[:-1]
 
 
-class _Run:
+class _Run(TrainingLoop):
     """Traces each kind of step once and repeats it."""
 
     def __init__(
@@ -86,130 +81,59 @@ class _Run:
         setup: TrainingSetup,
         make_optimizer: MakeOptimizer | None = None,
     ) -> None:
+        tracer = Tracer(cuda_kernels(), cudnn_benchmark=setup.cudnn_benchmark)
+        super().__init__(tracer, setup, make_inputs, make_optimizer)
         self.subject = subject
-        self.make_inputs = make_inputs
-        self.setup = setup
-        self.autocast = autocast(setup.autocast) if setup.autocast else nullcontext
-        self.scaler: MetaScaler | None = None
-        self.tracer = Tracer(cuda_kernels(), cudnn_benchmark=setup.cudnn_benchmark)
-        self.inputs: tuple[Any, ...] = ()
         self.starts: list[int] = []
         """The first event of each traced batch."""
         self.repeats_batches = True
-        self.dry_run_inputs: tuple[Any, ...] = ()
-        self.make_optimizer = make_optimizer
         self.names = {id(module): name for name, module in named_parts(subject)}
+
+    def owner_of(self, module: nn.Module, tensor: Tensor) -> str:
+        """Return the name of the module."""
+        return self.names[id(module)]
 
     def trace(self, epochs: int) -> Trace:
         """Trace the different steps, then compose epochs from them."""
         setup, tracer = self.setup, self.tracer
-        self._place_parameters()
+        self.place(self.subject)
         sizes = [setup.batch_size, setup.batch_size]
         sizes += [setup.last_batch_size] if setup.last_batch_size else []
         with tracer:
-            # blocks of the loader's stream cannot be reused on the main stream, so they count as held
-            ahead = [self._batch(setup.batch_size) for _ in range(setup.prefetched_batches)]
-            self._dry_run()
-            optimizer = self._optimizer()
-            self.scaler = MetaScaler() if setup.autocast == "fp16" else None
+            self.start(self.subject)
+            optimizer = self.optimizer(list(self.subject.parameters()))
             start = list(tracer.trace.events)
-            steps = list(self._steps(optimizer, sizes, len(start)))
-            del ahead
+            steps = list(self._traced(optimizer, sizes, len(start)))
+            self._ahead.clear()
         return self._compose(start, steps, epochs)
 
     def trace_each(self, sizes: Sequence[int]) -> Trace:
         """Trace one step for each size and every batch of it, without a dry run."""
         self.repeats_batches = False
-        self._place_parameters()
+        self.place(self.subject)
         with self.tracer:
-            optimizer = self._optimizer()
-            self.scaler = MetaScaler() if self.setup.autocast == "fp16" else None
-            for _ in self._steps(optimizer, sizes, 0):
+            optimizer = self.optimizer(list(self.subject.parameters()))
+            for _ in self._traced(optimizer, sizes, 0):
                 pass
         return self.tracer.trace
 
-    def _place_parameters(self) -> None:
-        """Allocate in the order of `module.to(device)`: children first, then a module's own parameters and buffers."""
-        self.tracer.phase = Use.PARAMETERS
-        for module in _in_order_of_moving(self.subject):
-            self.tracer.owner = self.names[id(module)]
-            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-                for part in _stored(tensor.detach()):
-                    self.tracer.see(part)
-        self.tracer.phase, self.tracer.owner = Use.ACTIVATIONS, ""
-
-    def _dry_run(self) -> None:
-        if self.setup.dry_run_batch_size:
-            batch = self._batch(self.setup.dry_run_batch_size)
-            for _ in range(self.setup.dry_run_passes):
-                self.subject(*batch)
-            self.inputs = ()
-            # One pass belongs to a summary, which frees its batch; more belong to a script, which keeps it.
-            self.dry_run_inputs = batch if self.setup.dry_run_passes > 1 else ()
-
-    def _batch(self, size: int) -> tuple[Any, ...]:
-        self.tracer.phase = Use.INPUTS
-        self.inputs = self.make_inputs(size)
-        self.tracer.phase = Use.ACTIVATIONS
-        return self.inputs
-
-    def _next_batch(self, size: int) -> tuple[Tensor, ...]:
-        self.starts.append(len(self.tracer.trace.events))
-        self.inputs = ()
-        return self._batch(size)
-
-    def _batches(self, size: int) -> Iterator[tuple[Tensor, ...]]:
+    def batches(self, size: int) -> Iterator[tuple[Any, ...]]:
         """Yield the batches of a step; those after the second repeat its events if they can."""
         count = self.setup.accumulate
         for index in range(count):
             may_repeat = index == _TRACED_BATCHES and self.repeats_batches
             if may_repeat and repeat_batch(self.tracer, self.starts[-_TRACED_BATCHES:], count - index):
                 return
-            yield self._next_batch(size)
+            self.starts.append(len(self.tracer.trace.events))
+            yield self.next_batch(size)
 
-    def _optimizer(self) -> torch.optim.Optimizer:
-        name, arguments = parse_call(self.setup.optimizer)
-        # On CUDA torch picks the foreach implementation if there is one, except for Adafactor; on meta it would not
-        # (torch/optim/optimizer.py, _default_to_fused_or_foreach; torch/optim/_adafactor.py)
-        default = "single" if name == "Adafactor" else "foreach"
-        chosen = self.setup.implementation
-        implementation = default if chosen in ("default", "in_backward") else chosen
-        parameters = [item for item in self.subject.parameters() if item.requires_grad]
-        make = self.make_optimizer or partial(make_optimizer, name, dict(arguments), implementation)
-        optimizer = OptimizerInBackward(parameters, make) if chosen == "in_backward" else make(parameters)
-        optimizer.register_step_pre_hook(lambda *_: self._enter(Use.OPTIMIZER_STATE))
-        optimizer.register_step_post_hook(lambda *_: self._enter(Use.ACTIVATIONS))
-        return optimizer
-
-    def _enter(self, phase: Use) -> None:
-        self.tracer.phase = phase
-
-    def _steps(self, optimizer: torch.optim.Optimizer, sizes: Sequence[int], start: int) -> Iterator[Step]:
-        batches = map(self._batches, sizes)
+    def _traced(self, optimizer: torch.optim.Optimizer, sizes: Sequence[int], start: int) -> Iterator[Step]:
         events = self.tracer.trace.events
-        setup = self.setup
-        for _ in training_steps(
-            self.subject, optimizer, batches, setup.loss, self.autocast, self.scaler, setup.zero_grad
-        ):
-            self._tell_uses(optimizer)
+        for _ in self.steps(self.subject, optimizer, sizes):
+            self.mark_uses(self.subject, optimizer.state)
             own = events[start:]
             start = len(events)
             yield Step(own, self._left(own))
-
-    def _tell_uses(self, optimizer: torch.optim.Optimizer) -> None:
-        """Mark gradients and optimizer state, which can be identified only after a step."""
-        for module in self.subject.modules():
-            for parameter in module.parameters(recurse=False):
-                state = [value for value in optimizer.state.get(parameter, {}).values() if isinstance(value, Tensor)]
-                self._tell_use(Use.OPTIMIZER_STATE, state, self.names[id(module)])
-                if parameter.grad is not None:
-                    self._tell_use(Use.GRADIENTS, [parameter.grad], self.names[id(module)])
-
-    def _tell_use(self, use: Use, tensors: Sequence[Tensor], owner: str) -> None:
-        for tensor in tensors:
-            block = self.tracer.block_of(tensor)
-            if block is not None:
-                self.tracer.trace.uses[block], self.tracer.trace.owners[block] = use, owner
 
     def _left(self, events: list[tuple[int, int]]) -> list[int]:
         """Return the blocks that a step leaves alive, except permanent ones."""
@@ -296,20 +220,3 @@ def _watched(subject: nn.Module, tracer: Tracer) -> Iterator[None]:
         for name, module in named_parts(subject):
             stack.enter_context(layers.on(name, module))
         yield
-
-
-def _stored(tensor: Any) -> Iterator[Tensor]:
-    """Yield the tensors that hold the data of a tensor: a quantised weight of torchao wraps several."""
-    names = (
-        tensor.__tensor_flatten__()[0] if type(tensor) is not Tensor and hasattr(tensor, "__tensor_flatten__") else ()
-    )
-    if not names:
-        yield tensor
-    for name in names:
-        yield from _stored(getattr(tensor, name))
-
-
-def _in_order_of_moving(module: nn.Module) -> Iterator[nn.Module]:
-    for child in module.children():
-        yield from _in_order_of_moving(child)
-    yield module

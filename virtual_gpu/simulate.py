@@ -1,6 +1,6 @@
 """Simulation of a trace on a device: lower it onto the device's libraries and replay it through the allocator."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vramcast.virtual_gpu.allocator import AllocatorOptions, CachingAllocator
 from vramcast.virtual_gpu.measurement import Measurement, Status
@@ -9,6 +9,13 @@ from vramcast.virtual_gpu.replay import FREE, Event, Replay, replay
 from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.trace import ConvolutionCall, Trace, Use, call_of
 from vramcast.virtual_gpu.trials import trials_of
+
+_UNBOUNDED_MIB = 2**30
+
+
+def without_limit(profile: DeviceProfile) -> DeviceProfile:
+    """Return the device with more memory than any job needs."""
+    return replace(profile, total_mib=_UNBOUNDED_MIB)
 
 
 def simulate(trace: Trace, profile: DeviceProfile, options: AllocatorOptions) -> Measurement:

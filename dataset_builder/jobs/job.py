@@ -34,10 +34,10 @@ from vramcast.dataset_builder.schema import LayerTable, Spec
 from vramcast.dataset_builder.subject import subject_of
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.records import canonical_json
-from vramcast.virtual_gpu.session import MakeInputs, MakeOptimizer
 from vramcast.virtual_gpu.shapes import SHAPES
 from vramcast.virtual_gpu.source_lines import place_now
 from vramcast.virtual_gpu.trace import without_data
+from vramcast.virtual_gpu.training_loop import MakeInputs, MakeOptimizer
 from vramcast.virtual_gpu.training_setup import TrainingSetup
 from vramcast.virtual_gpu.training_step import DTYPES, random_inputs
 

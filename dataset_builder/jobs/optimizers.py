@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS, REFUSED
 from vramcast.dataset_builder.jobs.low_bit_optimizers import FORMS, SYNONYMS, low_bit_factory
 from vramcast.errors import UserError, suggestion
-from vramcast.virtual_gpu.session import MakeOptimizer
+from vramcast.virtual_gpu.training_loop import MakeOptimizer
 from vramcast.virtual_gpu.training_setup import call_text, parse_call
 
 OWN = "Own"

@@ -3,22 +3,19 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import torch
 
 from vramcast.dataset_builder.run.report import LineCost, PhasePeak, RunReport, StepPeak
-from vramcast.dataset_builder.simulation.live_simulation import simulation_of_run, unbounded
-from vramcast.dataset_builder.simulation.simulation import Curve
+from vramcast.dataset_builder.simulation.live_simulation import simulation_of_run
+from vramcast.dataset_builder.simulation.replays import Replays, UnboundedReplay, curve_of
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.allocator import AllocatorOptions
 from vramcast.virtual_gpu.cuda.run_record import PHASES, RunRecord
 from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
 from vramcast.virtual_gpu.length_orders import TRACED_STEPS, LengthOrders
 from vramcast.virtual_gpu.profile import DeviceProfile
-from vramcast.virtual_gpu.replay import FREE, Replay
-from vramcast.virtual_gpu.simulate import Lowered, replay_on
-from vramcast.virtual_gpu.timeline import timeline_of
+from vramcast.virtual_gpu.replay import FREE
 from vramcast.virtual_gpu.varying_lengths import StepsDifferError, VaryingRun
 
 _MOST_LINES = 10
@@ -43,11 +40,11 @@ def report_of(
 ) -> RunReport:
     """Return the report of a run; `others` are devices that its trace is replayed on."""
     trace, record = gpu.tracer.trace, gpu.record
-    lowered, replayed = replay_on(trace, unbounded(gpu.profile), gpu.options)
+    replays = Replays(gpu.options)
     simulation = None
     if record.roots and trace.events:
-        simulation = simulation_of_run(gpu, others, lowered, replayed, ran_out_of_memory)
-    _, expandable = replay_on(trace, unbounded(gpu.profile), AllocatorOptions(expandable_segments=True))
+        simulation = simulation_of_run(gpu, others, replays, ran_out_of_memory)
+    expandable = Replays(AllocatorOptions(expandable_segments=True)).unbounded(trace, gpu.profile).replay
     return RunReport(
         simulation=simulation,
         ending=ending,
@@ -60,7 +57,7 @@ def report_of(
             StepPeak(step.peak.allocated_bytes, step.peak.reserved_bytes, step.phase, step.shapes)
             for step in record.steps
         ),
-        lines=_lines(gpu, lowered, replayed),
+        lines=_lines(gpu, replays.unbounded(trace, gpu.profile)),
         assumptions=tuple(map(str, gpu.assumptions.all())),
         unwritten=tuple(gpu.unwritten),
         survived_ooms=len(gpu.memory.ooms) - ran_out_of_memory,
@@ -70,7 +67,7 @@ def report_of(
         operators=gpu.tracer.operators,
         seconds=seconds,
         timed_out=timed_out,
-        curve=_curve(gpu),
+        curve=curve_of(trace, gpu.profile, gpu.options) if trace.events else None,
         reserved_by_order=_reserved_by_order(gpu, orders) if orders else (),
     )
 
@@ -99,35 +96,11 @@ def _phases(record: RunRecord) -> tuple[PhasePeak, ...]:
     )
 
 
-def _lines(gpu: VirtualCuda, lowered: Lowered, replayed: Replay) -> tuple[LineCost, ...]:
+def _lines(gpu: VirtualCuda, unbounded: UnboundedReplay) -> tuple[LineCost, ...]:
     """Return the lines of the user's code whose blocks are alive at the peak, the costliest first."""
-    live, places = set(replayed.live_at_peak), gpu.tracer.places
+    live, places = set(unbounded.replay.live_at_peak), gpu.tracer.places
     held: Counter[str] = Counter()
-    for block, size in lowered.events:
+    for block, size in unbounded.lowered.events:
         if size != FREE and block in live and (place := places[block]):
             held[place] += size
     return tuple(LineCost(place, size) for place, size in held.most_common(_MOST_LINES))
-
-
-def _curve(gpu: VirtualCuda) -> Curve | None:
-    """Return the memory over the events of the run."""
-    if not gpu.tracer.trace.events:
-        return None
-    course = timeline_of(gpu.tracer.trace, unbounded(gpu.profile), gpu.options)
-    totals = [sum(values) for values in zip(*course.requested_bytes.values(), strict=True)]
-    points = highest_points(totals)
-    return Curve(
-        {use: [values[point] for point in points] for use, values in course.requested_bytes.items()},
-        [course.reserved_bytes[point] for point in points],
-        course.context_bytes,
-        gpu.profile.available_bytes,
-    )
-
-
-def highest_points(totals: Sequence[int]) -> list[int]:
-    """Return the highest point of each of some hundred equal stretches, so that no peak is lost."""
-    count = len(totals)
-    if count <= _CURVE_POINTS:
-        return list(range(count))
-    bounds = [index * count // _CURVE_POINTS for index in range(_CURVE_POINTS + 1)]
-    return [max(range(start, end), key=totals.__getitem__) for start, end in pairwise(bounds)]

@@ -4,9 +4,8 @@
 work there; values that are not known are assumed, and the assumptions are part of the simulation's notes.
 """
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -21,12 +20,13 @@ from vramcast.dataset_builder.jobs.job import ModuleJob
 from vramcast.dataset_builder.jobs.keras_networks import build_variables
 from vramcast.dataset_builder.jobs.liger_library import liger_kernels, liger_release
 from vramcast.dataset_builder.jobs.optimizers import OWN, factory_of, optimizer_facts
-from vramcast.dataset_builder.jobs.steps import LossCall, trainer_step
+from vramcast.dataset_builder.jobs.steps import BatchCall, LossCall, trainer_step
 from vramcast.dataset_builder.simulation.library_versions import library_versions
-from vramcast.dataset_builder.simulation.live_simulation import simulation_of_run, unbounded
+from vramcast.dataset_builder.simulation.live_simulation import simulation_of_run
+from vramcast.dataset_builder.simulation.replays import Replays
 from vramcast.dataset_builder.simulation.simulation import Simulation
 from vramcast.dataset_builder.subject import batch_in_channels_last, in_channels_last
-from vramcast.errors import UntraceableError, UserError
+from vramcast.errors import UserError
 from vramcast.virtual_gpu.allocator import AllocatorOptions
 from vramcast.virtual_gpu.contiguity import suggested_layout
 from vramcast.virtual_gpu.cuda.run_record import StepRecord
@@ -34,16 +34,48 @@ from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
 from vramcast.virtual_gpu.measurement import Status
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.simulate import replay_on
-from vramcast.virtual_gpu.trace import Trace, Use
-from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
-from vramcast.virtual_gpu.training_step import DTYPES, make_optimizer, training_steps
+from vramcast.virtual_gpu.trace import Trace, Tracer, Use
+from vramcast.virtual_gpu.training_loop import MakeInputs, MakeOptimizer, TrainingLoop
+from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training_step import DTYPES
 
-_MEANS_DEVICE = re.compile(r"cuda|nvidia|meta|trainer|sparse|data-dependent", re.IGNORECASE)
+_EPOCHS = 2
+"""With an odd last batch; the steps of equal batches are alike, and `ModuleJob.steps` of them are enough."""
 
 
-def needs_device(error: Exception) -> bool:
-    """Return True for an error that a network may raise because it runs on meta tensors."""
-    return isinstance(error, (UntraceableError, NotImplementedError)) or bool(_MEANS_DEVICE.search(str(error)))
+class _EmulatedLoop(TrainingLoop):
+    """The training of a module that sees CUDA: torch itself chooses implementations, and the record marks uses."""
+
+    def __init__(
+        self, tracer: Tracer, setup: TrainingSetup, make_inputs: MakeInputs, make_optimizer: MakeOptimizer | None
+    ) -> None:
+        super().__init__(tracer, replace(setup, loss="own"), make_inputs, make_optimizer)
+
+    def default_implementation(self, optimizer: str) -> str:
+        """Leave the choice to torch."""
+        return "default"
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context of a forward pass."""
+        dtype = self.setup.autocast
+        return torch.autocast("cuda", DTYPES[dtype]) if dtype else nullcontext()
+
+    def scaler(self) -> Any:
+        """Return the scaler of losses in half precision."""
+        return torch.amp.GradScaler("cuda") if self.setup.autocast == "fp16" else None
+
+    def parts_of(self, tensor: Tensor) -> Iterable[Tensor]:
+        """Return the tensor: the tracer looks into wrappers."""
+        return [tensor]
+
+    def phased(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Return an optimizer as it is: the record sees its steps."""
+        return optimizer
+
+    def sizes(self, count: int) -> list[int]:
+        """Return the sizes of batches, one for each step."""
+        full, last = self.setup.batch_size, self.setup.last_batch_size
+        return [full] * count if last is None else [full, full, *[full, full, last] * _EPOCHS, full]
 
 
 class LiveJob:
@@ -62,7 +94,7 @@ class LiveJob:
         self._gpu = VirtualCuda(
             profile, options=AllocatorOptions(), unbounded=True, nonzero_fraction=job.nonzero_fraction
         )
-        with self._gpu, ExitStack() as stack:
+        with self._gpu, ExitStack() as stack, torch.backends.cudnn.flags(benchmark=training.cudnn_benchmark):
             if training.liger:
                 kernels = stack.enter_context(liger_kernels(module, training.liger))
                 self._traced_with = {**self._traced_with, **kernels}
@@ -81,9 +113,8 @@ class LiveJob:
     def simulation(self, profiles: Sequence[DeviceProfile]) -> Simulation:
         """Return the simulation on some devices, of which the first is the one that the loop ran on."""
         gpu = self._gpu
-        lowered, replayed = replay_on(gpu.tracer.trace, unbounded(gpu.profile), gpu.options)
-        batch_size = self.training.batch_size
-        simulation = simulation_of_run(gpu, (self.profile, *profiles), lowered, replayed, batch_size=batch_size)
+        others = (self.profile, *profiles)
+        simulation = simulation_of_run(gpu, others, Replays(gpu.options), batch_size=self.training.batch_size)
         return replace(
             simulation,
             peaks={**simulation.peaks, self.profile.name: self._peaks(simulation)},
@@ -103,27 +134,17 @@ class LiveJob:
         return replace(peaks, bounded=oom)
 
     def _train(self, job: ModuleJob, copied: nn.Module | None) -> None:
-        setup = self.training
         module = copied or self._rebuilt(job, job.rebuild)  # type: ignore[arg-type]
+        loop = _EmulatedLoop(
+            self._gpu.tracer, self.training, partial(self._batch, job), _maker(job, module, self.training)
+        )
         if copied is not None:
-            self._place(copied)
+            loop.place(copied)
         network = LossCall(module, job.step)
-        self._dry_run(job, network)
-        optimizer = _optimizer(job, module, setup)
-        dtype = DTYPES[setup.autocast] if setup.autocast else None
-        autocast = partial(torch.autocast, "cuda", dtype) if dtype else nullcontext
-        scaler = torch.amp.GradScaler("cuda") if setup.autocast == "fp16" else None
-        batches = (self._batches(job) for _ in range(job.steps))
-        for _ in training_steps(network, optimizer, batches, "own", autocast, scaler, setup.zero_grad):
+        loop.start(network if job.step else BatchCall(module))
+        optimizer = loop.optimizer(list(module.parameters()))
+        for _ in loop.steps(network, optimizer, loop.sizes(job.steps)):
             pass
-
-    def _dry_run(self, job: ModuleJob, network: nn.Module) -> None:
-        """Pass a batch forward before the training, as scripts do that print a summary of their network."""
-        size = self.training.dry_run_batch_size
-        if size is not None:
-            batch = self._moved(job, job.batch.with_values(size))
-            for _ in range(self.training.dry_run_passes):
-                network(batch)
 
     def _rebuilt(self, job: ModuleJob, make: Callable[[], nn.Module]) -> nn.Module:
         """Make the module again, on the device that it chooses: the virtual GPU."""
@@ -137,7 +158,7 @@ class LiveJob:
         self._gpu.tracer.phase = Use.PARAMETERS
         module = make().train()
         self._gpu.tracer.phase = Use.ACTIVATIONS
-        build_variables(module, next(self._batches(job))[0])
+        build_variables(module, self._batch(job, setup.batch_size)[0])
         return module
 
     def _copied(self, job: ModuleJob) -> nn.Module:
@@ -147,11 +168,10 @@ class LiveJob:
         _attach_trainer(module)
         return in_channels_last(module) if self.training.channels_last else module
 
-    def _batches(self, job: ModuleJob) -> Iterator[tuple[Any]]:
-        for _ in range(self.training.accumulate):
-            batch = job.batch.with_values(self.training.batch_size)
-            self._inputs = input_shapes(batch)
-            yield (self._moved(job, batch),)
+    def _batch(self, job: ModuleJob, size: int) -> tuple[Any]:
+        batch = job.batch.with_values(size)
+        self._inputs = input_shapes(batch)
+        return (self._moved(job, batch),)
 
     def _moved(self, job: ModuleJob, batch: Any) -> Any:
         """Return a batch on the device; transformers would drop a mask of ones (masking_utils)."""
@@ -173,31 +193,13 @@ class LiveJob:
             return torch.empty(tensor.shape, dtype=dtype, device="cuda", memory_format=suggested_layout(tensor))
         return tensor.to("cuda", dtype)
 
-    def _place(self, module: nn.Module) -> None:
-        """Put parameters and buffers on the device in the order of nn.Module.to: children first."""
-        tracer = self._gpu.tracer
-        tracer.phase = Use.PARAMETERS
-        for part in _children_first(module):
-            for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
-                tracer.see(tensor.detach())
-        tracer.phase = Use.ACTIVATIONS
 
-
-def _children_first(module: nn.Module) -> Iterator[nn.Module]:
-    for child in module.children():
-        yield from _children_first(child)
-    yield module
-
-
-def _optimizer(job: ModuleJob, module: nn.Module, setup: TrainingSetup) -> torch.optim.Optimizer:
-    parameters = [item for item in module.parameters() if item.requires_grad]
-    if setup.optimizer == OWN and job.optimizer is not None:
-        return job.optimizer(module)
-    factory = factory_of(setup.optimizer, module if job.step is trainer_step else None)
-    if factory is not None:
-        return factory(parameters)
-    name, arguments = parse_call(setup.optimizer)
-    return make_optimizer(name, dict(arguments), setup.implementation, parameters)
+def _maker(job: ModuleJob, module: nn.Module, setup: TrainingSetup) -> MakeOptimizer | None:
+    """Return what makes the job's own optimizer, or one of a library; None for one of torch.optim."""
+    configure = job.optimizer
+    if setup.optimizer == OWN and configure is not None:
+        return lambda _: configure(module)
+    return factory_of(setup.optimizer, module if job.step is trainer_step else None)
 
 
 def _attach_trainer(module: nn.Module) -> None:

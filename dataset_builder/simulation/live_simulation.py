@@ -1,7 +1,7 @@
 """A simulation from a virtual GPU that code has run on: peaks on each device, layers, and the training as it was."""
 
 import gc
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,14 +12,14 @@ from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS
 from vramcast.dataset_builder.jobs.job import own_name
 from vramcast.dataset_builder.jobs.optimizers import stand_in
 from vramcast.dataset_builder.schema import LayerRecord, LayerTable
-from vramcast.dataset_builder.simulation.simulation import LayerCost, Peaks, Simulation
+from vramcast.dataset_builder.simulation.replays import Replays, UnboundedReplay, costs_of
+from vramcast.dataset_builder.simulation.simulation import Peaks, Simulation
 from vramcast.virtual_gpu.cuda.run_record import RunRecord
 from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
 from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.profile import DeviceProfile
-from vramcast.virtual_gpu.replay import FREE, Replay
-from vramcast.virtual_gpu.simulate import Lowered, measurement_of, replay_on
-from vramcast.virtual_gpu.trace import Trace, Use
+from vramcast.virtual_gpu.simulate import measurement_of
+from vramcast.virtual_gpu.trace import Use
 from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 _MOST_COSTS = 50
@@ -30,33 +30,32 @@ _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 def simulation_of_run(
     gpu: VirtualCuda,
     others: Sequence[DeviceProfile],
-    lowered: Lowered,
-    replayed: Replay,
+    replays: Replays,
     ran_out_of_memory: bool = False,
     batch_size: int | None = None,
 ) -> Simulation:
-    """Return the simulation of a run that was replayed on its own device without a memory limit.
+    """Return the simulation of a run: the live peaks on its own device, and those of replays on others.
 
     Without a batch size, it is that of the first tensor that a network was called with.
     """
     trace = gpu.tracer.trace
     _mark_parameters(gpu)
-    own = _live_measurement(gpu, lowered, replayed, ran_out_of_memory)
+    unbounded = replays.unbounded(trace, gpu.profile)
+    own = _live_measurement(gpu, unbounded, ran_out_of_memory)
     peaks = {gpu.profile.name: Peaks(own, replace(own, status=Status.OK, evidence=None))}
     foreign = tuple(item.name for item in others if not gpu.capability.decides_alike(item.compute_capability))
     for profile in others:
         if profile.name not in peaks:
-            bounded = measurement_of(trace, profile, *replay_on(trace, profile, gpu.options))
+            peaks[profile.name] = item = replays.peaks(trace, profile)
             if profile.name in foreign:
-                bounded = replace(bounded, notes=(*bounded.notes, _foreign_kernels((profile.name,), gpu.profile.name)))
-            need = measurement_of(trace, profile, *replay_on(trace, unbounded(profile), gpu.options))
-            peaks[profile.name] = Peaks(bounded, need)
+                notes = (*item.bounded.notes, _foreign_kernels((profile.name,), gpu.profile.name))
+                peaks[profile.name] = replace(item, bounded=replace(item.bounded, notes=notes))
     table = _table(gpu.record, batch_size or _batch_size(gpu.record))
     return Simulation(
         table=table,
         training=_training(gpu),
         peaks=peaks,
-        costs=_costs(trace, lowered, replayed, table),
+        costs=costs_of(unbounded, table),
         family="module",
         notes=_notes(gpu, foreign),
         traced_with={"torch": torch.__version__},
@@ -77,15 +76,10 @@ def _foreign_kernels(devices: Sequence[str], traced: str) -> str:
     )
 
 
-def unbounded(profile: DeviceProfile) -> DeviceProfile:
-    """Return the profile of a device that never runs out of memory."""
-    return replace(profile, total_mib=_UNBOUNDED_MIB)
-
-
-def _live_measurement(gpu: VirtualCuda, lowered: Lowered, replayed: Replay, ran_out_of_memory: bool) -> Measurement:
+def _live_measurement(gpu: VirtualCuda, unbounded: UnboundedReplay, ran_out_of_memory: bool) -> Measurement:
     """Return what the live allocator saw: retries and failed allocations are in it, unlike in a replay."""
     peak = gpu.record.peak
-    measured = measurement_of(gpu.tracer.trace, gpu.profile, lowered, replayed)
+    measured = measurement_of(gpu.tracer.trace, gpu.profile, unbounded.lowered, unbounded.replay)
     overhead_bytes = measured.breakdown["context"]
     held = {name: size for name, size in measured.breakdown.items() if name not in ("context", "allocator_cache")}
     cache_bytes = max(peak.reserved_bytes - sum(held.values()), 0)
@@ -107,20 +101,6 @@ def _mark_parameters(gpu: VirtualCuda) -> None:
             for tensor in (*item._parameters.values(), *item._buffers.values()):
                 if isinstance(tensor, torch.Tensor):
                     gpu.tracer.mark(tensor, Use.PARAMETERS)
-
-
-def _costs(trace: Trace, lowered: Lowered, replayed: Replay, table: LayerTable) -> tuple[LayerCost, ...]:
-    """Return what each layer holds at the peak, the costliest first."""
-    kinds = {layer.name: layer.kind for layer in reversed(table.layers)}
-    live = set(replayed.live_at_peak)
-    held: dict[str, Counter[str]] = defaultdict(Counter)
-    for block, size in lowered.events:
-        if size != FREE and block in live and trace.owners[block]:
-            use = Use(trace.uses[block])
-            if use not in (Use.WORKSPACE, Use.INPUTS):
-                held[own_name(trace.owners[block])][use.name.lower()] += size
-    costs = [LayerCost(name, kinds.get(name, "block"), dict(uses)) for name, uses in held.items()]
-    return tuple(sorted(costs, key=lambda item: -item.total_bytes)[:_MOST_COSTS])
 
 
 def _table(record: RunRecord, batch: int) -> LayerTable:

@@ -1,35 +1,33 @@
 """The simulator: traces a job as rarely as the devices allow and replays the trace on each of them."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import replace
 from typing import Any, Protocol
 
 from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS
 from vramcast.dataset_builder.families import FAMILIES
 from vramcast.dataset_builder.families.live_scripts import live_script
 from vramcast.dataset_builder.jobs.batches import input_shapes, with_length
-from vramcast.dataset_builder.jobs.job import Job, ModuleJob, PreparedJob, SpecJob, own_name
+from vramcast.dataset_builder.jobs.job import Job, ModuleJob, PreparedJob, SpecJob
 from vramcast.dataset_builder.jobs.live_spec import LiveSpecJob
 from vramcast.dataset_builder.jobs.optimizers import SPARSE, stand_in
 from vramcast.dataset_builder.schema import LayerTable
 from vramcast.dataset_builder.simulation.library_versions import library_versions
-from vramcast.dataset_builder.simulation.live_job import LiveJob, needs_device
-from vramcast.dataset_builder.simulation.simulation import Curve, LayerCost, OrderPeaks, Peaks, RankPeaks, Simulation
+from vramcast.dataset_builder.simulation.live_job import LiveJob
+from vramcast.dataset_builder.simulation.replays import Replays, UnboundedReplay, costs_of, curve_of
+from vramcast.dataset_builder.simulation.simulation import Curve, OrderPeaks, RankPeaks, Simulation
 from vramcast.dataset_builder.subject import batch_in_channels_last, in_channels_last
-from vramcast.errors import UserError
+from vramcast.errors import UntraceableError, UserError
 from vramcast.virtual_gpu.allocator import AllocatorOptions
 from vramcast.virtual_gpu.capability import RecordedCapability
 from vramcast.virtual_gpu.distributed.parallelism import RankGroup
 from vramcast.virtual_gpu.length_orders import SHORTEST, STEP_BATCHES, LengthOrders
 from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.profile import DeviceProfile
-from vramcast.virtual_gpu.replay import FREE, Replay
+from vramcast.virtual_gpu.replay import FREE
 from vramcast.virtual_gpu.session import trace_lengths, trace_training
-from vramcast.virtual_gpu.simulate import Lowered, measurement_of, replay_on, simulate
-from vramcast.virtual_gpu.timeline import timeline_of
+from vramcast.virtual_gpu.simulate import simulate
 from vramcast.virtual_gpu.trace import Trace, Use
 from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
 from vramcast.virtual_gpu.varying_lengths import VaryingRun
@@ -52,16 +50,6 @@ class JobSimulator(Protocol):
         """Return the peaks of runs whose batches come in these orders; the job's own sequences are the longest."""
 
 
-@dataclass(frozen=True)
-class _UnboundedReplay:
-    """A trace replayed on a device without a memory limit."""
-
-    trace: Trace
-    lowered: Lowered
-    replay: Replay
-    group: RankGroup
-
-
 _RankTraces = list[tuple[RankGroup, Trace]]
 
 
@@ -80,13 +68,14 @@ class Simulator:
         self._inputs: tuple[Mapping[str, Any], ...] = ()
         self._traced_with: Mapping[str, str] = {}
         self._traces: list[tuple[bool, RecordedCapability, _RankTraces]] = []
-        self._replays: dict[Any, _UnboundedReplay] = {}
+        self._replays = Replays(self.allocator)
         self._live: LiveJob | None = None
 
     def simulate(self, options: Mapping[str, Any], profiles: Sequence[DeviceProfile]) -> Simulation:
         """Simulate the job on some devices; the costs of layers are those on the first device.
 
-        A network that fails because meta tensors are not CUDA tensors runs on a virtual GPU that it sees as CUDA.
+        A network that fails on meta tensors may ask for CUDA: it runs on a virtual GPU that it sees as CUDA. If it
+        fails there, too, the first error is its own.
         """
         job = self._live_job(options)
         if job is not None:
@@ -94,7 +83,8 @@ class Simulator:
         try:
             return self._simulate(options, profiles)
         except Exception as error:
-            if not isinstance(self.job, ModuleJob) or not needs_device(error):
+            is_bad_input = isinstance(error, UserError) and not isinstance(error, UntraceableError)
+            if not isinstance(self.job, ModuleJob) or is_bad_input:
                 raise
             training = self.job.setup(options)
             if replace(training, adapter=None, quantize=None, checkpointing=False, loss_form="default").needs_trace:
@@ -120,8 +110,6 @@ class Simulator:
                     "the network itself, or leave them out"
                 )
             return None
-        if training.needs_cuda:
-            _check_plain_steps(training)
         return self.job if self.job.runs_live or training.needs_cuda else None
 
     def _run_live(self, job: ModuleJob, options: Mapping[str, Any], profiles: Sequence[DeviceProfile]) -> Simulation:
@@ -138,13 +126,12 @@ class Simulator:
             training = self._use(options)
             if self._table is None or training.adapter != self._tabled:
                 self._table, self._tabled = self.job.table(training), training.adapter
-            ranks = {profile.name: self._unbounded(profile) for profile in profiles}
-            replays = {name: items[0] for name, items in ranks.items()}
+            ranks = {profile.name: self._largest_first(profile) for profile in profiles}
         return Simulation(
             table=self._table,
             training=self._resolved or training,
-            peaks={item.name: self._peaks(item, replays[item.name]) for item in profiles},
-            costs=_costs(replays[profiles[0].name], self._table)[:_MOST_COSTS],
+            peaks={item.name: self._replays.peaks(ranks[item.name][0][1].trace, item) for item in profiles},
+            costs=costs_of(ranks[profiles[0].name][0][1], self._table),
             family=self.job.family,
             notes=self._facts,
             inputs=self._inputs,
@@ -176,15 +163,8 @@ class Simulator:
     def curve(self, options: Mapping[str, Any], profile: DeviceProfile) -> Curve:
         """Return the memory over time on a device, unbounded where the job does not fit."""
         self._use(options)
-        trace = self._live.trace if self._live is not None else self._unbounded(profile)[0].trace
-        timeline = timeline_of(trace, without_limit(profile))
-        points = _thinned([sum(values) for values in zip(*timeline.requested_bytes.values(), strict=True)])
-        return Curve(
-            {use: [values[point] for point in points] for use, values in timeline.requested_bytes.items()},
-            [timeline.reserved_bytes[point] for point in points],
-            timeline.context_bytes,
-            profile.available_bytes,
-        )
+        trace = self._live.trace if self._live is not None else self._largest_first(profile)[0][1].trace
+        return curve_of(trace, profile, self.allocator)
 
     def by_order(self, options: Mapping[str, Any], profile: DeviceProfile, orders: LengthOrders) -> OrderPeaks:
         """Trace steps of some lengths and replay the orders with them, the first also with expandable segments."""
@@ -233,7 +213,7 @@ class Simulator:
     def _use(self, options: Mapping[str, Any]) -> TrainingSetup:
         training = self.job.setup(options)
         if training != self._setup:
-            self._setup, self._traces, self._replays = training, [], {}
+            self._setup, self._traces, self._replays = training, [], Replays(self.allocator)
         return training
 
     def _prepared(self, setup: TrainingSetup) -> PreparedJob:
@@ -311,54 +291,18 @@ class Simulator:
             traces.append((group, trace))
         return traces
 
-    def _unbounded(self, profile: DeviceProfile) -> list[_UnboundedReplay]:
-        """Replay each rank without a memory limit, the largest first.
-
-        Devices that differ only in size and context share the replays.
-        """
-        replays = []
-        for group, trace in self._trace(profile.compute_capability):
-            key = (id(trace), tuple(profile.workspace_bytes(call) for call in trace.calls))
-            if key not in self._replays:
-                lowered, replay = replay_on(trace, without_limit(profile), self.allocator)
-                self._replays[key] = _UnboundedReplay(trace, lowered, replay, group)
-            replays.append(self._replays[key])
-        return sorted(replays, key=lambda item: -item.replay.peak_reserved_bytes)
-
-    def _peaks(self, profile: DeviceProfile, unbounded: _UnboundedReplay) -> Peaks:
-        """Reuse the unbounded replay if the job fits, because both give the same peak."""
-        trace = unbounded.trace
-        without_limit = measurement_of(trace, profile, unbounded.lowered, unbounded.replay)
-        room_bytes = profile.capacity_bytes(trace.has_convolutions, trace.has_batch_norm, trace.world_size)
-        if unbounded.replay.peak_reserved_bytes <= room_bytes:
-            return Peaks(without_limit, without_limit)
-        return Peaks(measurement_of(trace, profile, *replay_on(trace, profile, self.allocator)), without_limit)
+    def _largest_first(self, profile: DeviceProfile) -> list[tuple[RankGroup, UnboundedReplay]]:
+        """Replay each rank without a memory limit, the largest first."""
+        traces = self._trace(profile.compute_capability)
+        replays = [(group, self._replays.unbounded(trace, profile)) for group, trace in traces]
+        return sorted(replays, key=lambda item: -item[1].replay.peak_reserved_bytes)
 
 
-def _check_plain_steps(training: TrainingSetup) -> None:
-    """Raise if a setup has steps that the loop on a virtual GPU lacks: `LiveJob` runs equal ones."""
-    others = {
-        "implementation=in_backward": training.implementation == "in_backward",
-        "prefetched_batches": training.prefetched_batches > 0,
-        "last_batch_size": training.last_batch_size is not None,
-        "cudnn_benchmark": training.cudnn_benchmark,
-        "channels_last": training.channels_last,
-    }
-    present = [name for name, is_used in others.items() if is_used]
-    if present:
-        raise UserError(
-            f"expected plain steps of equal batches beside liger or checkpointing=offload, found {', '.join(present)}: "
-            "leave one out"
-        )
-
-
-def _rank_peaks(replays: Sequence[_UnboundedReplay]) -> tuple[RankPeaks, ...]:
+def _rank_peaks(ranks: Sequence[tuple[RankGroup, UnboundedReplay]]) -> tuple[RankPeaks, ...]:
     return tuple(
-        RankPeaks(
-            item.group.rank, item.group.count, item.replay.peak_allocated_bytes, item.replay.peak_reserved_bytes
-        )
-        for item in replays
-    )  # fmt: skip
+        RankPeaks(group.rank, group.count, item.replay.peak_allocated_bytes, item.replay.peak_reserved_bytes)
+        for group, item in ranks
+    )
 
 
 def _with_known_optimizer(prepared: PreparedJob, trace: Trace) -> TrainingSetup:
@@ -372,33 +316,3 @@ def _with_known_optimizer(prepared: PreparedJob, trace: Trace) -> TrainingSetup:
     )  # fmt: skip
     trainable = sum(item.numel() * item.element_size() for item in prepared.subject.parameters() if item.requires_grad)
     return replace(prepared.training, optimizer=stand_in(state_bytes, trainable))
-
-
-def without_limit(profile: DeviceProfile) -> DeviceProfile:
-    """Return the device with more memory than any job needs."""
-    return replace(profile, total_mib=_UNBOUNDED_MIB)
-
-
-def _costs(unbounded: _UnboundedReplay, table: LayerTable) -> tuple[LayerCost, ...]:
-    """Sum the blocks that are alive at the peak by the layer that they were made for."""
-    kinds = {layer.name: layer.kind for layer in reversed(table.layers) if not layer.functional}
-    live = set(unbounded.replay.live_at_peak)
-    held: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for block, size in unbounded.lowered.events:
-        if block in live and size != FREE:
-            use = Use(unbounded.trace.uses[block])
-            owner = "" if use in (Use.WORKSPACE, Use.INPUTS) else own_name(unbounded.trace.owners[block])
-            if owner:
-                held[owner][use.name.lower()] += size
-    costs = [LayerCost(name, kinds.get(name, "block"), dict(uses)) for name, uses in held.items()]
-    return tuple(sorted(costs, key=lambda item: -item.total_bytes))
-
-
-def _thinned(requested: Sequence[int]) -> list[int]:
-    """Return at most `_CURVE_POINTS` points: the highest of each of as many equal stretches, so that peaks remain."""
-    count = len(requested)
-    if count <= _CURVE_POINTS:
-        return list(range(count))
-    size, longer = divmod(count, _CURVE_POINTS)
-    starts = [index * size + min(index, longer) for index in range(_CURVE_POINTS + 1)]
-    return [max(range(start, end), key=requested.__getitem__) for start, end in pairwise(starts)]

@@ -1,35 +1,27 @@
 """A training run of one rank as a trace: torch.distributed wraps the network and runs its steps on the meta device."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.autocast import MetaScaler, autocast
 from vramcast.virtual_gpu.distributed.local_optimizer import ELEMENTWISE, LocalOptimizer
 from vramcast.virtual_gpu.distributed.parallelism import MODELLED, Parallelism
 from vramcast.virtual_gpu.distributed.pipeline import Pipeline
 from vramcast.virtual_gpu.distributed.rank_context import rank_context
 from vramcast.virtual_gpu.distributed.rank_tracer import RankTracer, local_tensor
 from vramcast.virtual_gpu.distributed.stages import stage_of
-from vramcast.virtual_gpu.distributed.strategies import (
-    MakeOptimizer,
-    parallel_optimizer,
-    parallelize,
-    pipeline_group,
-)
+from vramcast.virtual_gpu.distributed.strategies import parallel_optimizer, parallelize, pipeline_group
 from vramcast.virtual_gpu.distributed.zero_stages import ZeroStage
 from vramcast.virtual_gpu.kernels import cuda_kernels
 from vramcast.virtual_gpu.trace import Trace, Use
+from vramcast.virtual_gpu.training_loop import MakeInputs, MakeOptimizer, TrainingLoop
 from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
-from vramcast.virtual_gpu.training_step import DTYPES, training_steps
-from vramcast.virtual_gpu.training_step import make_optimizer as optimizer_of
+from vramcast.virtual_gpu.training_step import DTYPES
 
-MakeInputs = Callable[[int], tuple[Any, ...]]
 FULL_STEPS = 3
 """Steps with the full batch. DDP rebuilds its buckets after the first, and the optimizer's state is there from the
 second on."""
@@ -59,7 +51,7 @@ def trace_rank(
     return _RankRun(subject, make_inputs, setup, parallelism, rank, compute_capability, make_optimizer).trace()
 
 
-class _RankRun:
+class _RankRun(TrainingLoop):
     """The steps of one rank under a tracer."""
 
     def __init__(
@@ -72,26 +64,54 @@ class _RankRun:
         compute_capability: float,
         make_optimizer: MakeOptimizer | None,
     ) -> None:
+        tracer = RankTracer(cuda_kernels(), cudnn_benchmark=setup.cudnn_benchmark)
+        super().__init__(tracer, setup, make_inputs, make_optimizer)
+        self.rank_tracer = tracer
         self.subject = subject
-        self.make_inputs = make_inputs
-        self.setup = setup
         self.parallelism = parallelism
         self.rank = rank
         self.compute_capability = compute_capability
-        self.make_optimizer = make_optimizer
-        self.tracer = RankTracer(cuda_kernels(), cudnn_benchmark=setup.cudnn_benchmark)
         self.names = _owner_names(subject)
         self.pipeline: Pipeline | None = None
         self.zero: ZeroStage | None = None
+        self._shards = parallelism.strategy in ("fsdp1", "fsdp2", "hsdp")
+        """FSDP casts parameters itself."""
+        self._wrapped_network: Any = None
+
+    def owner_of(self, module: nn.Module, tensor: Tensor) -> str:
+        """Return the name of the module that had the parameter before the network was wrapped."""
+        return self.names.get(id(tensor), "")
+
+    def parts_of(self, tensor: Tensor) -> Iterable[Tensor]:
+        """Return the part of this rank, unless it is in host memory."""
+        local = local_tensor(tensor)
+        return [local] if local.is_meta else []
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context of a forward pass."""
+        return nullcontext() if self._shards else super().autocast()
+
+    def scaler(self) -> Any:
+        """Return the scaler of losses in half precision."""
+        return None if self._shards else super().scaler()
+
+    def batches(self, size: int) -> Iterator[tuple[Any, ...]]:
+        """Yield the batches of one step. Under FSDP1 gradients are reduced after the last one, as in accelerate."""
+        for left in reversed(range(self.setup.accumulate)):
+            later = left and self.parallelism.strategy == "fsdp1"
+            with self._wrapped_network.no_sync() if later else nullcontext():
+                yield self.batch(size)
 
     def trace(self) -> Trace:
         """Wrap the network, run its steps and return the trace."""
-        with rank_context(self.tracer, self.rank, self.parallelism.world_size, self.compute_capability):
+        with rank_context(self.rank_tracer, self.rank, self.parallelism.world_size, self.compute_capability):
             network = self._wrapped()
             with self.tracer:
-                optimizer = self._optimizer(network)
-                for _ in self._steps(network, optimizer):
-                    self._note_uses(optimizer, network)
+                optimizer = self._rank_optimizer(network)
+                for _ in self._rank_steps(network, optimizer):
+                    if self.zero is None:  # its blocks are allocated with their use
+                        local = getattr(optimizer, "optim", optimizer)  # the local part of ZeroRedundancyOptimizer
+                        self.mark_uses(network, local.state)
             trace = self.tracer.trace
             trace.events = list(trace.events)  # a copy: the end of the run frees the network, and is not part of it
             trace.approximations.update(self.parallelism.notes)
@@ -106,26 +126,26 @@ class _RankRun:
         """
         strategy, network = self.parallelism.strategy, _network_of(self.subject)
         if strategy in MODELLED:
-            self.zero = ZeroStage(network, self.parallelism, self.setup, self.tracer)
+            self.zero = ZeroStage(network, self.parallelism, self.setup, self.rank_tracer)
             with self.tracer:
                 self.zero.place()
             return self.subject
         if strategy in ("fsdp1", "ddp", "zero1"):
             if strategy != "fsdp1":
-                self._place(network)
+                self.place(network)
             self.tracer.phase = Use.PARAMETERS if strategy == "fsdp1" else Use.GRADIENTS
             with self.tracer:
-                network = parallelize(network, self.parallelism, self.setup, self.tracer)
+                network = parallelize(network, self.parallelism, self.setup, self.rank_tracer)
             self.tracer.phase = Use.ACTIVATIONS
             return self._around(network)
         with RankTracer({}):  # collectives need no data; the full parameters never exist on a device
             if self.parallelism.pipeline > 1:
                 network = self.subject = self._make_pipeline(network)
             if strategy != "pp":
-                network = parallelize(network, self.parallelism, self.setup, self.tracer)
+                network = parallelize(network, self.parallelism, self.setup, self.rank_tracer)
             if self.parallelism.offload:
                 _move_to_host(network)
-        self._place(network)
+        self.place(network)
         return self._around(network)
 
     def _around(self, network: nn.Module) -> nn.Module:
@@ -145,42 +165,22 @@ class _RankRun:
         self.pipeline.prepare(self.make_inputs, self._sizes, DTYPES[dtype] if dtype else None)
         return stage
 
-    def _place(self, network: nn.Module) -> None:
-        """Allocate parameters and buffers in the order of `module.to(device)`: children first."""
-        self.tracer.phase = Use.PARAMETERS
-        for module in _children_first(network):
-            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-                local = local_tensor(tensor.detach())
-                if local.is_meta:
-                    self.tracer.owner = self.names.get(id(tensor), "")
-                    self.tracer.see(local)
-        self.tracer.phase, self.tracer.owner = Use.ACTIVATIONS, ""
-
-    def _optimizer(self, network: nn.Module) -> Any:
+    def _rank_optimizer(self, network: nn.Module) -> Any:
         parameters = [item for item in network.parameters() if item.requires_grad]
         if self.parallelism.offload and self.zero is None:
             return _HostOptimizer(parameters)
-        name, arguments = parse_call(self.setup.optimizer)
-        default = "single" if name == "Adafactor" else "foreach"
-        implementation = default if self.setup.implementation == "default" else self.setup.implementation
-        make = self._hooked(self.make_optimizer or partial(optimizer_of, name, dict(arguments), implementation))
+        make = self.optimizer_maker()
+        self._scaler = self.scaler()
         if self.zero is not None:
             return self.zero.optimizer(make)
-        if self.parallelism.strategy in ("fsdp2", "hsdp", "tp") and self.make_optimizer is None and name in ELEMENTWISE:
+        name = parse_call(self.setup.optimizer)[0]
+        if (
+            self.parallelism.strategy in ("fsdp2", "hsdp", "tp")
+            and self._make_optimizer is None
+            and name in ELEMENTWISE
+        ):
             return LocalOptimizer(make, parameters)
         return parallel_optimizer(make, parameters, self.parallelism)
-
-    def _hooked(self, make: MakeOptimizer) -> MakeOptimizer:
-        def make_hooked(parameters: list[Any]) -> torch.optim.Optimizer:
-            optimizer = make(parameters)
-            optimizer.register_step_pre_hook(lambda *_: self._enter(Use.OPTIMIZER_STATE))
-            optimizer.register_step_post_hook(lambda *_: self._enter(Use.ACTIVATIONS))
-            return optimizer
-
-        return make_hooked
-
-    def _enter(self, phase: Use) -> None:
-        self.tracer.phase = phase
 
     @property
     def _sizes(self) -> list[int]:
@@ -188,55 +188,19 @@ class _RankRun:
         odd = [setup.last_batch_size, setup.batch_size] if setup.last_batch_size else []
         return [setup.batch_size] * FULL_STEPS + odd
 
-    def _steps(self, network: nn.Module, optimizer: Any) -> Iterator[Any]:
+    def _rank_steps(self, network: nn.Module, optimizer: Any) -> Iterator[Any]:
         setup = self.setup
-        sharded = self.parallelism.strategy in ("fsdp1", "fsdp2", "hsdp")  # FSDP casts parameters itself
-        context = autocast(setup.autocast) if setup.autocast and not sharded else nullcontext
         if (self.zero is not None or self.pipeline is not None) and setup.zero_grad != "before_forward":
             raise UserError(
                 f"expected zero_grad=before_forward with {self.parallelism.strategy}, whose engine drops gradients "
                 f"itself, found {setup.zero_grad}: leave it out"
             )
         if self.zero is not None:
-            return self.zero.steps(self._batch, optimizer, self._sizes, setup, network, nullcontext)
+            return self.zero.steps(self.batch, optimizer, self._sizes, setup, network, nullcontext)
         if self.pipeline is not None:
-            return self.pipeline.steps(self._batch, optimizer, self._sizes, context)
-        batches = (self._microbatches(network, size) for size in self._sizes)
-        scaler = MetaScaler() if setup.autocast == "fp16" and not sharded else None
-        return training_steps(network, optimizer, batches, setup.loss, context, scaler, setup.zero_grad)
-
-    def _microbatches(self, network: nn.Module, size: int) -> Iterator[tuple[Any, ...]]:
-        """Yield the batches of one step. Under FSDP1 gradients are reduced after the last one, as in accelerate."""
-        wrapped: Any = _network_of(network)
-        for left in reversed(range(self.setup.accumulate)):
-            later = left and self.parallelism.strategy == "fsdp1"
-            with wrapped.no_sync() if later else nullcontext():
-                yield self._batch(size)
-
-    def _batch(self, size: int) -> tuple[Any, ...]:
-        self.tracer.phase = Use.INPUTS
-        inputs = self.make_inputs(size)
-        self.tracer.phase = Use.ACTIVATIONS
-        return inputs
-
-    def _note_uses(self, optimizer: Any, network: nn.Module) -> None:
-        """Tell gradients and optimizer state from the blocks that were allocated beside them."""
-        if self.zero is not None:
-            return  # its blocks are allocated with their use
-        local = getattr(optimizer, "optim", optimizer)  # the local part of ZeroRedundancyOptimizer
-        states = local.state
-        for parameter in network.parameters():
-            state = [item for item in states.get(parameter, {}).values() if isinstance(item, Tensor)]
-            self._note_use(Use.OPTIMIZER_STATE, state, parameter)
-            if parameter.grad is not None:
-                self._note_use(Use.GRADIENTS, [parameter.grad], parameter)
-
-    def _note_use(self, use: Use, tensors: Sequence[Tensor], parameter: nn.Parameter) -> None:
-        trace = self.tracer.trace
-        for tensor in tensors:
-            block = self.tracer.block_of(tensor)
-            if block is not None:
-                trace.uses[block], trace.owners[block] = use, self.names.get(id(parameter), "")
+            return self.pipeline.steps(self.batch, optimizer, self._sizes, self.autocast)
+        self._wrapped_network = _network_of(network)
+        return self.steps(network, optimizer, self._sizes)
 
 
 class _HostOptimizer(torch.optim.Optimizer):
@@ -265,12 +229,6 @@ def _move_to_host(network: nn.Module) -> None:
     network.to_empty(device="cpu")
     for module, name, buffer in buffers:
         module._buffers[name] = buffer
-
-
-def _children_first(module: nn.Module) -> Iterator[nn.Module]:
-    for child in module.children():
-        yield from _children_first(child)
-    yield module
 
 
 def _owner_names(network: nn.Module) -> dict[int, str]:

@@ -12,12 +12,12 @@ from vramcast.dataset_builder.jobs.job import TABLE_BATCH, dataless_table
 from vramcast.dataset_builder.published.ranks.networks import NETWORKS
 from vramcast.dataset_builder.simulation.library_versions import library_versions
 from vramcast.dataset_builder.simulation.simulation import Peaks, Simulation
-from vramcast.dataset_builder.simulation.simulator import without_limit
 from vramcast.virtual_gpu.allocator import AllocatorOptions
-from vramcast.virtual_gpu.distributed.rank_session import MakeInputs, trace_rank
+from vramcast.virtual_gpu.distributed.rank_session import trace_rank
 from vramcast.virtual_gpu.measurement import Status
 from vramcast.virtual_gpu.profile import DeviceProfile
-from vramcast.virtual_gpu.simulate import measurement_of, replay_on
+from vramcast.virtual_gpu.simulate import measurement_of, replay_on, without_limit
+from vramcast.virtual_gpu.training_loop import MakeInputs
 from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 RANK = 0
