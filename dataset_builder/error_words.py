@@ -12,6 +12,11 @@ def shortened(text: str, most: int = LONGEST_MESSAGE) -> str:
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
 
 
+def kind_of(error: BaseException) -> str:
+    """Return the name of the class of an exception, even where that has a metaclass of the user's."""
+    return str(type.__getattribute__(type(error), "__name__"))
+
+
 def text_of(value: object) -> str:
     """Return `str(value)`, shortened, even where the class of the value cannot print it."""
     try:
@@ -31,5 +36,5 @@ def traceback_of(error: BaseException, frames: Iterable[traceback.FrameSummary])
     try:
         ending = "".join(traceback.format_exception_only(error)).strip()
     except BaseException:  # see text_of
-        ending = f"{type(error).__name__}: {_NO_MESSAGE}"
+        ending = f"{kind_of(error)}: {_NO_MESSAGE}"
     return shortened("".join(lines), LONGEST_TRACEBACK) + shortened(ending)

@@ -311,3 +311,23 @@ def test_an_unknown_family_is_rejected() -> None:
         make_spec("gnn", {}, SETUP)
     with pytest.raises(UserError, match=sentence):
         plan_of(Spec("gnn", {}, SETUP))
+
+
+TOO_LARGE = [
+    ("mlp", {"depth": 10**30}, "network.depth to be at most 10000, found 1(0){30}:"),
+    ("mlp", {"depth": 10**9}, "network.depth"),
+    ("mlp", {"input_features": 10**30}, f"network.input_features to be at most {2**30}"),
+    ("cnn", {"depth": 10**9}, "network.depth"),
+    ("cnn", {"kernel_size": 10**30}, "network.kernel_size"),
+    ("transformer", {"layers": 10**9}, "network.layers"),
+    ("template", {"stages": [[4, 10**9]]}, "network.blocks"),
+    ("template", {"stages": [[4, 6_000], [4, 6_000]]}, "network.blocks"),
+    ("template", {"stages": [[10**30, 1]]}, "network.stages"),
+    ("template", {"padding": 10**30}, "network.padding"),
+]
+
+
+@pytest.mark.parametrize(("family", "factors", "message"), TOO_LARGE)
+def test_impossible_counts_are_refused_before_anything_is_built(family, factors, message):
+    with pytest.raises(UserError, match=f"expected {message}"):
+        make_spec(family, {**NETWORKS[family], **factors}, SETUP)

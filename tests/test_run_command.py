@@ -15,6 +15,7 @@ from script_runs import SCRIPTS
 import vramcast
 from vramcast.cli import main
 from vramcast.dataset_builder.run.command_line import Program, parse_command
+from vramcast.dataset_builder.run.launchers import unwrapped
 from vramcast.errors import UserError
 from vramcast.models.long_runs import growth_factor, is_ordered
 from vramcast.virtual_gpu.capability import RecordedCapability
@@ -78,6 +79,16 @@ def test_commands_name_an_interpreter_and_a_program(tmp_path):
 def test_a_command_that_is_no_python_program_is_refused(words, message):
     with pytest.raises(UserError, match=message):
         parse_command(words)
+
+
+@pytest.mark.parametrize(
+    ("option", "number"),
+    [("--nproc_per_node", "²"), ("--nproc_per_node", "x"), ("--nproc_per_node", "0"), ("--nnodes", "²"),
+     ("--nnodes", "x:2"), ("--nnodes", "9" * 5_000)],
+)  # fmt: skip
+def test_a_wrong_number_of_processes_is_a_sentence(option, number):
+    with pytest.raises(UserError, match=f"expected {option.replace('_', '-')} to be a whole number from 1, found"):
+        unwrapped(Program("torchrun", "torchrun", (option, number, "train.py")))
 
 
 def test_the_report_says_what_the_script_takes(tmp_path, capsys):

@@ -8,6 +8,7 @@ from textwrap import dedent
 import pytest
 
 from vramcast.cli import main
+from vramcast.dataset_builder.run.child import _is_success as is_success
 
 TRAIN = """
 import os, signal, subprocess, sys, threading, time
@@ -170,6 +171,97 @@ ENDINGS = {
     ),
     "warnings are errors": ("import warnings; warnings.simplefilter('error')", 0, None),
 }  # fmt: skip
+
+
+def test_classes_of_the_script_cannot_break_the_report(run):
+    lines = """
+    class Meta(type):
+        def __getattribute__(self, name): raise KeyError
+    class Odd(Exception, metaclass=Meta): pass
+    raise Odd("odd")
+    """
+    code, _, err = run(lines)
+    assert code == 3 and "the script failed: Odd: odd" in err
+
+
+def test_an_exit_code_that_compares_equal_to_all_is_no_success():
+    class Odd:
+        def __eq__(self, other):
+            raise KeyError
+
+        __hash__ = None
+
+    assert not is_success(SystemExit(Odd()))
+    assert is_success(SystemExit(False)) and is_success(SystemExit()) and not is_success(SystemExit(2**70))
+
+
+def test_the_report_needs_nothing_that_a_script_can_take(run):
+    lines = f"""
+    {LARGE}
+    import json, warnings
+    def refuse(*_): raise KeyError
+    os.kill(os.getppid(), signal.SIGSTOP)
+    os.getpid = lambda: 10**9
+    json.dumps = json.loads = os.write = warnings.catch_warnings = threading._shutdown = refuse
+    sys.settrace(lambda *_: None)
+    sys.setprofile(lambda *_: None)
+    sys.argv = None
+    class Finder:
+        find_spec = refuse
+    sys.meta_path.insert(0, Finder())
+    sys.path.clear()
+    for name in [name for name in sys.modules if name.startswith(("torch", "vramcast", "warnings"))]:
+        del sys.modules[name]
+    """
+    code, answer, _ = run(lines)
+    assert (code, answer["run"]["ending"]) == (0, "the script ended")
+    assert allocated_mib(answer) > LARGE_MIB
+
+
+def test_signals_do_not_reach_the_report(run):
+    lines = """
+    train(2048)
+    def raising(*_): raise ValueError("in a handler")
+    signal.signal(signal.SIGALRM, raising)
+    signal.setitimer(signal.ITIMER_REAL, 0.3, 0.002)
+    try: time.sleep(5)
+    finally: os._exit(0)
+    """
+    code, answer, _ = run(lines)
+    assert code == 0 and allocated_mib(answer) > LARGE_MIB
+
+
+def test_a_forked_process_that_fails_oddly_does_not_report(run):
+    lines = f"""
+    class Odd(Exception):
+        def __str__(self): raise SystemExit(5)
+    if os.fork() == 0: raise Odd
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 1
+    class Output:
+        def write(self, text): raise SystemExit
+        flush = write
+    if os.fork() == 0:
+        sys.stdout = sys.stderr = Output()
+        sys.exit("words")
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 1
+    if os.fork() == 0: sys.exit(2**70 + 7)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+    {LARGE}
+    """
+    code, answer, _ = run(lines)
+    assert code == 0 and allocated_mib(answer) > LARGE_MIB
+
+
+def test_a_loader_may_spawn_its_processes(run):
+    lines = """
+    if __name__ == "__main__":
+        from torch.utils.data import DataLoader, TensorDataset
+        data = TensorDataset(torch.zeros(4, 8))
+        assert len(list(DataLoader(data, num_workers=1, multiprocessing_context="spawn"))) == 4
+        train(2048)
+    """
+    code, answer, _ = run(lines)
+    assert code == 0 and allocated_mib(answer) > LARGE_MIB
 
 
 @pytest.mark.parametrize(("lines", "code", "failure"), ENDINGS.values(), ids=ENDINGS)

@@ -54,6 +54,8 @@ def is_fault_of_virtual_gpu(error: BaseException) -> bool:
     answer to the script's own arguments.
     """
     frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, KeyboardInterrupt):  # a signal, which meets any frame
+        return False
     if not frames or not is_ours(frames[-1].filename):
         return False
     if _FILE_FUNCTIONS in frames[-1].filename and isinstance(error, (OSError, TypeError, ValueError)):

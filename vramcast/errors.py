@@ -63,10 +63,12 @@ def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
         raise UserError(f"expected {name} to be one of {options}, found {value!r}: {suggestion(value, options)}")
 
 
-def check_count(name: str, value: Any, least: int = 1) -> None:
-    """Raise UserError unless the value is an integer of at least `least`."""
+def check_count(name: str, value: Any, least: int = 1, most: int | None = None) -> None:
+    """Raise UserError unless the value is an integer of at least `least`, and at most `most`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise UserError(f"expected {name} to be a whole number from {least}, found {value!r}: change it")
+    if most is not None and value > most:
+        raise UserError(f"expected {name} to be at most {most}, found {value}: make it smaller")
 
 
 def check_flag(name: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Attacks on the service and the cluster simulator: `python -m benchmarks.soak`, which is `make soak`.
+"""Attacks on the service, the cluster simulator and `vramcast run`: `python -m benchmarks.soak`, which is `make soak`.
 
 Sends requests to 127.0.0.1 alone. Progress is kept in a directory, so an interrupted soak resumes.
 """
@@ -7,17 +7,21 @@ import argparse
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from benchmarks.soak import extreme_traces, kills, service_attacks
+from benchmarks.soak import extreme_traces, kills, run_attacks, service_attacks
 from benchmarks.soak.mutated_requests import FAMILIES, mutated
 from benchmarks.soak.running_service import RunningService, running_service
 
 REQUESTS, KILLS, TRACES = 20_000, 60, 3_000
-PARTS = ("traces", "attacks", "requests", "kills")
+SEQUENCES, SCRIPTS, RUN_KILLS = 1_000, 520, 30
+"""Of `run`: sequences of file operations under each way of protection, scripts with attacks, and kills."""
+PARTS = ("traces", "attacks", "requests", "kills", "run")
 _THREADS = 4
 _CHUNK = 200
+_SEQUENCES_OF_A_RUN = 100
 
 
 class Soak:
@@ -118,6 +122,37 @@ class Soak:
             self.state["acknowledged"] = acknowledged
             self.advance("kills", number + 1, faults)
         print(f"{total} kills, {len(acknowledged):,} acknowledged observations", flush=True)
+
+    def run_run(self) -> None:
+        """Attack `vramcast run`: with file operations, with scripts, and by kills."""
+        ways, missing = run_attacks.offered_ways()
+        for way, reason in missing.items():
+            print(f"run: the protection {way} is skipped: {reason}", flush=True)
+        directory = (self.directory / "run").resolve()
+        for way in ways:
+            self._sequences(directory, way)
+        self._scripts(directory, ways)
+        total = self.count(RUN_KILLS)
+        for number in range(self.done("run kills"), total):
+            self.advance("run kills", number + 1, run_attacks.killed(directory, number, ways))
+        print(f"{total} kills of vramcast run", flush=True)
+
+    def _sequences(self, directory: Path, way: str) -> None:
+        total, part = self.count(SEQUENCES), f"run sequences {way}"
+        for start in range(self.done(part), total, _SEQUENCES_OF_A_RUN):
+            end = min(start + _SEQUENCES_OF_A_RUN, total)
+            self.advance(part, end, run_attacks.compared_sequences(directory, way, start, end))
+            print(f"run: {end:,} of {total:,} sequences of file operations, {way}", flush=True)
+
+    def _scripts(self, directory: Path, ways: list[str]) -> None:
+        total, part = self.count(SCRIPTS), "run scripts"
+        endings = self.state["figures"].setdefault(part, {})
+        with closing(run_attacks.Scripts(directory, ways)) as scripts:
+            for seed in range(self.done(part), total):
+                ending, faults = scripts.run(seed)
+                endings[ending] = endings.get(ending, 0) + 1
+                self.advance(part, seed + 1, [f"script {seed}: {text}" for text in faults])
+                print(f"run: {seed + 1:,} of {total:,} scripts, {ending}", flush=True)
 
 
 def _sent(service: RunningService, family: str, seed: int) -> tuple[int, str | None]:

@@ -8,12 +8,13 @@ from vramcast.dataset_builder.families.shared_layers import (
     IMAGE_NORMS,
     activation,
     check_factors,
+    check_size,
     dropout,
     head,
     image_norm,
 )
 from vramcast.dataset_builder.plan import InputTensor, Node, Plan, chain, layer
-from vramcast.errors import check_choice, check_count
+from vramcast.errors import check_choice
 
 POOLINGS = ("none", "max", "avg")
 _DENSE_GROWTH = 32
@@ -48,7 +49,7 @@ class CnnNetwork:
         counts = ["input_channels", "input_size", "num_classes", "depth", "base_filters", "max_filters", "kernel_size"]
         check_factors(self, [*counts, "pool_every"], IMAGE_NORMS)
         if self.transition_every is not None:
-            check_count("network.transition_every", self.transition_every)
+            check_size("transition_every", self.transition_every)
         check_choice("network.pooling", self.pooling, POOLINGS)
 
 

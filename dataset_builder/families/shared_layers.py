@@ -22,17 +22,25 @@ ACTIVATIONS = {
 }
 HEADS = {"none": None, "softmax": "Softmax", "sigmoid": "Sigmoid", "identity": "Identity"}
 IMAGE_NORMS = ("none", "batch", "group", "instance")
+MOST_LAYERS, MOST_ELEMENTS = 10_000, 2**30
+"""Far above what is trained: a list of more layers fills the memory of the host, and torch counts bytes in 63 bits."""
+_LAYERS = ("depth", "layers", "blocks")
 _MAX_GROUPS = 32  # GroupNorm's paper (Wu and He 2018) uses 32 groups
 
 
 def check_factors(net: Any, counts: Sequence[str], norms: Sequence[str]) -> None:
     """Check the factors of a network that are counts, and those that all families have."""
     for name in counts:
-        check_count(f"network.{name}", getattr(net, name))
+        check_size(name, getattr(net, name))
     check_choice("network.activation", net.activation, ACTIVATIONS)
     check_choice("network.norm", net.norm, norms)
     check_probability("network.dropout", net.dropout)
     check_choice("network.head", getattr(net, "head", "none"), HEADS)
+
+
+def check_size(name: str, value: Any, least: int = 1) -> None:
+    """Check a factor that counts layers, or elements in one dimension of a tensor."""
+    check_count(f"network.{name}", value, least, MOST_LAYERS if name in _LAYERS else MOST_ELEMENTS)
 
 
 def activation(name: str) -> Node:

@@ -7,6 +7,7 @@ from vramcast.dataset_builder.families.shared_layers import (
     IMAGE_NORMS,
     activation,
     check_factors,
+    check_size,
     dropout,
     head,
     image_norm,
@@ -53,11 +54,13 @@ class TemplateNetwork:
             raise UserError(
                 f"expected network.stages as [[filters, blocks], ...], found {self.stages!r}: write it like that"
             )
-        for value in (number for stage in self.stages for number in stage):
-            check_count("network.stages", value)
+        for filters, blocks in self.stages:
+            check_size("stages", filters)
+            check_size("stages", blocks)
+        check_size("blocks", sum(blocks for _, blocks in self.stages))
         counts = ("input_size", "num_classes", "input_channels", "kernel_size", "pool_size", "classifier_features")
         check_factors(self, counts, IMAGE_NORMS)
-        check_count("network.padding", self.padding, least=0)
+        check_size("padding", self.padding, least=0)
 
 
 def unused(net: TemplateNetwork) -> set[str]:

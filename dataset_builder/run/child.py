@@ -1,5 +1,6 @@
 """The process that runs a user's script on a virtual GPU, in the user's interpreter: torch and stdlib alone."""
 
+import io
 import json
 import math
 import os
@@ -8,16 +9,22 @@ import runpy
 import signal
 import sys
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from os import getpid  # by their names: a script may replace the functions of a module
 from pathlib import Path
+from pkgutil import get_importer
+from threading import _shutdown as wait_for_threads  # type: ignore[attr-defined]
+from threading import get_ident
+from time import perf_counter
+from types import ModuleType
 from typing import Any, NoReturn
+from warnings import catch_warnings, simplefilter
 
 from vramcast.dataset_builder.child_process import signal_name, write_line
-from vramcast.dataset_builder.error_words import message_of, text_of, traceback_of
+from vramcast.dataset_builder.error_words import kind_of, message_of, text_of, traceback_of
 from vramcast.dataset_builder.file_protection.kernel import drop_capabilities
 from vramcast.dataset_builder.file_protection.protection import NONE, REDIRECT, FileProtection, Keep
 from vramcast.dataset_builder.isolation import block_network, supervise
@@ -82,7 +89,7 @@ def _reported(memory: ReportMemory) -> Iterator[None]:
     except UserError as error:
         memory.write_line({"event": REFUSED, "reason": text_of(error)})
     except BaseException as error:  # the script's own are caught where it runs: this one is a fault of vramcast
-        summary = f"{type(error).__name__}: {message_of(error)}"
+        summary = f"{kind_of(error)}: {message_of(error)}"
         trace = traceback_of(error, traceback.extract_tb(error.__traceback__))
         memory.write_line({"event": INTERNAL, "reason": summary, "traceback": trace})
     _leave()
@@ -91,7 +98,7 @@ def _reported(memory: ReportMemory) -> Iterator[None]:
 def _leave(code: int = 0) -> NoReturn:
     """End the process at once: teardown code would move all tensors back to the host."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # a script may have closed or replaced it
+        with suppress(BaseException):  # a script may have closed or replaced it
             stream.flush()
     _exit_at_once(code)
 
@@ -103,11 +110,17 @@ class _Runner:
     """
 
     def __init__(self, request: Mapping[str, Any], memory: ReportMemory, protection: FileProtection) -> None:
-        from vramcast.dataset_builder.run.launchers import unwrapped  # noqa: PLC0415 - imports torch
+        # all that the report needs is imported before the script runs: it may end without paths, modules or descriptors
+        import torch  # noqa: PLC0415
+
+        from vramcast.dataset_builder.run.launchers import unwrapped  # noqa: PLC0415
+        from vramcast.dataset_builder.run.observation import report_of  # noqa: PLC0415
         from vramcast.dataset_builder.run.stop_rule import StopRule  # noqa: PLC0415
         from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda  # noqa: PLC0415
+        from vramcast.virtual_gpu.length_orders import LengthOrders  # noqa: PLC0415
         from vramcast.virtual_gpu.profile import parse_profile  # noqa: PLC0415
 
+        self._report_of, self._out_of_memory = report_of, torch.OutOfMemoryError
         self._memory = memory
         self._request = request
         self._files_are_redirected = protection.way == REDIRECT
@@ -124,13 +137,17 @@ class _Runner:
             native_path=protection.native_path,
         )
         self._gpu.on_forked_use = memory.note_forked_use
-        if request["orders"]:
+        with self._gpu.paused():  # the first time, torch imports what it needs for that
+            pass
+        self._orders = LengthOrders.from_json(request["orders"]) if request["orders"] else None
+        if self._orders:
             self._gpu.history.most_events = math.inf  # orders are replayed with the events of whole steps
         self._rule = StopRule(self._gpu.record, request["steps"])
-        self._process = os.getpid()
+        self._process = getpid()
         self._thread_error: BaseException | None = None
         self._reporting: dict[str, tuple[int, object]] = {}
-        self._start = time.perf_counter()
+        self._modules = dict(sys.modules)
+        self._start = perf_counter()
 
     def run(self) -> None:
         """Run the script up to the end, an error, or the step after which it may stop."""
@@ -149,7 +166,8 @@ class _Runner:
         except BaseException as raised:  # whatever a foreign script raises, also KeyboardInterrupt
             error = raised
         if _is_success(error) and self._is_first_process():
-            threading._shutdown()  # type: ignore[attr-defined]  # Python waits for threads before it ends
+            with suppress(BaseException):  # Python waits for threads before it ends, and ignores errors meanwhile
+                wait_for_threads()
             error = self._thread_error
         self._end(error)
 
@@ -165,7 +183,7 @@ class _Runner:
 
     def _is_first_process(self) -> bool:
         """Return False in a process that the script forked: it does not report."""
-        return os.getpid() == self._process
+        return getpid() == self._process
 
     def _after_fork(self) -> None:
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -175,7 +193,7 @@ class _Runner:
     def _thread_failed(self, arguments: Any) -> None:
         """Keep the error of the thread that trains; the script itself continues."""
         threading.__excepthook__(arguments)
-        if self._gpu.record.thread == threading.get_ident() and arguments.exc_value is not None:
+        if self._gpu.record.thread == get_ident() and arguments.exc_value is not None:
             self._thread_error = arguments.exc_value
 
     def _exit(self, code: int) -> NoReturn:
@@ -197,10 +215,9 @@ class _Runner:
 
     def _end(self, error: BaseException | None) -> None:
         """Report how the script ended; a forked process ends as it would without us."""
-        import torch  # noqa: PLC0415
-
         if not self._is_first_process():
             _end_forked(error)
+        _ignore_signals()
         if _is_success(error):
             self._report(_ENDED)
         if isinstance(error, SystemExit):
@@ -209,7 +226,7 @@ class _Runner:
         if isinstance(error, UserError) and not self._gpu.record.steps:
             with _reported(self._memory):  # one sentence says what a virtual GPU cannot run
                 raise UserError(_in_words(error, kind=False)) from error
-        if isinstance(error, torch.OutOfMemoryError):
+        if isinstance(error, self._out_of_memory):
             self._report("the script ran out of memory", error, ran_out_of_memory=True)
         self._report(_FAILED, error)
 
@@ -232,24 +249,22 @@ class _Runner:
         timed_out: bool = False,
     ) -> None:
         """Report and leave; return only if this thread is reporting already."""
-        from vramcast.dataset_builder.run.observation import report_of  # noqa: PLC0415
-        from vramcast.virtual_gpu.length_orders import LengthOrders  # noqa: PLC0415
-
+        sys.setrecursionlimit(sys.getrecursionlimit() + _REPORT_FRAMES)
+        _ignore_signals()
+        sys.modules.update(self._modules)  # functions of torch import others, which a script may have removed
         words = _in_words(error) if error is not None else failure
         if words and self._files_are_redirected and _REFUSED_WRITE.search(words):
             words += _NO_NATIVE_WRITES
         trace = _traceback(error) if error is not None else ""
         if not self._may_report():
             return
-        orders = self._request["orders"]
-        sys.setrecursionlimit(sys.getrecursionlimit() + _REPORT_FRAMES)
-        with _reported(self._memory), warnings.catch_warnings(), self._gpu.paused():
-            warnings.simplefilter("ignore")  # a script may have made them errors
+        with _reported(self._memory), catch_warnings(module=warnings), self._gpu.paused():
+            simplefilter("ignore")  # a script may have made them errors
             self._memory.write_line({"event": REPORTING})
             self._gpu.hold_other_threads()
             if self._memory.forked_use:
                 self._gpu.assumptions.note_once(_FORKED_USE)
-            report = report_of(
+            report = self._report_of(
                 self._gpu,
                 self._others,
                 ending=ending,
@@ -258,15 +273,15 @@ class _Runner:
                 internal=error is not None and is_fault_of_virtual_gpu(error),
                 ran_out_of_memory=ran_out_of_memory,
                 timed_out=timed_out,
-                seconds=time.perf_counter() - self._start,
-                orders=LengthOrders.from_json(orders) if orders and ending == _ENDED else None,
+                seconds=perf_counter() - self._start,
+                orders=self._orders if ending == _ENDED else None,
             )
             self._memory.write_line({"event": DONE, "report": report.to_json()})
             self._write_snapshot()
 
     def _may_report(self) -> bool:
         """Return True once, in the first thread that asks; other threads stay here until the process ends."""
-        mine = (threading.get_ident(), object())
+        mine = (get_ident(), object())
         first = self._reporting.setdefault("by", mine)  # atomic
         if first[0] != mine[0]:
             threading.Event().wait()
@@ -283,22 +298,35 @@ class _Runner:
                 self._memory.write_line({"event": NO_SNAPSHOT, "reason": reason})
 
 
+def _ignore_signals() -> None:
+    """Let no signal, trace or profile of the script reach the code that reports."""
+    sys.settrace(None)
+    sys.setprofile(None)
+    if threading.current_thread() is threading.main_thread():
+        for number in signal.valid_signals():
+            with suppress(OSError):  # SIGKILL and SIGSTOP
+                signal.signal(number, signal.SIG_IGN)
+
+
 def _is_success(error: BaseException | None) -> bool:
-    return error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+    """Return True for the exit code 0; `==` of a code that is an object may do anything."""
+    if not isinstance(error, SystemExit):
+        return error is None
+    return error.code is None or (isinstance(error.code, int) and error.code == 0)
 
 
 def _end_forked(error: BaseException | None) -> NoReturn:
-    """End a forked process that ran to the end of the script."""
-    if isinstance(error, SystemExit):
-        if error.code is not None and not isinstance(error.code, int):
-            with suppress(Exception):
+    """End a forked process that ran to the end of the script, with the words and the code that Python gives."""
+    code = 0 if _is_success(error) else 1
+    with suppress(BaseException):  # what the script printed to, or its exception, may raise anything
+        if isinstance(error, SystemExit):
+            if isinstance(error.code, int):
+                code = error.code & 0xFF
+            elif error.code is not None:
                 print(error.code, file=sys.stderr)
-            _leave(1)
-        _leave(error.code or 0)
-    if error is not None:
-        with suppress(Exception):
+        elif error is not None:
             traceback.print_exception(error)
-    _leave(1 if error is not None else 0)
+    _leave(code)
 
 
 @contextmanager
@@ -312,7 +340,14 @@ def _as_main(program: Program) -> Iterator[None]:
 
 
 def _execute(program: Program) -> None:
-    if program.kind == "file":
+    if program.kind == "file" and get_importer(program.name) is None and not program.name.endswith(".pyc"):
+        with io.open_code(program.name) as file:
+            code = compile(file.read(), program.name, "exec")
+        # not by runpy, which writes to sys.argv when the script has ended
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        vars(main).update(__file__=program.name, __cached__=None, __package__="")
+        exec(code, vars(main))  # noqa: S102 - the user's own words
+    elif program.kind == "file":
         runpy.run_path(program.name, run_name="__main__")
     elif program.kind == "module":
         runpy.run_module(program.name, run_name="__main__", alter_sys=True)
@@ -322,7 +357,7 @@ def _execute(program: Program) -> None:
 
 def _in_words(error: BaseException, *, kind: bool = True) -> str:
     place = place_of(error)
-    text = f"{type(error).__name__}: {message_of(error)}" if kind else text_of(error)
+    text = f"{kind_of(error)}: {message_of(error)}" if kind else text_of(error)
     return f"{text} (at {place})" if place else text
 
 

@@ -181,6 +181,7 @@ def _received(child: ChildProcess, options: RunOptions) -> RunReport:
         if ended or child.fault is not None:
             child.process.wait()
             raise NetworkError(child.fault or describe_exit(child.process.returncode), None, child.last_output)
+        continue_stopped([child.process.pid])  # the supervisor: the script may have stopped whoever started it
         if time.monotonic() >= time_over:
             continue_stopped(descendants(child.process.pid))
         if time.monotonic() >= deadline:

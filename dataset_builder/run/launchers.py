@@ -7,8 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from vramcast.dataset_builder.error_words import shortened
 from vramcast.dataset_builder.run.command_line import Program
 from vramcast.errors import UserError
+
+_AS_MANY_AS_THERE_ARE = ("auto", "gpu", "cpu", "xpu")
+"""Words of torchrun for a number of processes: there is one device."""
+_LONGEST_COUNT = 6
+"""Digits."""
 
 
 def unwrapped(program: Program, rank: int = 0, world_size: int = 1) -> Program:
@@ -49,13 +55,19 @@ def _set_rank(rank: int, nodes: int, processes: int) -> None:
     os.environ.setdefault("MASTER_PORT", "29500")
 
 
+def _count(option: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= _LONGEST_COUNT and int(text)):
+        raise UserError(f"expected {option} to be a whole number from 1, found {shortened(text, 100)!r}: change it")
+    return int(text)
+
+
 def _torchrun(arguments: list[str], rank: int) -> Program:
     launcher: Any = importlib.import_module("torch.distributed.run")
     parsed = launcher.parse_args(arguments)
-    nodes = str(parsed.nnodes).partition(":")[0]
+    nodes = _count("--nnodes", str(parsed.nnodes).partition(":")[0])
     processes = str(parsed.nproc_per_node)
-    count = int(processes) if processes.isdigit() else 1  # 'gpu' and 'auto': as many as there are, one
-    _set_rank(rank, int(nodes), count)
+    count = 1 if processes in _AS_MANY_AS_THERE_ARE else _count("--nproc-per-node", processes)
+    _set_rank(rank, nodes, count)
     kind = "module" if parsed.module else "file"
     return Program(kind, parsed.training_script, tuple(parsed.training_script_args))
 

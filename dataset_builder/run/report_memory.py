@@ -3,10 +3,10 @@
 A script can close descriptors and open its own files under their numbers. It cannot close memory.
 """
 
-import json
 import mmap
 import struct
 from collections.abc import Mapping
+from json import dumps  # by its name: a script may replace the function of the module
 from typing import Any
 
 MOST_BYTES = 2**28
@@ -24,7 +24,7 @@ class ReportMemory:
 
     def write_line(self, value: Mapping[str, Any]) -> None:
         """Add a mapping as a line of JSON."""
-        data = json.dumps(value).encode() + b"\n"
+        data = dumps(value).encode() + b"\n"
         length = self._length
         if length + len(data) > MOST_BYTES:
             raise ValueError(f"expected a report of at most {MOST_BYTES} bytes, found {length + len(data)}")

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -42,6 +43,7 @@ def apply(patches: Patches, gpu: "VirtualCuda") -> None:
     patches.set(threading.Thread, "_bootstrap_inner", bootstrap_inner)
     loop = worker._worker_loop
 
+    @wraps(loop)  # so that it is pickled by torch's name: a spawned process runs torch's own
     def worker_loop(*args: Any, **kwargs: Any) -> Any:
         with _disable_current_modes():  # the data of a loader is the host's: it runs at full speed
             return loop(*args, **kwargs)
