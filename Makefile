@@ -45,7 +45,7 @@ compat: $(STAMP)
 
 # Environments with the libraries of published fine-tuning runs, in .venvs: some minutes and 600 MB. Those that exist are kept.
 stacks: $(STAMP)
-	$(BIN)/python -m vramcast.dataset_builder.published.stacks
+	$(BIN)/python -m benchmarks.published.stacks
 
 # The release of transformers that xMem's runs used, without a second torch.
 .venvs/xmem: | $(STAMP)

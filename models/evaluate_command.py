@@ -8,8 +8,6 @@ from pathlib import Path
 
 from vramcast.dataset_builder.defaults import BUCKET_MIB, RISK
 from vramcast.dataset_builder.exit_codes import CommandParser, exit_code
-from vramcast.dataset_builder.published.stacks import ROOT
-from vramcast.dataset_builder.published.tables import is_published_table, read_published
 from vramcast.dataset_builder.schema import Row
 from vramcast.dataset_builder.store.importers import read_rows
 from vramcast.dataset_builder.store.splits import HALVES, SPLIT_BY, in_half
@@ -30,34 +28,12 @@ def _evaluate(argv: Sequence[str]) -> None:
     check_count("--worst", arguments.worst, least=0)
     if arguments.rows is not None:
         check_count("--rows", arguments.rows)
-    if is_published_table(Path(arguments.data)):
-        _evaluate_published(arguments)
-        return
     measured = read_rows(Path(arguments.data))
     rows = [row for row in measured if in_half(row.spec, arguments.half, arguments.half_by)][: arguments.rows]
     if not rows:
         raise UserError(f"expected measured rows in {arguments.data}, found none: name another file")
     evaluation = _evaluation(arguments, rows)
     print(json.dumps(evaluation.to_json(), allow_nan=False) if arguments.json else evaluation.to_text())
-
-
-def _evaluate_published(arguments: argparse.Namespace) -> None:
-    """Simulate published fine-tuning runs, each with the libraries of its time."""
-    from vramcast.models.published_evaluation import (  # noqa: PLC0415 - imports torch
-        PublishedStore,
-        evaluate_published,
-        published_text,
-    )
-
-    if arguments.checkpoint or arguments.backend != "virtual" or arguments.half or arguments.device:
-        raise UserError(
-            f"expected no --checkpoint, --backend, --half or --device with {arguments.data}, found one: published runs "
-            "are simulated on the device that they were measured on; leave it out"
-        )
-    store = PublishedStore(arguments.cache, arguments.stacks)
-    table = read_published(Path(arguments.data))
-    figures = evaluate_published(table, store, arguments.rows, arguments.worst, arguments.workers)
-    print(json.dumps({"data": Path(arguments.data).name, **figures}) if arguments.json else published_text(figures))
 
 
 def _evaluation(arguments: argparse.Namespace, rows: Sequence[Row]) -> Evaluation:
@@ -92,8 +68,5 @@ def _parser() -> argparse.ArgumentParser:
         "--risk", type=float, help=f"of a checkpoint: probability that a bound is too low; default {RISK} or its least"
     )
     parser.add_argument("--cache", metavar="DIR", help="directory of simulations; default: the user's cache")
-    parser.add_argument(
-        "--stacks", type=Path, default=ROOT, metavar="DIR", help="of published runs: the environments of make stacks"
-    )
     parser.add_argument("--json", action="store_true")
     return parser

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from vramcast.dataset_builder.published import litgpt
-from vramcast.dataset_builder.published.job import PublishedJob
-from vramcast.dataset_builder.published.runner import run_job
+from benchmarks.published import litgpt
+from benchmarks.published.job import PublishedJob
+from benchmarks.published.runner import run_job
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.sizes import MIB
 

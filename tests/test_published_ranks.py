@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from benchmarks.published import fms_ranks, litgpt_ranks, torchtitan
+from benchmarks.published.__main__ import main
+from benchmarks.published.evaluation import _question
+from benchmarks.published.job import RANK_SCRIPT, PublishedJob
+from benchmarks.published.ranks.client import rank_files
+from benchmarks.published.runner import profile_of, simulate_job
+from benchmarks.published.tables import read_published
 from vramcast.dataset_builder.jobs import checkpointing
-from vramcast.dataset_builder.published import fms_ranks, litgpt_ranks, torchtitan
-from vramcast.dataset_builder.published.job import RANK_SCRIPT, PublishedJob
-from vramcast.dataset_builder.published.ranks.client import rank_files
-from vramcast.dataset_builder.published.runner import profile_of, simulate_job
-from vramcast.dataset_builder.published.tables import read_published
 from vramcast.errors import UserError
-from vramcast.models.evaluate_command import main
-from vramcast.models.published_evaluation import _question
 from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.training_setup import TrainingSetup
 

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from benchmarks.published.job import PublishedJob
+from benchmarks.published.swift import _lengths, job_of
 from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.published.job import PublishedJob
-from vramcast.dataset_builder.published.swift import _lengths, job_of
 from vramcast.dataset_builder.run.client import RunOptions, run_script
 from vramcast.dataset_builder.simulation.simulation import OrderPeaks, with_orders
 from vramcast.errors import UserError

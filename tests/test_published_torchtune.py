@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from vramcast.dataset_builder.published import torchao, torchtune
-from vramcast.dataset_builder.published.job import PublishedJob
-from vramcast.dataset_builder.published.runner import Figures, run_job
+from benchmarks.published import torchao, torchtune
+from benchmarks.published.job import PublishedJob
+from benchmarks.published.runner import Figures, run_job
 from vramcast.errors import UserError
 
 LADDER = {

@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vramcast.dataset_builder.published.job import PublishedJob
-from vramcast.dataset_builder.published.tables import read_published
-from vramcast.models.published_evaluation import PublishedStore, Result
+from benchmarks.published.evaluation import PublishedStore, Result
+from benchmarks.published.job import PublishedJob
+from benchmarks.published.tables import read_published
 
 _HERE = Path(__file__).parent
 _HOME = Path(".venvs/peers")

@@ -10,9 +10,9 @@ import time
 import torch
 from torch import Tensor
 
+from benchmarks.published.ranks.losses import LanguageLoss
+from benchmarks.published.ranks.titan_network import TitanLlama
 from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.published.ranks.losses import LanguageLoss
-from vramcast.dataset_builder.published.ranks.titan_network import TitanLlama
 from vramcast.virtual_gpu.allocator import CachingAllocator
 from vramcast.virtual_gpu.distributed.parallelism import Parallelism
 from vramcast.virtual_gpu.distributed.rank_session import trace_rank

@@ -3,8 +3,8 @@
 import json
 import re
 
-from vramcast.dataset_builder.published.job import PublishedJob, Record
-from vramcast.dataset_builder.published.networks import network
+from benchmarks.published.job import PublishedJob, Record
+from benchmarks.published.networks import network
 
 _LENGTHS = "the longest batch of PEFT's runs has its cap of tokens in every row; the lengths are not published"
 _LATER = {"GRALORA", "SHIRA"}

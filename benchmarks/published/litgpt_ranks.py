@@ -6,7 +6,7 @@ not sharded before the last microbatch of a step: each rank holds the gradients 
 
 from typing import Any
 
-from vramcast.dataset_builder.published.job import RANK_SCRIPT, PublishedJob, Record
+from benchmarks.published.job import RANK_SCRIPT, PublishedJob, Record
 from vramcast.virtual_gpu.training_setup import parallel_text
 
 _NETWORKS: dict[str, dict[str, Any]] = {

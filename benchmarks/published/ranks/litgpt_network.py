@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name that every PyTorch reader knows
 from torch.utils.checkpoint import checkpoint
 
-from vramcast.dataset_builder.published.ranks.losses import Output
+from benchmarks.published.ranks.losses import Output
 
 _CHUNK = 128
 

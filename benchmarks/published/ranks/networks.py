@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import nn
 
+from benchmarks.published.ranks.flash_attention import use_flash_attention
+from benchmarks.published.ranks.litgpt_network import ChunkedLoss, LitGPT
+from benchmarks.published.ranks.lora import add_lora
+from benchmarks.published.ranks.losses import LanguageLoss
+from benchmarks.published.ranks.titan_network import TitanLlama
 from vramcast.dataset_builder.families.libraries import import_library
-from vramcast.dataset_builder.published.ranks.flash_attention import use_flash_attention
-from vramcast.dataset_builder.published.ranks.litgpt_network import ChunkedLoss, LitGPT
-from vramcast.dataset_builder.published.ranks.lora import add_lora
-from vramcast.dataset_builder.published.ranks.losses import LanguageLoss
-from vramcast.dataset_builder.published.ranks.titan_network import TitanLlama
 from vramcast.virtual_gpu.training_step import DTYPES
 
 

@@ -10,8 +10,8 @@ import re
 from functools import cache
 from typing import Any
 
-from vramcast.dataset_builder.published.job import PublishedJob, Record
-from vramcast.dataset_builder.published.networks import network
+from benchmarks.published.job import PublishedJob, Record
+from benchmarks.published.networks import network
 from vramcast.virtual_gpu.length_orders import STEP_BATCHES, LengthOrders
 from vramcast.virtual_gpu.sizes import MIB
 
@@ -84,7 +84,7 @@ def _lora(text: str, kind: str) -> dict[str, Any] | None:
 @cache
 def _lengths() -> tuple[int, ...]:
     """Return the lengths of all samples before any is deleted."""
-    generator = random.Random(0)  # noqa: S311 - no secret
+    generator = random.Random(0)
     variance = math.log(1 + (_DEVIATION / _MEAN) ** 2)
     location = math.log(_MEAN) - variance / 2
     drawn = (generator.lognormvariate(location, math.sqrt(variance)) for _ in range(_SAMPLES))

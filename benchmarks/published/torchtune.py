@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vramcast.dataset_builder.published.job import PublishedJob, Record
+from benchmarks.published.job import PublishedJob, Record
 
 STACK = "torchtune-0.4"
 _COMPILED = "networks that were compiled are traced as eager code"

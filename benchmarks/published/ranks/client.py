@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vramcast import start
 from vramcast.dataset_builder.isolation import clean_environment
 from vramcast.dataset_builder.simulation.simulation import Simulation
 from vramcast.errors import UserError
@@ -17,14 +16,17 @@ from vramcast.errors import UserError
 if TYPE_CHECKING:
     from vramcast.virtual_gpu.profile import DeviceProfile
 
-_CHILD = "vramcast.dataset_builder.published.ranks.child"
+_CHILD = Path(__file__).with_name("child.py")
 
 
 def rank_files() -> list[Path]:
     """Return the files that decide what a rank does, beside the virtual GPU: those of the networks and their steps."""
     here = Path(__file__).resolve()
     own = sorted(path for path in here.parent.glob("*.py") if path.name not in (here.name, "child.py"))
-    return [*own, here.parents[2] / "jobs" / "checkpointing.py"]  # torchtitan's networks recompute by it
+    return [
+        *own,
+        here.parents[3] / "dataset_builder" / "jobs" / "checkpointing.py",
+    ]
 
 
 def run_rank(
@@ -36,7 +38,7 @@ def run_rank(
         request = {"parameters": parameters, "device": asdict(profile), "result": str(path)}
         try:
             ended = subprocess.run(
-                [python, start.__file__, _CHILD, json.dumps(request)],
+                [python, _CHILD, json.dumps(request)],
                 env=clean_environment(os.environ), capture_output=True, text=True, timeout=timeout_seconds, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:

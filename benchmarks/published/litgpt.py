@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from vramcast.dataset_builder.published.job import PublishedJob, Record
+from benchmarks.published.job import PublishedJob, Record
 
 _NETWORKS = {
     "phi-1.5 1.3B": "phi-1_5",

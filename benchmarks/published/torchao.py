@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from vramcast.dataset_builder.published.job import PublishedJob, Record
-from vramcast.dataset_builder.published.torchtune import STACK, recipe_parameters
+from benchmarks.published.job import PublishedJob, Record
+from benchmarks.published.torchtune import STACK, recipe_parameters
 
 _COMPILED = (
     "networks that were compiled are traced as eager code, and so are torchao's optimizers, which compile their step"

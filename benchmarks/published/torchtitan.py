@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from vramcast.dataset_builder.published.job import RANK_SCRIPT, PublishedJob, Record
+from benchmarks.published.job import RANK_SCRIPT, PublishedJob, Record
 from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.training_setup import parallel_text
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.published.job import PublishedJob
+from benchmarks.published.runner import Figures, profile_of, script_files, simulate_job
+from benchmarks.published.stacks import releases
+from benchmarks.published.tables import PublishedTable
 from vramcast.dataset_builder.defaults import CHECKPOINT, RISK, cache_directory
 from vramcast.dataset_builder.progress import bar
-from vramcast.dataset_builder.published.job import PublishedJob
-from vramcast.dataset_builder.published.runner import Figures, profile_of, script_files, simulate_job
-from vramcast.dataset_builder.published.stacks import releases
-from vramcast.dataset_builder.published.tables import PublishedTable
 from vramcast.dataset_builder.simulation.client import NetworkError
 from vramcast.dataset_builder.simulation.simulation import Simulation
 from vramcast.dataset_builder.store.cache import read_entry, write_entry

@@ -1,6 +1,6 @@
-"""Environments with the libraries of published runs, made once below `.venvs`: `python -m ...published.stacks`.
+"""Environments with the libraries of published runs, made once below `.venvs`: `python -m benchmarks.published.stacks`.
 
-A stack has the pinned releases of `conf/stack/NAME.txt` and finds everything else, torch included, in the running
+A stack has the pinned releases of `releases/NAME.txt` and finds everything else, torch included, in the running
 interpreter's own libraries. Releases are installed without their dependencies, so that none replaces torch.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vramcast.errors import UserError
 
-_LISTS = Path(__file__).resolve().parents[2] / "conf" / "stack"
+_LISTS = Path(__file__).resolve().parent / "releases"
 ROOT = Path(".venvs")
 SHARED = "shared"
 _DONE = "complete"

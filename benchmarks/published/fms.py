@@ -3,8 +3,8 @@
 import re
 from typing import Any
 
-from vramcast.dataset_builder.published.job import PublishedJob, Record
-from vramcast.dataset_builder.published.networks import network
+from benchmarks.published.job import PublishedJob, Record
+from benchmarks.published.networks import network
 from vramcast.virtual_gpu.sizes import MIB
 
 NETWORKS = {

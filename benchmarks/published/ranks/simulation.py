@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.published.ranks.networks import NETWORKS
 from vramcast.dataset_builder.jobs.job import TABLE_BATCH, dataless_table
-from vramcast.dataset_builder.published.ranks.networks import NETWORKS
 from vramcast.dataset_builder.simulation.library_versions import library_versions
 from vramcast.dataset_builder.simulation.simulation import Peaks, Simulation
 from vramcast.virtual_gpu.allocator import AllocatorOptions

@@ -1,18 +1,19 @@
-"""The process that simulates one rank, in the interpreter of its stack: `... child REQUEST`, paths in JSON."""
+"""The process that simulates one rank, in the interpreter of its stack: `child.py REQUEST`, paths in JSON."""
 
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from vramcast.dataset_builder.families.libraries import tolerate_broken_torchvision
-from vramcast.virtual_gpu.profile import parse_profile
-
 
 def main(text: str) -> None:
     """Simulate the rank of a request and write its result."""
+    sys.path[0] = str(Path(__file__).resolve().parents[3])  # the stack has neither vramcast nor this package
+    from vramcast.dataset_builder.families.libraries import tolerate_broken_torchvision  # noqa: PLC0415
+    from vramcast.virtual_gpu.profile import parse_profile  # noqa: PLC0415
+
     tolerate_broken_torchvision()
-    from vramcast.dataset_builder.published.ranks.simulation import simulate_rank  # noqa: PLC0415 - imports torch
+    from benchmarks.published.ranks.simulation import simulate_rank  # noqa: PLC0415 - imports torch
 
     request = json.loads(text)
     values: dict[str, Any]

@@ -1,13 +1,14 @@
-"""Tables of published fine-tuning runs: recognise them, and turn their records into jobs."""
+"""Tables of published fine-tuning runs: turn their records into jobs."""
 
 import csv
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
-from vramcast.dataset_builder.error_words import message_of
-from vramcast.dataset_builder.published import (
+from benchmarks.published import (
     fms,
     fms_ranks,
     liger,
@@ -19,7 +20,8 @@ from vramcast.dataset_builder.published import (
     torchtitan,
     torchtune,
 )
-from vramcast.dataset_builder.published.job import PublishedJob, Record, combined
+from benchmarks.published.job import PublishedJob, Record, combined
+from vramcast.dataset_builder.error_words import message_of
 from vramcast.errors import UserError, check_amount
 
 _COLUMNS = {"source", "model", "metric", "value_gib", "framework_versions", "notes"}
@@ -53,21 +55,16 @@ class PublishedTable:
     left_out: Counter[str]
 
 
-def is_published_table(path: Path) -> bool:
-    """Check for the columns of a table of published runs."""
-    try:
-        with path.open(newline="", encoding="utf-8") as lines:
-            return set(csv.DictReader(lines).fieldnames or ()) >= _COLUMNS
-    except (OSError, UnicodeDecodeError, csv.Error):
-        return False
-
-
 def read_published(path: Path) -> PublishedTable:
     """Read a table; equal runs become one job."""
     jobs: list[PublishedJob] = []
     left_out: Counter[str] = Counter()
-    with path.open(newline="", encoding="utf-8") as lines:
-        for place, record in enumerate(csv.DictReader(lines), 2):
+    with _opened(path) as lines:
+        records = csv.DictReader(lines)
+        absent = sorted(_COLUMNS - set(records.fieldnames or ()))
+        if absent:
+            raise UserError(f"expected a table of published runs at {path}, found no column {absent[0]}: name another")
+        for place, record in enumerate(records, 2):
             reader = _SOURCES.get(record["source"])
             try:
                 job = f"source {record['source']} has no importer" if reader is None else reader(record)
@@ -83,3 +80,12 @@ def read_published(path: Path) -> PublishedTable:
             else:
                 jobs.append(job)
     return PublishedTable(combined(jobs), left_out)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    try:
+        with path.open(newline="", encoding="utf-8") as lines:
+            yield lines
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"expected a CSV table at {path}, found: {error}; name another file") from error

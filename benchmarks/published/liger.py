@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection
 from typing import Any
 
-from vramcast.dataset_builder.published.job import PublishedJob, Record
+from benchmarks.published.job import PublishedJob, Record
 from vramcast.virtual_gpu.sizes import MIB
 
 _DEVICES = {

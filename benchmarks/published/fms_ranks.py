@@ -8,9 +8,9 @@ so the input of each reentrant checkpoint and its gradient.
 import re
 from typing import Any
 
-from vramcast.dataset_builder.published import fms
-from vramcast.dataset_builder.published.job import RANK_SCRIPT, PublishedJob, Record
-from vramcast.dataset_builder.published.networks import network
+from benchmarks.published import fms
+from benchmarks.published.job import RANK_SCRIPT, PublishedJob, Record
+from benchmarks.published.networks import network
 from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.training_setup import parallel_text
 

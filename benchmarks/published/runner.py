@@ -7,11 +7,11 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.published.job import RANK_SCRIPT, PublishedJob
+from benchmarks.published.ranks.client import rank_files, run_rank
+from benchmarks.published.stacks import ROOT, interpreter
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.families.libraries import tolerate_broken_torchvision
-from vramcast.dataset_builder.published.job import RANK_SCRIPT, PublishedJob
-from vramcast.dataset_builder.published.ranks.client import rank_files, run_rank
-from vramcast.dataset_builder.published.stacks import ROOT, interpreter
 from vramcast.dataset_builder.run.client import RunOptions, run_script
 from vramcast.dataset_builder.run.report import RunReport
 from vramcast.dataset_builder.simulation.simulation import OrderPeaks, Simulation, with_orders
