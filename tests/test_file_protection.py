@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import sys
 import tempfile
 import time
@@ -166,6 +167,15 @@ def test_downloads_stay_where_the_network_is_allowed(way, run, tmp_path, monkeyp
     assert run(code)[0] == 0 and not (tmp_path / "hub").exists()
     assert run(code, "--allow-network")[0] == 0
     assert (tmp_path / "hub/weights").read_text() == "downloaded" and not (tmp_path / "beside").exists()
+
+
+def test_a_snapshot_is_written_through_a_linked_directory(way, run, tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "real/snapshot.pickle").write_text("an older one")
+    status, answer, err = run("", "--snapshot", str(tmp_path / "link/snapshot.pickle"))
+    assert status == 0 and answer["run"]["files"]["written"] == [], err
+    assert pickle.loads((tmp_path / "real/snapshot.pickle").read_bytes())["segments"]
 
 
 def test_the_script_sees_its_own_checkpoints(way, run, tmp_path):

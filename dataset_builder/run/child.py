@@ -71,9 +71,9 @@ def main(report_fd: int) -> None:
 
 
 def _keep(request: Mapping[str, Any]) -> Keep:
-    """Return the files that are to stay: new ones if the user wants them, and the snapshot."""
-    snapshot = (Path(request["snapshot"]),) if request["snapshot"] else ()
-    return Keep(request["keep_files"], request["allow_network"], snapshot)
+    """Return the files that are to stay: new ones if the user wants them, the snapshot, and results."""
+    wanted = [*request["results"], *filter(None, [request["snapshot"]])]
+    return Keep(request["keep_files"], request["allow_network"], tuple(map(Path, wanted)))
 
 
 def _write_all(channel: int, data: bytes) -> None:

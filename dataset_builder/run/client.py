@@ -59,6 +59,8 @@ class RunOptions:
     """The rank of a run on several GPUs that is simulated; None for all that differ."""
     stand_ins: tuple[str, ...] = ()
     """Libraries that a stand-in replaces where they are absent."""
+    results: tuple[Path, ...] = ()
+    """Files that the script writes for the caller: they stay."""
     world_size: int = 1
     """The number of ranks, known after the first has run."""
     orders: LengthOrders | None = None
@@ -131,7 +133,8 @@ def _run_once(
         "stand_ins": list(options.stand_ins),
         "world_size": options.world_size,
         "orders": asdict(options.orders) if options.orders else None,
-        "snapshot": str(options.snapshot.absolute()) if options.snapshot else None,
+        "snapshot": _real_path(options.snapshot) if options.snapshot else None,
+        "results": list(map(_real_path, options.results)),
     }
     words = [interpreter, *flags, start.__file__, "vramcast.dataset_builder.run.child"]
     child = _EchoingChild(words, _environment(options), MOST_BYTES)
@@ -140,6 +143,11 @@ def _run_once(
         return _received(child, options)
     finally:
         child.end()
+
+
+def _real_path(path: Path) -> str:
+    """Return where a file is written: protections know directories without links."""
+    return str(path.parent.resolve() / path.name)
 
 
 class _EchoingChild(ChildProcess):
