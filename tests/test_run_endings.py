@@ -8,6 +8,7 @@ from textwrap import dedent
 import pytest
 
 from vramcast.cli import main
+from vramcast.dataset_builder import process_tree
 from vramcast.dataset_builder.run.child import _is_success as is_success
 
 TRAIN = """
@@ -250,6 +251,16 @@ def test_a_forked_process_that_fails_oddly_does_not_report(run):
     """
     code, answer, _ = run(lines)
     assert code == 0 and allocated_mib(answer) > LARGE_MIB
+
+
+def test_children_that_a_dying_process_passes_on_are_ended(monkeypatch):
+    looks, ended, killed = iter([[2], [2, 3], [2, 3], [2, 3]]), [{2}, {2}, {2, 3}], []
+    monkeypatch.setattr(process_tree, "descendants", lambda _: next(looks))  # 2 ends during the first look
+    monkeypatch.setattr(process_tree, "_is_zombie", lambda pid: pid in ended[0])
+    monkeypatch.setattr(process_tree.os, "kill", lambda pid, _: killed.append(pid))
+    monkeypatch.setattr(process_tree.time, "sleep", lambda _: ended.pop(0))
+    process_tree.end_descendants(1, 60)
+    assert set(killed) == {3} and list(looks) == []
 
 
 def test_a_loader_may_spawn_its_processes(run):
