@@ -1,6 +1,7 @@
 """Scripts that do to their process what scripts do: fork, train in threads, ignore signals, end in odd ways."""
 
 import json
+import subprocess
 import sys
 import time
 from textwrap import dedent
@@ -261,6 +262,21 @@ def test_children_that_a_dying_process_passes_on_are_ended(monkeypatch):
     monkeypatch.setattr(process_tree.time, "sleep", lambda _: ended.pop(0))
     process_tree.end_descendants(1, 60)
     assert set(killed) == {3} and list(looks) == []
+
+
+def test_a_supervisor_whose_reports_nobody_reads_ends_all():
+    lines = """
+    import os, subprocess, time
+    from vramcast.dataset_builder.isolation import supervise
+    reader, writer = os.pipe()
+    os.close(reader)
+    until = time.monotonic() + 0.5
+    supervise(keep=[writer], watch=lambda: os.write(writer, b"x") if time.monotonic() > until else None)
+    print(subprocess.Popen(["sleep", "600"], start_new_session=True).pid, flush=True)
+    time.sleep(600)
+    """
+    run = subprocess.run([sys.executable, "-c", dedent(lines)], stdout=subprocess.PIPE, check=False, timeout=20)
+    assert process_tree._is_zombie(int(run.stdout))
 
 
 def test_a_loader_may_spawn_its_processes(run):
