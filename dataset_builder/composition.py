@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from vramcast.dataset_builder.devices import CONF, user_conf
+from vramcast.dataset_builder.yaml_text import check_aliases
 from vramcast.errors import UserError, suggestion
 
 
@@ -31,9 +32,10 @@ class Command:
 
 def compose_config(command: Command, overrides: Sequence[str]) -> DictConfig:
     """Compose the configuration of a command from its file and the overrides."""
+    search_path = _search_path()
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = compose(command.config, overrides=[*overrides, *_search_path()])
+            config = compose(command.config, overrides=[*overrides, *search_path])
         OmegaConf.resolve(config)
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:  # a ValueError for 'space=null'
         if _is_interrupt(error):
@@ -45,7 +47,11 @@ def compose_config(command: Command, overrides: Sequence[str]) -> DictConfig:
 def _search_path() -> list[str]:
     """Return the override that adds the user's own configuration, if there is one."""
     own = user_conf().resolve()
-    return [f"hydra.searchpath=['file://{own}']"] if own.is_dir() else []
+    if not own.is_dir():
+        return []
+    for path in own.rglob("*.yaml"):
+        check_aliases(path)  # OmegaConf makes a copy for each
+    return [f"hydra.searchpath=['file://{own}']"]
 
 
 def _is_interrupt(error: BaseException | None) -> bool:

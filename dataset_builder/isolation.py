@@ -15,6 +15,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from vramcast.dataset_builder.file_protection.changes import Changes
 from vramcast.dataset_builder.file_protection.kernel import CLONE_NEWNET, enter_namespace
@@ -91,10 +92,13 @@ def supervise(
         signal.signal(number, signal.SIG_IGN)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     _close_files((*keep, *(protection.descriptors if protection else ())))
-    if protection:
-        protection.listen()
-    status = _watch_until_end(worker, watch)
-    watch()
+    try:
+        if protection:
+            protection.listen()
+        status = _watch_until_end(worker, watch)
+        watch()
+    except BaseException:  # nobody reads what `watch` writes: the parent died before its death was asked for
+        _end(protection)
     end_descendants(os.getpid(), _END_SECONDS)
     if protection:
         changes = protection.finish()
@@ -103,7 +107,7 @@ def supervise(
     _end_like(status)
 
 
-def _end(protection: FileProtection | None) -> None:
+def _end(protection: FileProtection | None) -> NoReturn:
     end_descendants(os.getpid(), _END_SECONDS)
     if protection:
         protection.remove()

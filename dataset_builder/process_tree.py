@@ -36,13 +36,20 @@ def memory_bytes(pids: Iterable[int], limit_bytes: int) -> int:
 
 
 def end_descendants(pid: int, seconds: float) -> None:
-    """Kill all descendants of a process; new ones that they start meanwhile, too."""
+    """Kill all descendants of a process; new ones that they start meanwhile, too.
+
+    A process that ends passes its children on, which may happen between the looks at its parent and at itself. So the
+    last look finds none but zombies from before it: their children are in sight.
+    """
     until = time.monotonic() + seconds
-    while (tree := [item for item in descendants(pid) if not _is_zombie(item)]) and time.monotonic() < until:
+    ended: set[int] = set()
+    while not ended.issuperset(tree := descendants(pid)) and time.monotonic() < until:
+        ended = set(filter(_is_zombie, tree))
         for number in (signal.SIGSTOP, signal.SIGKILL):  # a stopped process starts no other
             for item in tree:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(item, number)
+                if item not in ended:
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.kill(item, number)
         time.sleep(0.005)
 
 

@@ -1,5 +1,6 @@
 """YAML of users, read within bounds: aliases can make a short text hold more values than memory has room for."""
 
+from pathlib import Path
 from typing import Any
 
 from vramcast.dataset_builder.error_words import shortened
@@ -27,6 +28,13 @@ def parse_yaml(text: str, path: object) -> Any:
     except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         reason = shortened(" ".join(str(error).split()), _LONGEST_REASON)
         raise UserError(f"expected YAML in {path}, found: {reason}; fix it") from error
+
+
+def check_aliases(path: Path) -> None:
+    """Raise UserError for a file whose aliases stand for too many values, before a library reads it."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if "&" in text and "*" in text:
+        parse_yaml(text, path)
 
 
 def _count(node: Any, counts: dict[int, int]) -> int:

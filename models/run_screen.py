@@ -143,6 +143,7 @@ def _files(changes: Changes) -> Iterator[str]:
 def _some(changes: Changes, name: str) -> str:
     """Return the first path of a list, and how many others there are."""
     first, others = getattr(changes, name)[0], changes.count(name) - 1
+    first = first if first.isprintable() else repr(first)
     return f"{first} and {others:,} {'other' if others == 1 else 'others'}" if others else first
 
 

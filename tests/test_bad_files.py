@@ -10,6 +10,7 @@ from measured_tables import small_table
 
 from vramcast.collocation.adapters.carma import write_rad, write_yaml
 from vramcast.collocation.adapters.gpu_text import parse_gpus
+from vramcast.dataset_builder.configuration import compose_build
 from vramcast.dataset_builder.devices import load_profile, read_device
 from vramcast.dataset_builder.jobs.targets import read_document
 from vramcast.dataset_builder.schema import Spec
@@ -21,6 +22,7 @@ from vramcast.models.classify_command.command import main
 from vramcast.models.classify_command.lengths import read_lengths
 from vramcast.models.classify_command.simulators import described
 from vramcast.models.classify_command.training_configs import read_training_config
+from vramcast.train.configuration import configure, read_configuration
 from vramcast.virtual_gpu.profile import DeviceProfile, parse_profile
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -82,6 +84,9 @@ def test_an_alias_bomb_is_refused_wherever_yaml_is_read(tmp_path, monkeypatch, c
         assert main(words) == 2
         error = capsys.readouterr().err
         assert "aliases" in error and len(error) < 600
+    refused(lambda: compose_build(["family=mlp"]), "bomb.yaml", "aliases")
+    refused(lambda: configure([]), "bomb.yaml", "aliases")
+    refused(lambda: read_configuration(path), "bomb.yaml", "aliases")
 
 
 @pytest.mark.parametrize(

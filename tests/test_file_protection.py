@@ -2,6 +2,8 @@
 
 import json
 import os
+import pickle
+import shutil
 import sys
 import tempfile
 import time
@@ -30,6 +32,9 @@ optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
 network(torch.randn(8, 64, device="cuda")).sum().backward()
 optimizer.step()
 """
+
+
+MOUNTS = [line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().split("\n") if line]
 
 
 def _offers(way):
@@ -134,41 +139,44 @@ def _lines(text, start):
     return [line for line in text.split("\n") if line.startswith(start)]
 
 
-def test_new_files_stay_only_if_asked_for(way, run, tmp_path):
+def test_new_files_stay_only_if_asked_for(way, run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "link"))
+    (tmp_path / "link").symlink_to("hub")
     code = f"""
     os.chdir({str(tmp_path)!r})
-    Path("out/deep").mkdir(parents=True, exist_ok=True)
+    Path("out/deep").mkdir(parents=True)
     Path("out/deep/log.txt").write_text("a line")
     os.symlink("deep/log.txt", "out/last")
     Path("present.txt").write_text("changed")
     torch.save(network.state_dict(), "out/m.pt")
     torch.save({{"epoch": 3}}, "out/epoch.pt")
+    Path("hub").mkdir()
+    Path("hub/weights").write_text("downloaded")
     """
     (tmp_path / "present.txt").write_text("as it was")
     status, answer, _ = run(code)
     assert status == 0 and not (tmp_path / "out").exists() and answer["run"]["files"]["copied"] == []
-    assert len(answer["run"]["files"]["written"]) == 5
+    assert len(answer["run"]["files"]["written"]) == 6
+    assert run(code, "--allow-network")[0] == 0
+    assert (tmp_path / "hub/weights").read_text() == "downloaded" and not (tmp_path / "out").exists()
+    shutil.rmtree(tmp_path / "hub")
     status, answer, _ = run(code, "--keep-files")
-    names = ("out/deep/log.txt", "out/epoch.pt", "out/last")
+    names = ("hub/weights", "out/deep/log.txt", "out/epoch.pt", "out/last")
     assert sorted(answer["run"]["files"]["copied"]) == [str(tmp_path / name) for name in names]
     assert (tmp_path / "out/last").read_text() == "a line" and not (tmp_path / "out/m.pt").exists()
     assert (tmp_path / "present.txt").read_text() == "as it was"
 
 
-def test_downloads_stay_where_the_network_is_allowed(way, run, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    code = f"""
-    os.chdir({str(tmp_path)!r})
-    Path("hub").mkdir(exist_ok=True)
-    Path("hub/weights").write_text("downloaded")
-    Path("beside").write_text("written")
-    """
-    assert run(code)[0] == 0 and not (tmp_path / "hub").exists()
-    assert run(code, "--allow-network")[0] == 0
-    assert (tmp_path / "hub/weights").read_text() == "downloaded" and not (tmp_path / "beside").exists()
+def test_a_snapshot_is_written_through_a_linked_directory(way, run, tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "real/snapshot.pickle").write_text("an older one")
+    status, answer, err = run("", "--snapshot", str(tmp_path / "link/snapshot.pickle"))
+    assert status == 0 and answer["run"]["files"]["written"] == [], err
+    assert pickle.loads((tmp_path / "real/snapshot.pickle").read_bytes())["segments"]
 
 
-def test_the_script_sees_its_own_checkpoints(way, run, tmp_path):
+def test_the_script_sees_its_own_checkpoints_and_errors(way, run, tmp_path):
     code = f"""
     import pickle, sqlite3
     os.chdir({str(tmp_path)!r})
@@ -185,16 +193,12 @@ def test_the_script_sees_its_own_checkpoints(way, run, tmp_path):
     base.execute("create table rows (value)")
     base.commit()
     assert os.path.getsize("rows.db") > 0
+    open("absent.txt")
     """
     status, answer, err = run(code)
-    assert status == 0, err
-    assert answer["run"]["failure"] is None and list(tmp_path.iterdir()) == [tmp_path / "train.py"]
-
-
-def test_a_file_that_is_absent_is_the_scripts_own_error(way, run):
-    status, answer, err = run("open('absent.txt')")
-    assert status == 3 and "FileNotFoundError" in answer["run"]["failure"]
+    assert status == 3 and "FileNotFoundError" in answer["run"]["failure"], err
     assert "this is an error of vramcast" not in err
+    assert list(tmp_path.iterdir()) == [tmp_path / "train.py"]
 
 
 def test_a_refused_program_is_explained(run, monkeypatch):
@@ -227,6 +231,126 @@ def test_a_rename_that_the_overlay_refuses_is_carried_out(run, tmp_path, monkeyp
         status, _, err = run(code)
         assert status == 0, err
         assert fingerprint(Path(other)) == before
+
+
+def test_a_write_that_the_overlay_cannot_take_is_redirected(run, monkeypatch):
+    if not (_offers(OVERLAY) and _offers(REDIRECT)):
+        pytest.skip("this machine does not offer both ways")
+    if os.geteuid() or "/proc" not in MOUNTS:
+        pytest.skip("this user may not write in /, below which there are mounts")
+    code = "Path('/new-directory').mkdir()"
+    status, answer, err = run(code)
+    assert status == 0 and "running again with redirection" in err, err
+    assert answer["run"]["files"]["protection"] == REDIRECT and not Path("/new-directory").exists()
+    monkeypatch.setenv(FORCED, OVERLAY)
+    status, answer, _ = run(code)
+    assert status == 3 and "--unprotected" in answer["run"]["failure"]
+
+
+REDIRECTED = {
+    "shared memory": """
+        import mmap
+        Path(SHARED).write_bytes(b"ruined")
+        assert Path(SHARED).read_bytes() == b"ruined"
+        """,
+    "a module that the script wrote": """
+        sys.path.insert(0, os.getcwd())
+        Path("written_module.py").write_text("value = 5")
+        import written_module
+        assert written_module.value == 5
+        """,
+    "temporary files": """
+        import tempfile
+        with tempfile.NamedTemporaryFile(dir=".") as file:
+            name = file.name
+        assert not os.path.exists(name)
+        """,
+    "functions in a pool": """
+        from multiprocessing import Pool
+        os.mkdir("made")
+        with Pool(2) as pool:
+            assert pool.map(os.path.isdir, ["made", "absent"]) == [True, False]
+            assert len(pool.map(os.listdir, ["made"])) == 1
+        """,
+    "sqlite": """
+        import sqlite3
+        for _ in range(2):
+            sqlite3.connect(":memory:").execute("create table t (value)")
+        sqlite3.connect(database="rows.db").execute("create table t (value)")
+        assert os.path.exists("rows.db")
+        """,
+    "a checkpoint as a map": """
+        torch.save(dict(weight=torch.arange(10)), "host.pt")
+        assert torch.load("host.pt", mmap=True)["weight"][9] == 9
+        """,
+    "a working directory": """
+        import subprocess
+        os.mkdir("other")
+        assert subprocess.run(["pwd"], cwd="other", capture_output=True).returncode == 0
+        """,
+    "threads that write one file": """
+        from threading import Thread
+        Path("sub").mkdir()
+        def write(place):
+            with open("records.bin", "r+b") as file:
+                file.seek(place * 100000)
+                file.write(bytes([place]) * 100000)
+        threads = [Thread(target=write, args=(place,)) for place in range(8)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        content = Path("records.bin").read_bytes()
+        assert [content[place * 100000] for place in range(8)] == list(range(8))
+        """,
+    "a sparse file": """
+        with open("sparse.bin", "r+b") as file:
+            file.write(b"start")
+        assert os.path.getsize("sparse.bin") == 2**36
+        """,
+    "a deep tree": """
+        for _ in range(1300):
+            os.mkdir("d")
+            os.chdir("d")
+        """,
+    "many deletions": """
+        import shutil
+        shutil.rmtree("many")
+        assert not os.path.exists("many")
+        """,
+}
+
+
+def test_what_scripts_do_works_with_redirected_files(run, tmp_path, monkeypatch):
+    if not _offers(REDIRECT):
+        pytest.skip("this machine has no Landlock")
+    monkeypatch.setenv(FORCED, REDIRECT)
+    for number in range(1500):
+        (tmp_path / f"many/{number}").parent.mkdir(exist_ok=True)
+        (tmp_path / f"many/{number}").touch()
+    (tmp_path / "records.bin").write_bytes(bytes(800_000))
+    before = fingerprint(tmp_path)
+    with (tmp_path / "sparse.bin").open("wb") as file:
+        file.truncate(2**36)
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as shared:
+        Path(shared.name).write_bytes(b"precious")
+        names = f"SHARED, HOME = {shared.name!r}, {str(tmp_path)!r}\n"
+        code = "".join(f"os.chdir(HOME)\n{dedent(lines)}\nprint('done {name}')\n" for name, lines in REDIRECTED.items())
+        status, _, err = run(names + code)
+        assert Path(shared.name).read_bytes() == b"precious"
+    assert status == 0 and _lines(err, "done ") == [f"done {name}" for name in REDIRECTED], err
+    assert (tmp_path / "sparse.bin").stat().st_blocks == 0
+    for name in ("sparse.bin", "train.py"):
+        (tmp_path / name).unlink()
+    after = fingerprint(tmp_path)
+    assert after.keys() == before.keys() and all(after[key] == before[key] for key in before if key != ".")
+
+
+def test_a_new_file_does_not_follow_a_link_of_the_disk(way, run, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out").symlink_to("elsewhere")
+    code = f"os.chdir({str(tmp_path)!r}); os.remove('out'); os.mkdir('out'); open('out/new.txt', 'w').close()"
+    status, _, err = run(code, "--keep-files")
+    assert status == 2 and "the disk has a link" in err
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_unprotected_code_changes_files(run, tmp_path):

@@ -1,6 +1,7 @@
 """Scripts that do to their process what scripts do: fork, train in threads, ignore signals, end in odd ways."""
 
 import json
+import subprocess
 import sys
 import time
 from textwrap import dedent
@@ -8,6 +9,7 @@ from textwrap import dedent
 import pytest
 
 from vramcast.cli import main
+from vramcast.dataset_builder import process_tree
 from vramcast.dataset_builder.run.child import _is_success as is_success
 
 TRAIN = """
@@ -250,6 +252,31 @@ def test_a_forked_process_that_fails_oddly_does_not_report(run):
     """
     code, answer, _ = run(lines)
     assert code == 0 and allocated_mib(answer) > LARGE_MIB
+
+
+def test_children_that_a_dying_process_passes_on_are_ended(monkeypatch):
+    looks, ended, killed = iter([[2], [2, 3], [2, 3], [2, 3]]), [{2}, {2}, {2, 3}], []
+    monkeypatch.setattr(process_tree, "descendants", lambda _: next(looks))  # 2 ends during the first look
+    monkeypatch.setattr(process_tree, "_is_zombie", lambda pid: pid in ended[0])
+    monkeypatch.setattr(process_tree.os, "kill", lambda pid, _: killed.append(pid))
+    monkeypatch.setattr(process_tree.time, "sleep", lambda _: ended.pop(0))
+    process_tree.end_descendants(1, 60)
+    assert set(killed) == {3} and list(looks) == []
+
+
+def test_a_supervisor_whose_reports_nobody_reads_ends_all():
+    lines = """
+    import os, subprocess, time
+    from vramcast.dataset_builder.isolation import supervise
+    reader, writer = os.pipe()
+    os.close(reader)
+    until = time.monotonic() + 0.5
+    supervise(keep=[writer], watch=lambda: os.write(writer, b"x") if time.monotonic() > until else None)
+    print(subprocess.Popen(["sleep", "600"], start_new_session=True).pid, flush=True)
+    time.sleep(600)
+    """
+    run = subprocess.run([sys.executable, "-c", dedent(lines)], stdout=subprocess.PIPE, check=False, timeout=20)
+    assert process_tree._is_zombie(int(run.stdout))
 
 
 def test_a_loader_may_spawn_its_processes(run):

@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from vramcast.dataset_builder.composition import Command, compose_config
+from vramcast.dataset_builder.yaml_text import check_aliases
 from vramcast.errors import UserError, check_choice, check_count, suggestion
 from vramcast.models.classifiers import NetworkSettings
 from vramcast.train.settings import DataSettings, RunSettings, TrainerSettings, check_split
@@ -90,10 +91,13 @@ def plain(config: DictConfig) -> dict[str, Any]:
 def read_configuration(path: Path) -> Configuration:
     """Read the configuration of a run directory."""
     try:
+        check_aliases(path)
         values = OmegaConf.to_container(OmegaConf.load(path))
     except OSError as error:
         cause = f"no {path.name} ({error.strerror})"
         raise UserError(f"expected the directory of a run, found {cause} in {path.parent}: check the path") from error
+    except UserError:
+        raise
     except (OmegaConfBaseException, YAMLError, ValueError) as error:
         raise UserError(f"expected a configuration in {path}, found: {error}; start a new run") from error
     return check_configuration(values)  # type: ignore[arg-type]

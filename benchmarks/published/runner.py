@@ -81,7 +81,7 @@ def run_job(job: PublishedJob, stacks: Path = ROOT) -> tuple[Figures, RunReport 
         else:
             options = RunOptions(
                 steps=_ALL_STEPS, timeout_seconds=_TIMEOUT_SECONDS, stand_ins=("flash_attn",),
-                nonzero_fraction=job.nonzero_fraction, orders=job.orders,
+                nonzero_fraction=job.nonzero_fraction, orders=job.orders, results=(path,),
             )  # fmt: skip
             report = run_script([str(interpreter(job.stack, stacks)), *words], profile, [], options)
             if not path.exists():

@@ -33,7 +33,7 @@ _MARGIN_SECONDS = 60
 """For imports and the report, on a busy machine."""
 _END_SECONDS, _KILLED_SECONDS = 5, 20
 _SEQUENCES_SECONDS = 900
-_SCRATCH = "vramcast-files-*"
+_SCRATCH_LOCK = re.compile(r"/vramcast-files-\w+/lock$")
 _STALE_SECONDS = 120
 _SENTINELS = 12
 _MOST_KILL_SECONDS, _SHARE_OF_LATE_KILLS = 4.0, 0.5
@@ -151,13 +151,15 @@ class Scripts:
         before = fingerprint(place.root)
         options = ["--json", "--timeout", str(attacked.seconds), *attacked.options]
         words = [*options, "--", sys.executable, str(path), str(place.sentinels), place.mark]
-        answer = self._host.run(words, {MARK: place.mark, FORCED: way}, place.working, 2 * limit)
+        answer = self._host.run(words, {MARK: place.mark, FORCED: way}, place.working, 2 * limit, place.watch)
         faults = place.faults(before, {self._host.pid}, _END_SECONDS)
         if answer is None:
             self._host.close()
             self._host = None
             return "hangs", [f"no end within {2 * limit} s", *faults]
         faults += _ending_faults(attacked, answer, limit)
+        if self._ways and not place.has_scratch:
+            faults.append("its scratch directory was not seen")
         first = self._host.first or answer
         for name in ("descriptors", "threads", "children"):
             if answer[name] > first[name] + _MOST_GROWTH:
@@ -205,7 +207,7 @@ class Place:
         """Digits, so that `sleep` takes it as the end of its argument."""
         self.root = directory / self.mark
         self.working, self.sentinels = self.root / "working", self.root / "sentinels"
-        self._scratch = set(scratch_directories())
+        self._scratch: set[Path] = set()
         for path in (self.working, self.sentinels):
             path.mkdir(parents=True)
         draw = random.Random(seed)
@@ -226,9 +228,21 @@ class Place:
         left = _when_none(self.abandoned, seconds)
         return faults + [f"{path} was left" for path in left]
 
+    def watch(self) -> None:
+        """Notice the scratch directories that processes of the run hold: other runs on the machine have their own."""
+        for pid, _ in processes_of(self.mark, self.root, ()):
+            with suppress(OSError):
+                targets = [os.readlink(item.path) for item in os.scandir(f"/proc/{pid}/fd")]  # noqa: PTH115
+                self._scratch |= {Path(target).parent for target in targets if _SCRATCH_LOCK.search(target)}
+
     def abandoned(self) -> list[Path]:
-        """Return the scratch directories that are new, and that no process holds."""
-        return [path for path in scratch_directories() if path not in self._scratch and _is_abandoned(path)]
+        """Return the scratch directories of the run that are left, and that no process holds."""
+        return [path for path in sorted(self._scratch) if _is_abandoned(path)]
+
+    @property
+    def has_scratch(self) -> bool:
+        """Whether a scratch directory was seen."""
+        return bool(self._scratch)
 
     def remove(self) -> None:
         """Remove the files of the run."""
@@ -258,11 +272,6 @@ def processes_of(mark: str, directory: Path, others: Iterable[int]) -> list[tupl
             if mark.encode() in words + environment or working.startswith(str(directory)):
                 processes.append((pid, f"{pid} {words.replace(bytes(1), b' ').decode(errors='replace')[:200]}"))
     return processes
-
-
-def scratch_directories() -> list[Path]:
-    """Return the scratch directories of all runs on this machine."""
-    return [path for parent in {"/var/tmp", tempfile.gettempdir()} for path in Path(parent).glob(_SCRATCH)]
 
 
 def _is_abandoned(path: Path) -> bool:
@@ -309,15 +318,18 @@ def killed(directory: Path, number: int, ways: list[str]) -> list[str]:
     before = fingerprint(place.root)
     words = [*_VRAMCAST, "--steps", "1000000", "--", sys.executable, str(script_path), str(place.sentinels), place.mark]
     environment = {**os.environ, "PYTHONPATH": str(_ROOT), MARK: place.mark, FORCED: way}
+    before_start = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     process = subprocess.Popen(
         words, cwd=place.working, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         start_new_session=True,
     )  # fmt: skip
+    signal.signal(signal.SIGINT, before_start)
     # most of the time goes by before the script runs: some kills wait for it
     if draw.random() < _SHARE_OF_LATE_KILLS:
         _when_none(lambda: [] if _sleeps(place.mark) else [1], _MARGIN_SECONDS)
     seconds = draw.uniform(0, _MOST_KILL_SECONDS)
     time.sleep(seconds)
+    place.watch()
     process.send_signal(sent)
     faults = []
     try:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
@@ -21,6 +21,7 @@ from vramcast.cli import main as vramcast_main
 from vramcast.dataset_builder.process_tree import end_descendants
 
 _MOST_CHARACTERS = 20_000
+_WATCH_SECONDS = 0.3
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -49,21 +50,31 @@ class RunHost:
             self._lines.put(line)
 
     def run(
-        self, arguments: Sequence[str], environment: Mapping[str, str], directory: Path, seconds: float
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        directory: Path,
+        seconds: float,
+        watch: Callable[[], None],
     ) -> Mapping[str, Any] | None:
-        """Run a command. Return its exit code and output, None if it has not ended in time or took the host along."""
+        """Run a command. Return its exit code and output, None if it has not ended in time or took the host along.
+
+        `watch` is called from time to time meanwhile.
+        """
         request = {"arguments": list(arguments), "environment": dict(environment), "directory": str(directory)}
         assert self._process.stdin
         until = time.monotonic() + seconds
-        with contextlib.suppress(OSError, Empty):
+        with contextlib.suppress(OSError):
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-            while self._process.poll() is None:
-                line = self._lines.get(timeout=max(0.0, until - time.monotonic()))
+        while self._process.poll() is None and time.monotonic() < until:
+            with contextlib.suppress(Empty):
+                line = self._lines.get(timeout=_WATCH_SECONDS)
                 if line.startswith('{"code"'):
                     answer: dict[str, Any] = json.loads(line)
                     self.first = self.first or answer
                     return answer
+            watch()
         return None
 
     def close(self) -> None:

@@ -1,5 +1,6 @@
 """The file changes of a script: what it would have written and deleted, and the copies of what is to stay."""
 
+import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -62,23 +63,20 @@ def changed_files(layers: Iterable[Layer]) -> tuple[list[Layer], list[Path]]:
     """Return the changed files, each as a layer, and the deleted paths of upper directories made by overlayfs."""
     written: list[Layer] = []
     deleted: list[Path] = []
-    for layer in layers:
-        _walk(layer, written, deleted)
+    directories = list(layers)
+    for layer in directories:  # which grows
+        for entry in _entries(layer.upper):
+            item = Layer(layer.path / entry.name, layer.upper / entry.name)
+            status = entry.stat(follow_symlinks=False)
+            if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:  # a whiteout
+                deleted.append(item.path)
+            elif stat.S_ISDIR(status.st_mode):
+                if _is_opaque(item.upper):
+                    deleted += _hidden_by(item)
+                directories.append(item)
+            elif stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
+                written.append(item)
     return written, deleted
-
-
-def _walk(layer: Layer, written: list[Layer], deleted: list[Path]) -> None:
-    for entry in _entries(layer.upper):
-        item = Layer(layer.path / entry.name, layer.upper / entry.name)
-        status = entry.stat(follow_symlinks=False)
-        if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:  # a whiteout
-            deleted.append(item.path)
-        elif stat.S_ISDIR(status.st_mode):
-            if _is_opaque(item.upper):
-                deleted += _hidden_by(item)
-            _walk(item, written, deleted)
-        elif stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
-            written.append(item)
 
 
 def _entries(directory: Path) -> Iterator["os.DirEntry[str]"]:
@@ -107,7 +105,10 @@ def copy_out(item: Layer, *, replace: bool = False) -> bool:
     Raises:
         OSError: The disk does not take it. What was there before is as it was.
     """
-    item.path.parent.mkdir(parents=True, exist_ok=True)
+    parent = item.path.parent
+    parent.mkdir(parents=True, exist_ok=True)
+    if parent.resolve() != parent:
+        raise OSError(errno.ELOOP, "the disk has a link where the script made a directory")
     if item.upper.is_symlink():
         item.path.symlink_to(item.upper.readlink())
         return True

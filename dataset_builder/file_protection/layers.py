@@ -1,22 +1,25 @@
 """Two layers of files: the disk, which is only read, and the changes of a script, below a scratch directory.
 
-Marks, one file each, hide a path of the disk and all below it. Layers and marks are on disk, so that forked processes
+A log of hidden paths says what of the disk is not to be seen. Layers and log are on disk, so that forked processes
 share them.
 """
 
 import errno
-import hashlib
+import fcntl
 import io
 import os
 import posix
 import stat
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-UPPER, MARKS, TEMPORARY = "upper", "marks", "temporary"
+UPPER, HIDDEN, PARTS, TEMPORARY = "upper", "hidden", "parts", "temporary"
 _PASSED = ("/dev", "/proc", "/sys")
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - people keep data sets there
+_FICLONE = 0x40049409  # linux/fs.h
 _MOST_LINKS = 40
 _open_file = io.open
 Place = tuple[Any, int | None]
@@ -31,9 +34,10 @@ class Layers:
 
     def __init__(self, scratch: Path) -> None:
         self.root = str(scratch)
-        self.upper_root, self._marks_root = str(scratch / UPPER), str(scratch / MARKS)
-        self._marks: set[str] = set()
-        self._marks_time = -1
+        self.upper_root, self._log = str(scratch / UPPER), str(scratch / HIDDEN)
+        self._hidden: set[str] = set()
+        self._read_bytes = 0
+        """Of the log."""
 
     def upper(self, path: str) -> str:
         """Return where the changed form of a path lies."""
@@ -45,26 +49,40 @@ class Layers:
 
     def is_passed(self, path: str) -> bool:
         """Return True for a path that is not redirected."""
+        if f"{path}/".startswith(f"{_SHARED_MEMORY}/"):
+            return False
         return f"{path}/".startswith((*(f"{item}/" for item in _PASSED), f"{self.root}/"))
 
     def hide(self, path: str) -> None:
         """Hide a path of the disk, and all below it."""
-        name = hashlib.sha256(os.fsencode(path)).hexdigest()
-        with _open_file(f"{self._marks_root}/{name}", "wb") as file:
-            file.write(os.fsencode(path))
-        self._marks.add(path)
+        self.make_parent(path)  # so that `is_touched` sees it
+        descriptor = posix.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            posix.write(descriptor, os.fsencode(path) + b"\0")
+        finally:
+            posix.close(descriptor)
 
     def is_hidden(self, path: str) -> bool:
         """Return True where the disk's form of a path is not to be seen."""
-        changed = posix.stat(self._marks_root).st_mtime_ns
-        if changed != self._marks_time:
-            self._marks = set(read_marks(self._marks_root))
-            self._marks_time = changed
-        while self._marks and path != "/":
-            if path in self._marks:
+        self._read_log()
+        while self._hidden and path != "/":
+            if path in self._hidden:
                 return True
             path = os.path.dirname(path)  # noqa: PTH120 - strings, for speed
         return False
+
+    def is_touched(self, path: str) -> bool:
+        """Return True where a path, or one below it, may have changed."""
+        return exists(self.upper(path)) or self.is_hidden(path)
+
+    def _read_log(self) -> None:
+        try:
+            size_bytes = posix.stat(self._log).st_size
+        except FileNotFoundError:
+            return
+        if size_bytes > self._read_bytes:
+            self._hidden |= hidden_paths(self._log, self._read_bytes)
+            self._read_bytes = size_bytes
 
     def locate(self, path: str) -> str:
         """Return where the visible form of a path lies; a place with nothing where there is none."""
@@ -149,9 +167,8 @@ class Layers:
         """Return the names in a directory, of both layers."""
         names = dict.fromkeys(posix.listdir(self.upper(path))) if exists(self.upper(path)) else {}
         if self.on_disk(path):
-            for name in posix.listdir(path):
-                if name not in names and not self.is_hidden(f"{path.rstrip('/')}/{name}"):
-                    names[name] = None
+            base = path.rstrip("/")
+            names |= dict.fromkeys(name for name in posix.listdir(path) if f"{base}/{name}" not in self._hidden)
         elif not names:
             return posix.listdir(self.locate(path))
         return list(names)
@@ -170,7 +187,7 @@ class Layers:
         if not exists(upper):
             if path != "/":
                 self.make_parent(path)
-            with _writable_parent(upper):
+            with _writable_parent(upper), suppress(FileExistsError):  # another process or thread was faster
                 posix.mkdir(upper, 0o700)
             if exists(path):
                 posix.chmod(upper, stat.S_IMODE(posix.stat(path).st_mode))
@@ -187,7 +204,7 @@ class Layers:
                 return upper
             self.make_parent(path)
             with _writable_parent(upper):
-                _copy(path, upper, content)
+                self._copy(path, upper, content)
             return upper
         if not self.may_change_parent(path):
             return self._refused(path)
@@ -201,20 +218,38 @@ class Layers:
 
     def copy_tree_up(self, path: str) -> None:
         """Copy a directory and all that is visible in it to the upper layer."""
-        self._make_upper(path)
-        for name in self.names(path):
-            child = f"{path}/{name}"
-            if is_directory(self.locate(child), follow=False):
-                self.copy_tree_up(child)
-            else:
-                self.copied_up(child)
+        directories = [path]
+        while directories:
+            directory = directories.pop()
+            self._make_upper(directory)
+            for name in self.names(directory):
+                child = f"{directory}/{name}"
+                if is_directory(self.locate(child), follow=False):
+                    directories.append(child)
+                else:
+                    self.copied_up(child)
+
+    def _copy(self, source: str, target: str, content: bool) -> None:
+        """Copy an entry of the disk; nobody sees a part of it."""
+        part = f"{self.root}/{PARTS}/{posix.getpid()}-{threading.get_ident()}"
+        try:
+            with suppress(FileExistsError):
+                _copy_entry(source, part, content)
+                posix.link(part, target, follow_symlinks=False)
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror} (for the copy that the script may change)", source) from error
+        finally:
+            with suppress(FileNotFoundError):
+                posix.unlink(part)
 
 
-def read_marks(directory: str) -> Iterator[str]:
-    """Yield the hidden paths."""
-    for name in posix.listdir(directory):
-        with _open_file(f"{directory}/{name}", "rb") as file:
-            yield os.fsdecode(file.read())
+def hidden_paths(log: str, start: int = 0) -> set[str]:
+    """Return the paths in a log, from a byte on."""
+    if not exists(log):
+        return set()
+    with _open_file(log, "rb") as file:
+        file.seek(start)
+        return {os.fsdecode(path) for path in file.read().split(b"\0") if path}
 
 
 def exists(path: str) -> bool:
@@ -255,7 +290,7 @@ def _writable_parent(upper: str) -> Iterator[None]:
         posix.chmod(parent, mode)
 
 
-def _copy(source: str, target: str, content: bool) -> None:
+def _copy_entry(source: str, target: str, content: bool) -> None:
     status = posix.lstat(source)
     if stat.S_ISLNK(status.st_mode):
         posix.symlink(posix.readlink(source), target)
@@ -263,13 +298,33 @@ def _copy(source: str, target: str, content: bool) -> None:
     if not stat.S_ISREG(status.st_mode):
         posix.mkfifo(target, stat.S_IMODE(status.st_mode))
         return
-    with _open_file(target, "wb") as written:
-        if content:
-            with _open_file(source, "rb") as read:
-                offset = 0
-                while count := posix.sendfile(written.fileno(), read.fileno(), offset, 2**30):
-                    offset += count
-    with suppress(PermissionError):
+    with _open_file(source, "rb") if content else nullcontext() as read, _open_file(target, "wb") as written:
+        if read is not None:
+            _copy_content(read.fileno(), written.fileno(), status.st_size)
+    with suppress(OSError):  # another user's or group's
         posix.chown(target, status.st_uid, status.st_gid)
+    with suppress(OSError):
+        for name in posix.listxattr(source):
+            posix.setxattr(target, name, posix.getxattr(source, name))
     posix.chmod(target, stat.S_IMODE(status.st_mode))
     posix.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _copy_content(source: int, target: int, size_bytes: int) -> None:
+    """Share the blocks of a file where the file system can, else copy them, without its holes."""
+    with suppress(OSError):
+        fcntl.ioctl(target, _FICLONE, source)
+        return
+    posix.ftruncate(target, size_bytes)
+    end = 0
+    while end < size_bytes:
+        try:
+            start = posix.lseek(source, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # a hole up to the end
+                return
+            raise
+        end = posix.lseek(source, start, os.SEEK_HOLE)
+        posix.lseek(target, start, os.SEEK_SET)
+        while start < end:
+            start += posix.sendfile(target, source, start, end - start)

@@ -23,6 +23,8 @@ _NOT_FILES = {
     "sysfs", "tracefs",
 }  # fmt: skip
 _IN_MEMORY = {"tmpfs", "ramfs"}
+_DEVICES = Path("/dev")
+"""It becomes read-only where it is no mount: devices can be used there, and not under an overlay."""
 MEMORY, COVERS = "memory", "covers"
 """Where the file system in memory is mounted, and the upper directories of the covers; both below the scratch."""
 _VARIANTS = ("redirect_dir=on", "userxattr", "")
@@ -31,6 +33,7 @@ _VARIANTS = ("redirect_dir=on", "userxattr", "")
 
 @dataclass(frozen=True)
 class _Mount:
+    number: str
     path: Path
     kind: str
     read_only: bool
@@ -110,21 +113,39 @@ def works(scratch: Path) -> bool:
 
 
 def _mounts() -> list[_Mount]:
-    """Return the mounts of this process; of several at one path, the topmost."""
+    """Return the mounts that this process can reach; one may lie hidden under another."""
     mounts: dict[Path, _Mount] = {}
     for line in os.fsdecode(_MOUNTS.read_bytes()).split("\n"):
         fields, _, rest = line.partition(" - ")
         words = fields.split(" ")
         if len(words) > 5:
             path = Path(re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), words[4]))
-            mounts[path] = _Mount(path, rest.split(" ")[0], "ro" in words[5].split(","))
-    return list(mounts.values())
+            mounts[path] = _Mount(words[0], path, rest.split(" ")[0], "ro" in words[5].split(","))
+    return [item for item in mounts.values() if not item.holds_changeable_files or _number_at(item.path) == item.number]
+
+
+def _number_at(path: Path) -> str | None:
+    """Return the number of the mount that is at a path, None where the path cannot be reached."""
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.EACCES, errno.ENOTDIR):
+            return None
+        raise
+    try:
+        text = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii")
+    finally:
+        os.close(descriptor)
+    return next(line.split()[1] for line in text.split("\n") if line.startswith("mnt_id:"))
 
 
 def _coverable(mounts: list[_Mount]) -> Iterator[tuple[Path, str]]:
-    """Yield the highest directories that have no mount below them, with the kind of their file system."""
+    """Yield the highest directories that have no mount below them, with the kind of their file system.
+
+    The neighbours of the scratch directory are in memory, so it shares no cover with the rest of /var.
+    """
     points = {item.path for item in mounts}
-    chain = {parent for point in points for parent in point.parents}
+    chain = {parent for point in points for parent in point.parents} | {Path("/var")}
     for item in mounts:
         if item.holds_changeable_files:
             for path in _leaves(item.path, chain, points):
@@ -132,7 +153,7 @@ def _coverable(mounts: list[_Mount]) -> Iterator[tuple[Path, str]]:
 
 
 def _leaves(path: Path, chain: set[Path], points: set[Path]) -> Iterator[Path]:
-    if not path.is_dir():
+    if path == _DEVICES or not path.is_dir():
         return  # a single file that is mounted
     if path not in chain:
         yield path

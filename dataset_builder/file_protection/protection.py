@@ -7,7 +7,6 @@ stays outside, calls `finish` when the worker has ended.
 import fcntl
 import json
 import os
-import shutil
 import socket
 import stat
 import tempfile
@@ -20,7 +19,7 @@ from typing import Any
 
 from vramcast.dataset_builder.file_protection import kernel, overlay
 from vramcast.dataset_builder.file_protection.changes import Changes, Layer, changed_files, copy_out
-from vramcast.dataset_builder.file_protection.layers import MARKS, TEMPORARY, UPPER, Layers, read_marks
+from vramcast.dataset_builder.file_protection.layers import HIDDEN, PARTS, TEMPORARY, UPPER, Layers, hidden_paths
 from vramcast.dataset_builder.file_protection.redirect import redirect
 from vramcast.dataset_builder.file_protection.renames import rename_by_copying
 from vramcast.errors import UserError
@@ -28,8 +27,8 @@ from vramcast.errors import UserError
 OVERLAY, REDIRECT, NONE = "overlay", "redirect", "none"
 FORCED = "VRAMCAST_PROTECTION"
 """The environment variable that names the only way to be tried."""
-_PREFIX, _LOCK = "vramcast-files-", "lock"
-_LONGEST_BYTES = 2**20
+_PREFIX, _LOCK, _MOVED = "vramcast-files-", "lock", "moved"
+_MOST_DESCRIPTORS = 2
 _FRESH_SECONDS = 60
 """A younger scratch directory may be without its lock yet."""
 _DEVICES = ("null", "zero", "full", "tty", "ptmx", "pts", "shm", "fd", "urandom", "random")
@@ -51,10 +50,10 @@ _CACHE_VARIABLES = ("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CA
 
 
 def _caches() -> list[Path]:
-    """Return the directories that libraries download to."""
+    """Return the directories that libraries download to, without links."""
     named = [Path(os.environ[name]) for name in _CACHE_VARIABLES if os.environ.get(name)]
     home = os.environ.get("HOME")
-    return [*named, *([Path(home, ".cache")] if home else [])]
+    return [path.resolve() for path in (*named, *([Path(home, ".cache")] if home else []))]
 
 
 class FileProtection:
@@ -106,7 +105,7 @@ class FileProtection:
             rename_by_copying({item.path: item.device for item in covers})
             return OVERLAY
         if forced in (None, REDIRECT) and kernel.can_refuse_writes():
-            for name in (UPPER, MARKS, TEMPORARY):
+            for name in (UPPER, PARTS, TEMPORARY):
                 (self._scratch / name).mkdir()
             self._tell({"way": REDIRECT})
             tempfile.tempdir = os.environ["TMPDIR"] = str(self._scratch / TEMPORARY)
@@ -121,7 +120,11 @@ class FileProtection:
         )
 
     def _tell(self, message: dict[str, Any], *descriptors: int) -> None:
-        socket.send_fds(self._theirs, [json.dumps(message).encode()], list(descriptors))
+        """Send a message of any length, in a file in memory, and descriptors."""
+        with os.fdopen(os.memfd_create("message"), "wb") as file:
+            file.write(json.dumps(message).encode())
+            file.flush()
+            socket.send_fds(self._theirs, [b"."], [file.fileno(), *descriptors])
 
     def finish(self) -> Changes:
         """Return the changes of the worker, copy what is to stay, and remove the scratch directory."""
@@ -138,9 +141,11 @@ class FileProtection:
         self._message: dict[str, Any] = {"way": NONE}
         self._memory: list[int] = []
         if self._scratch is not None:
-            data, self._memory, _, _ = socket.recv_fds(self._ours, _LONGEST_BYTES, 1)
-            if data:
-                self._message = json.loads(data)
+            _, descriptors, _, _ = socket.recv_fds(self._ours, 1, _MOST_DESCRIPTORS)
+            if descriptors:
+                message, *self._memory = descriptors
+                self._message = json.loads(Path(f"/proc/self/fd/{message}").read_bytes())
+                os.close(message)
 
     def remove(self) -> None:
         """Remove the scratch directory."""
@@ -161,7 +166,7 @@ class FileProtection:
         if way == REDIRECT:
             deleted += [
                 path
-                for path in map(Path, read_marks(str(scratch / MARKS)))
+                for path in map(Path, sorted(hidden_paths(str(scratch / HIDDEN))))
                 if os.path.lexists(path) and not os.path.lexists(f"{scratch / UPPER}{path}")
             ]
         asked_for = set(self._keep.paths)
@@ -211,12 +216,29 @@ def _remove_stale(directory: Path) -> None:
                 _remove_tree(path)
 
 
-def _remove_tree(path: Path) -> None:
-    """Remove a directory with all that is in it, also what the code or overlayfs made unreadable."""
-    for directory, names, _ in os.walk(path):
-        for name in names:
-            child = Path(directory, name)
-            with suppress(OSError):
-                if not child.is_symlink():
-                    child.chmod(stat.S_IRWXU)
-    shutil.rmtree(path, ignore_errors=True)
+def _remove_tree(top: Path) -> None:
+    """Remove a directory with all that is in it, however deep, also what the code or overlayfs made unreadable.
+
+    Sub-directories move to the top before their turn comes, so that no path becomes long.
+    """
+    directories, moved = [top], 0
+    while directories:
+        directory = directories.pop()
+        with suppress(OSError):
+            directory.chmod(stat.S_IRWXU)
+            for entry in os.scandir(directory):
+                if not entry.is_dir(follow_symlinks=False):
+                    with suppress(OSError):
+                        os.unlink(entry.path)  # noqa: PTH108
+                elif directory == top:
+                    directories.append(Path(entry.path))
+                else:
+                    moved += 1
+                    target = top / f"{_MOVED}-{moved}"
+                    os.chmod(entry.path, stat.S_IRWXU)  # noqa: PTH101 - to be moved
+                    os.rename(entry.path, target)  # noqa: PTH104
+                    directories.append(target)
+            if directory != top:
+                directory.rmdir()
+    with suppress(OSError):
+        top.rmdir()

@@ -4,14 +4,17 @@ Functions of `os` and `open` are replaced by ones that work on `Layers`. Native 
 refuses its changes.
 """
 
+import _io
 import builtins
 import errno
 import functools
+import importlib
 import io
 import os
 import posix
 import stat
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType
 from typing import Any
@@ -33,7 +36,7 @@ _NATIVE_MODULES = ("posix", "io", "_io", "builtins")
 _OWN = __name__.rpartition(".")[0]
 _CHANGE_CONTENT = (posix.truncate, posix.setxattr, posix.removexattr)
 """Functions that need the permission to write; the other changers need the owner."""
-_open_file = io.open
+_open_file, _open_code = io.open, io.open_code
 
 
 def redirect(layers: Layers) -> None:
@@ -56,9 +59,45 @@ def redirect(layers: Layers) -> None:
     _replace("remove", redirected.unlink)
     _replace("replace", redirected.rename)
     builtins.open = io.open = redirected.open_file
-    _replace_imported(
-        {_open_file: redirected.open_file, **{getattr(posix, name): getattr(os, name) for name in _NAMES}}
-    )
+    io.open_code = redirected.open_code
+    replaced = {getattr(posix, name): getattr(os, name) for name in _NAMES}
+    _replace_imported({_open_file: redirected.open_file, **replaced})
+    _redirect_imports(redirected)
+
+
+def _redirect_imports(redirected: "_Redirected") -> None:
+    """Let the import system find modules that the script wrote: it has functions of its own."""
+    loader: Any = importlib._bootstrap_external
+    loader._os, loader._io = _Os(redirected), _Io(redirected)
+
+
+class _Os:
+    """The module `os` as the import system uses it, which looks at thousands of paths: most need no redirection."""
+
+    def __init__(self, redirected: "_Redirected") -> None:
+        self._is_changed = redirected.may_be_changed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def stat(self, path: Any) -> os.stat_result:
+        """Return the status of a path."""
+        return os.stat(path) if self._is_changed(path) else posix.stat(path)  # noqa: PTH116
+
+    def listdir(self, path: Any) -> list[Any]:
+        """Return the names in a directory."""
+        return os.listdir(path) if self._is_changed(path) else posix.listdir(path)  # noqa: PTH208
+
+
+class _Io:
+    """The module `_io` as the import system uses it."""
+
+    def __init__(self, redirected: "_Redirected") -> None:
+        self.open_code = redirected.open_code
+        self.FileIO = redirected.open_raw
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_io, name)
 
 
 def _replace_imported(functions: dict[Any, Any]) -> None:
@@ -69,6 +108,9 @@ def _replace_imported(functions: dict[Any, Any]) -> None:
         for name, value in list(vars(module).items()):
             if type(value) is BuiltinFunctionType and value in functions:
                 setattr(module, name, functions[value])
+    closer: Any = getattr(tempfile, "_TemporaryFileCloser", None)  # until Python 3.11
+    if closer is not None:
+        closer.close.__defaults__ = (os.unlink,)
 
 
 def _replace(name: str, function: Callable[..., Any]) -> None:
@@ -78,6 +120,7 @@ def _replace(name: str, function: Callable[..., Any]) -> None:
     def replaced(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
+    replaced.__module__ = os.__name__  # pickle finds it there
     for group in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
         if original in group:
             group.add(replaced)
@@ -89,6 +132,12 @@ class _Redirected:
 
     def __init__(self, layers: Layers) -> None:
         self._layers = layers
+
+    def may_be_changed(self, path: Any) -> bool:
+        """Return False where nothing was changed below the first directory of an absolute path."""
+        text = os.fsdecode(path)
+        end = text.find("/", 1)
+        return not text.startswith("/") or end < 0 or self._layers.is_touched(text[:end])
 
     def reader(self, function: Callable[..., Any], *, follow: bool) -> Callable[..., Any]:
         """Return a function that reads the visible form of a path."""
@@ -187,6 +236,14 @@ class _Redirected:
             return _open_file(file, mode, *args, **kwargs)
         return _open_file(file, mode, *args, **{**kwargs, "opener": lambda path, flags: self.open(path, flags, 0o666)})
 
+    def open_raw(self, path: Any, mode: str = "r") -> Any:
+        """Open a file without a buffer, as `_io.FileIO` does."""
+        return _io.FileIO(path, mode, opener=lambda name, flags: self.open(name, flags, 0o666))
+
+    def open_code(self, path: str) -> Any:
+        """Open a file of code, as `io.open_code` does."""
+        return _open_code(self._layers.native_path(path, writes=False))
+
     def listdir(self, path: Any = ".") -> list[Any]:
         """Return the names in a directory."""
         logical = self._directory(path)
@@ -205,11 +262,13 @@ class _Redirected:
         if not is_directory(self._layers.locate(logical)):
             return self._native(posix.scandir, path, self._layers.locate(logical))
         as_bytes = isinstance(path, bytes)
-        entries = []
-        for name in self._layers.names(logical):
-            child = f"{logical.rstrip('/')}/{name}"
-            entries.append(Entry(path, os.fsencode(name) if as_bytes else name, child, self._layers.locate(child)))
-        return Entries(entries)
+
+        def entries() -> Iterator[Entry]:
+            for name in names:
+                yield Entry(path, os.fsencode(name) if as_bytes else name, f"{base}/{name}", self._layers)
+
+        names, base = self._layers.names(logical), logical.rstrip("/")
+        return Entries(entries())
 
     def _directory(self, path: Any) -> str | None:
         """Return the logical path of a directory that a path or a descriptor names."""
@@ -324,10 +383,10 @@ def _without_place(kwargs: dict[str, Any]) -> dict[str, Any]:
 class Entry:
     """An entry of a directory of two layers, as `os.DirEntry`."""
 
-    def __init__(self, directory: Any, name: Any, logical: str, located: str) -> None:
+    def __init__(self, directory: Any, name: Any, logical: str, layers: Layers) -> None:
         self.name = name
         self.path = os.path.join(directory, name) if not isinstance(directory, int) else name  # noqa: PTH118
-        self._logical, self._located = logical, located
+        self._logical, self._layers = logical, layers
 
     def __fspath__(self) -> Any:
         return self.path
@@ -337,11 +396,11 @@ class Entry:
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
         """Return the status of the entry."""
-        return os.stat(self._logical) if follow_symlinks else posix.lstat(self._located)  # noqa: PTH116
+        return os.stat(self._logical) if follow_symlinks else posix.lstat(self._layers.locate(self._logical))  # noqa: PTH116
 
     def inode(self) -> int:
         """Return the number of its inode."""
-        return posix.lstat(self._located).st_ino
+        return posix.lstat(self._layers.locate(self._logical)).st_ino
 
     def _has_kind(self, test: Callable[[int], bool], follow: bool) -> bool:
         try:
@@ -366,23 +425,24 @@ class Entry:
         return False
 
 
-class Entries(list[Entry]):
+class Entries:
     """The result of `os.scandir`: an iterator and a context manager."""
+
+    def __init__(self, entries: Iterator[Entry]) -> None:
+        self._entries = entries
 
     def __iter__(self) -> Iterator[Entry]:
         return self
 
     def __next__(self) -> Entry:
-        if not self:
-            raise StopIteration
-        return self.pop(0)
+        return next(self._entries)
 
     def __enter__(self) -> "Entries":
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.clear()
+        self.close()
 
     def close(self) -> None:
         """End the iteration."""
-        self.clear()
+        self._entries = iter(())

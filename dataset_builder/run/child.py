@@ -26,7 +26,7 @@ from warnings import catch_warnings, simplefilter
 from vramcast.dataset_builder.child_process import signal_name, write_line
 from vramcast.dataset_builder.error_words import kind_of, message_of, text_of, traceback_of
 from vramcast.dataset_builder.file_protection.kernel import drop_capabilities
-from vramcast.dataset_builder.file_protection.protection import NONE, REDIRECT, FileProtection, Keep
+from vramcast.dataset_builder.file_protection.protection import NONE, OVERLAY, REDIRECT, FileProtection, Keep
 from vramcast.dataset_builder.isolation import block_network, supervise
 from vramcast.dataset_builder.run.command_line import Program
 from vramcast.dataset_builder.run.deadline import Deadline
@@ -43,6 +43,11 @@ _REFUSED_WRITE = re.compile("[Pp]ermission denied|Operation not permitted|readon
 _NO_NATIVE_WRITES = (
     "; this machine offers no overlay for files, so they are protected by redirecting Python's own functions, and "
     "other programs and native code may not write: --unprotected lets them"
+)
+_REFUSED_BY_OVERLAY = re.compile("Value too large for defined data type|Read-only file system")
+_NO_COPY = (
+    "; files are protected by an overlay, which without privileges copies no file or directory of another owner or "
+    "group, and makes nothing new beside a mount: --unprotected lets the script write there"
 )
 _REPORT_FRAMES = 10_000
 """That a report may add to a stack which a script has filled."""
@@ -71,9 +76,9 @@ def main(report_fd: int) -> None:
 
 
 def _keep(request: Mapping[str, Any]) -> Keep:
-    """Return the files that are to stay: new ones if the user wants them, and the snapshot."""
-    snapshot = (Path(request["snapshot"]),) if request["snapshot"] else ()
-    return Keep(request["keep_files"], request["allow_network"], snapshot)
+    """Return the files that are to stay: new ones if the user wants them, the snapshot, and results."""
+    wanted = [*request["results"], *filter(None, [request["snapshot"]])]
+    return Keep(request["keep_files"], request["allow_network"], tuple(map(Path, wanted)))
 
 
 def _write_all(channel: int, data: bytes) -> None:
@@ -123,7 +128,7 @@ class _Runner:
         self._report_of, self._out_of_memory = report_of, torch.OutOfMemoryError
         self._memory = memory
         self._request = request
-        self._files_are_redirected = protection.way == REDIRECT
+        self._way = protection.way
         self._others = [parse_profile(item) for item in request["devices"]]
         self._program = unwrapped(Program.from_json(request["program"]), request["rank"], request["world_size"])
         self._gpu = VirtualCuda(
@@ -253,7 +258,10 @@ class _Runner:
         _ignore_signals()
         sys.modules.update(self._modules)  # functions of torch import others, which a script may have removed
         words = _in_words(error) if error is not None else failure
-        if words and self._files_are_redirected and _REFUSED_WRITE.search(words):
+        overlay_refused = bool(words and self._way == OVERLAY and _REFUSED_BY_OVERLAY.search(words))
+        if overlay_refused:
+            words = f"{words}{_NO_COPY}"
+        if words and self._way == REDIRECT and _REFUSED_WRITE.search(words):
             words += _NO_NATIVE_WRITES
         trace = _traceback(error) if error is not None else ""
         if not self._may_report():
@@ -273,6 +281,7 @@ class _Runner:
                 internal=error is not None and is_fault_of_virtual_gpu(error),
                 ran_out_of_memory=ran_out_of_memory,
                 timed_out=timed_out,
+                overlay_refused=overlay_refused,
                 seconds=perf_counter() - self._start,
                 orders=self._orders if ending == _ENDED else None,
             )

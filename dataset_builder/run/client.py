@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from vramcast import start
 from vramcast.dataset_builder.child_process import TICK_SECONDS, ChildProcess, describe_exit
 from vramcast.dataset_builder.file_protection.changes import Changes
+from vramcast.dataset_builder.file_protection.kernel import can_refuse_writes
+from vramcast.dataset_builder.file_protection.protection import FORCED, REDIRECT
 from vramcast.dataset_builder.isolation import SECRET_WORDS, clean_environment
 from vramcast.dataset_builder.process_tree import continue_stopped, descendants, memory_bytes
 from vramcast.dataset_builder.run.child import DONE, FILES, INTERNAL, NO_SNAPSHOT, REFUSED, REPORTING, STARTED
@@ -59,6 +61,10 @@ class RunOptions:
     """The rank of a run on several GPUs that is simulated; None for all that differ."""
     stand_ins: tuple[str, ...] = ()
     """Libraries that a stand-in replaces where they are absent."""
+    protection: str | None = None
+    """The only way to protect files that is tried; None for all."""
+    results: tuple[Path, ...] = ()
+    """Files that the script writes for the caller: they stay."""
     world_size: int = 1
     """The number of ranks, known after the first has run."""
     orders: LengthOrders | None = None
@@ -83,8 +89,16 @@ def run_script(
 def _run_with_need(
     command: Sequence[str], profile: "DeviceProfile", others: Sequence["DeviceProfile"], options: RunOptions
 ) -> RunReport:
-    """Run a rank; where it runs out of memory, once more on an unbounded device, for its need."""
+    """Run a rank; where it runs out of memory, once more on an unbounded device, for its need.
+
+    Where it fails at a write that an overlay cannot take, it runs once more with redirected files.
+    """
     report = _run_once(command, profile, others, options, unbounded=False)
+    if report.overlay_refused and FORCED not in os.environ and can_refuse_writes():
+        print(
+            "vramcast run: the overlay over the files refused a write; running again with redirection", file=sys.stderr
+        )
+        return _run_with_need(command, profile, others, replace(options, protection=REDIRECT))
     if not report.ran_out_of_memory:
         return report
     print("vramcast run: out of memory; running again on an unbounded device to find the need", file=sys.stderr)
@@ -131,7 +145,8 @@ def _run_once(
         "stand_ins": list(options.stand_ins),
         "world_size": options.world_size,
         "orders": asdict(options.orders) if options.orders else None,
-        "snapshot": str(options.snapshot.absolute()) if options.snapshot else None,
+        "snapshot": _real_path(options.snapshot) if options.snapshot else None,
+        "results": list(map(_real_path, options.results)),
     }
     words = [interpreter, *flags, start.__file__, "vramcast.dataset_builder.run.child"]
     child = _EchoingChild(words, _environment(options), MOST_BYTES)
@@ -140,6 +155,11 @@ def _run_once(
         return _received(child, options)
     finally:
         child.end()
+
+
+def _real_path(path: Path) -> str:
+    """Return where a file is written: protections know directories without links."""
+    return str(path.parent.resolve() / path.name)
 
 
 class _EchoingChild(ChildProcess):
@@ -203,4 +223,5 @@ def _check_memory(child: ChildProcess, most_mib: int) -> None:
 def _environment(options: RunOptions) -> dict[str, str]:
     """Return the user's variables without those that look like secrets: a script may need any other."""
     passed = {name: value for name, value in os.environ.items() if not any(word in name for word in SECRET_WORDS)}
-    return {**passed, **clean_environment(os.environ, allow_network=options.allow_network), **_QUIET}
+    forced = {FORCED: options.protection} if options.protection else {}
+    return {**passed, **clean_environment(os.environ, allow_network=options.allow_network), **_QUIET, **forced}

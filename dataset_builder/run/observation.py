@@ -35,6 +35,7 @@ def report_of(
     internal: bool = False,
     ran_out_of_memory: bool = False,
     timed_out: bool = False,
+    overlay_refused: bool = False,
     seconds: float = 0.0,
     orders: LengthOrders | None = None,
 ) -> RunReport:
@@ -67,6 +68,7 @@ def report_of(
         operators=gpu.tracer.operators,
         seconds=seconds,
         timed_out=timed_out,
+        overlay_refused=overlay_refused,
         curve=curve_of(trace, gpu.profile, gpu.options) if trace.events else None,
         reserved_by_order=_reserved_by_order(gpu, orders) if orders else (),
     )

@@ -66,6 +66,8 @@ class RunReport:
     seconds: float
     timed_out: bool
     """The time limit ended the script."""
+    overlay_refused: bool
+    """The script failed at a write that the overlay over the files cannot take."""
     curve: Curve | None
     unwritten: tuple[str, ...] = ()
     """Checkpoints that were kept in memory, where files are not protected."""
