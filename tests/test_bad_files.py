@@ -24,6 +24,7 @@ from vramcast.models.classify_command.simulators import described
 from vramcast.models.classify_command.training_configs import read_training_config
 from vramcast.train.configuration import configure, read_configuration
 from vramcast.virtual_gpu.profile import DeviceProfile, parse_profile
+from vramcast.virtual_gpu.training_setup import TrainingSetup
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
@@ -267,3 +268,9 @@ def test_any_values_are_a_profile_or_bad_input(values, rules):
         assert str(error).startswith("expected ")
     else:
         assert 0 <= profile.capacity_bytes(convolutions=True, batch_norm=True) < 2**63
+
+
+@pytest.mark.parametrize("name", ["batch_size", "last_batch_size", "dry_run_batch_size"])
+def test_batches_that_no_kernel_counts_are_refused(name):
+    with pytest.raises(UserError, match=f"training.{name} to be at most 2147483647"):
+        TrainingSetup(**{"batch_size": 8, name: 10**30})

@@ -122,6 +122,10 @@ _CONTIGUOUS = ("fsdp2", "hsdp")
 """Strategies that refuse parameters in channels-last layout (torch/distributed/fsdp/_fully_shard/_fsdp_param.py)."""
 
 
+_MOST_SAMPLES = 2**31 - 1
+"""In a batch: kernels of CUDA count rows in 32 bits, and sizes beyond overflow torch's own counts."""
+
+
 def _option(default: Any, kind: str, text: str, **more: Any) -> Any:
     return field(default=default, metadata={"option": Option(kind, text, **more)})
 
@@ -181,7 +185,7 @@ class TrainingSetup:
             if value is None and name in _OPTIONAL:
                 continue
             if option.kind == "count":
-                check_count(f"training.{name}", value, option.least)
+                check_count(f"training.{name}", value, option.least, _MOST_SAMPLES if "batch_size" in name else None)
             elif option.kind == "flag":
                 check_flag(f"training.{name}", value)
             elif option.kind == "choice":
