@@ -15,7 +15,7 @@ from vramcast.dataset_builder.defaults import BUCKET_MIB, CHECKPOINT, RISK
 from vramcast.dataset_builder.devices import DEFAULT_DEVICE, device_file
 from vramcast.dataset_builder.exit_codes import FAILED, CommandParser, exit_code
 from vramcast.dataset_builder.run.client import MEMORY_MIB, TIMEOUT_SECONDS, RunOptions, run_script
-from vramcast.dataset_builder.run.command_line import parse_command
+from vramcast.dataset_builder.run.command_line import Command, parse_command
 from vramcast.dataset_builder.run.report import RunReport
 from vramcast.dataset_builder.simulation.client import InternalError, NetworkError
 from vramcast.errors import UserError, check_amount, check_count
@@ -68,14 +68,13 @@ def _parser() -> CommandParser:
 def _run(argv: list[str]) -> int:
     own, command = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
     arguments = _parser().parse_args(own)
-    command = [*arguments.command, *command]
     options = _options(arguments)
-    parse_command(command)  # refuse a wrong command before torch is imported
+    parsed = parse_command([*arguments.command, *command])  # a wrong one is refused before torch is imported
     if arguments.plot:
         from vramcast.models.timeline import check_picture  # noqa: PLC0415
 
         check_picture(arguments.plot)
-    return _answer(arguments, command, options)
+    return _answer(arguments, parsed, options)
 
 
 def _options(arguments: argparse.Namespace) -> RunOptions:
@@ -117,7 +116,7 @@ def _fraction(text: str) -> float:
     return fraction
 
 
-def _answer(arguments: argparse.Namespace, command: list[str], options: RunOptions) -> int:
+def _answer(arguments: argparse.Namespace, command: Command, options: RunOptions) -> int:
     from vramcast.dataset_builder.devices import gpu_profiles, load_profile  # noqa: PLC0415 - imports torch
     from vramcast.models.predictor import Predictor  # noqa: PLC0415
 
@@ -168,7 +167,7 @@ def _failure(report: RunReport) -> int:
 
 
 def _print(
-    predictor: "Predictor", arguments: argparse.Namespace, command: list[str], report: RunReport, start: float
+    predictor: "Predictor", arguments: argparse.Namespace, command: Command, report: RunReport, start: float
 ) -> None:
     from vramcast.dataset_builder.devices import gpu_profiles, load_profile  # noqa: PLC0415
     from vramcast.models.classify_command.page import Page  # noqa: PLC0415
@@ -177,7 +176,7 @@ def _print(
     from vramcast.models.run_screen import rendered_run, to_json  # noqa: PLC0415
 
     simulation: Any = report.simulation
-    title = parse_command(command)[2].title
+    title = command.program.title
     profile = load_profile(arguments.device)
     devices = list({item.name: item for item in (profile, *gpu_profiles())}.values())
     questions = [Question.of_simulation(title, simulation, item) for item in devices]

@@ -16,6 +16,7 @@ from vramcast.dataset_builder.families.template import mutate
 from vramcast.dataset_builder.filters import check
 from vramcast.dataset_builder.jobs.job import SpecJob
 from vramcast.dataset_builder.run.client import RunOptions, run_script
+from vramcast.dataset_builder.run.command_line import parse_command
 from vramcast.dataset_builder.simulation.simulator import Simulator
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.training_setup import TrainingSetup
@@ -106,7 +107,7 @@ def test_a_printed_program_takes_the_memory_of_its_layers(tmp_path):
     interpreter = interpreter_for("keras")
     spec = template("vgg")
     (tmp_path / "row.py").write_text(emit_keras(spec))
-    report = run_script([interpreter, str(tmp_path / "row.py")], A100, [], RunOptions(steps=4))
+    report = run_script(parse_command([interpreter, str(tmp_path / "row.py")]), A100, [], RunOptions(steps=4))
     assert report.failure is None and report.steps[0].shapes == ((BATCH, 3, 64, 64),)
     keras = report.simulation
     own = Simulator(SpecJob(spec)).simulate({}, [A100])

@@ -9,6 +9,7 @@ from benchmarks.published.job import PublishedJob
 from benchmarks.published.swift import _lengths, job_of
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.run.client import RunOptions, run_script
+from vramcast.dataset_builder.run.command_line import parse_command
 from vramcast.dataset_builder.simulation.simulation import OrderPeaks, with_orders
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.length_orders import LengthOrders
@@ -78,7 +79,7 @@ def test_a_script_is_replayed_with_orders_of_batches(tmp_path):
     orders = LengthOrders.of_samples([200, 300, 500, 800, 1001], 1, count=3)
     steps = [*orders.traced, orders.traced[-1]]
     command = [sys.executable, str(path), *map(str, steps)]
-    report = run_script(command, load_profile("a100_40gb"), [], RunOptions(steps=100, orders=orders))
+    report = run_script(parse_command(command), load_profile("a100_40gb"), [], RunOptions(steps=100, orders=orders))
     assert report.failure is None and len(report.reserved_by_order) == 3
     assert all(peak > 2 * 1001 * 20_000 * 4 for peak in report.reserved_by_order)
     device = "a100_40gb"
@@ -97,4 +98,6 @@ def test_a_script_with_too_few_steps_has_no_orders(tmp_path):
     path.write_text(SCRIPT)
     orders = LengthOrders.of_samples([200, 300], 1, count=1)
     with pytest.raises(UserError, match="expected 6 steps"):
-        run_script([sys.executable, str(path), "200"], load_profile("a100_40gb"), [], RunOptions(orders=orders))
+        run_script(
+            parse_command([sys.executable, str(path), "200"]), load_profile("a100_40gb"), [], RunOptions(orders=orders)
+        )

@@ -13,6 +13,7 @@ from benchmarks.published.stacks import ROOT, interpreter
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.families.libraries import tolerate_broken_torchvision
 from vramcast.dataset_builder.run.client import RunOptions, run_script
+from vramcast.dataset_builder.run.command_line import parse_command
 from vramcast.dataset_builder.run.report import RunReport
 from vramcast.dataset_builder.simulation.simulation import OrderPeaks, Simulation, with_orders
 from vramcast.errors import UserError
@@ -83,7 +84,7 @@ def run_job(job: PublishedJob, stacks: Path = ROOT) -> tuple[Figures, RunReport 
                 steps=_ALL_STEPS, timeout_seconds=_TIMEOUT_SECONDS, stand_ins=("flash_attn",),
                 nonzero_fraction=job.nonzero_fraction, orders=job.orders, results=(path,),
             )  # fmt: skip
-            report = run_script([str(interpreter(job.stack, stacks)), *words], profile, [], options)
+            report = run_script(parse_command([str(interpreter(job.stack, stacks)), *words]), profile, [], options)
             if not path.exists():
                 raise UserError(f"expected figures of {job.title}, found none: {report.failure or report.ending}")
         return Figures(**json.loads(path.read_text(encoding="utf-8"))), report

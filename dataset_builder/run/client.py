@@ -18,7 +18,7 @@ from vramcast.dataset_builder.file_protection.protection import FORCED, REDIRECT
 from vramcast.dataset_builder.isolation import SECRET_WORDS, clean_environment
 from vramcast.dataset_builder.process_tree import continue_stopped, descendants, memory_bytes
 from vramcast.dataset_builder.run.child import DONE, FILES, INTERNAL, NO_SNAPSHOT, REFUSED, REPORTING, STARTED
-from vramcast.dataset_builder.run.command_line import parse_command
+from vramcast.dataset_builder.run.command_line import Command
 from vramcast.dataset_builder.run.ranks import with_distinct_ranks
 from vramcast.dataset_builder.run.report import RunReport
 from vramcast.dataset_builder.run.report_memory import MOST_BYTES
@@ -72,7 +72,7 @@ class RunOptions:
 
 
 def run_script(
-    command: Sequence[str], profile: "DeviceProfile", others: Sequence["DeviceProfile"], options: RunOptions
+    command: Command, profile: "DeviceProfile", others: Sequence["DeviceProfile"], options: RunOptions
 ) -> RunReport:
     """Run a command on a virtual GPU; on several, each rank that may differ from the first."""
     report = _run_with_need(command, profile, others, options)
@@ -87,7 +87,7 @@ def run_script(
 
 
 def _run_with_need(
-    command: Sequence[str], profile: "DeviceProfile", others: Sequence["DeviceProfile"], options: RunOptions
+    command: Command, profile: "DeviceProfile", others: Sequence["DeviceProfile"], options: RunOptions
 ) -> RunReport:
     """Run a rank; where it runs out of memory, once more on an unbounded device, for its need.
 
@@ -122,16 +122,15 @@ def _with_need(report: RunReport, need: RunReport, device: str) -> RunReport:
 
 
 def _run_once(
-    command: Sequence[str],
+    command: Command,
     profile: "DeviceProfile",
     others: Sequence["DeviceProfile"],
     options: RunOptions,
     *,
     unbounded: bool,
 ) -> RunReport:
-    interpreter, flags, program = parse_command(command)
     request = {
-        "program": program.to_json(),
+        "program": command.program.to_json(),
         "device": asdict(profile),
         "devices": [asdict(item) for item in others],
         "steps": options.steps,
@@ -148,7 +147,7 @@ def _run_once(
         "snapshot": _real_path(options.snapshot) if options.snapshot else None,
         "results": list(map(_real_path, options.results)),
     }
-    words = [interpreter, *flags, start.__file__, "vramcast.dataset_builder.run.child"]
+    words = [command.interpreter, *command.flags, start.__file__, "vramcast.dataset_builder.run.child"]
     child = _EchoingChild(words, _environment(options), MOST_BYTES)
     try:
         child.send(json.dumps(request).encode() + b"\n")

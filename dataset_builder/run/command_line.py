@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from vramcast.errors import UserError
 
@@ -49,22 +49,30 @@ class Program:
         return cls(values["kind"], values["name"], tuple(values["arguments"]))
 
 
-def parse_command(words: Sequence[str]) -> tuple[str, tuple[str, ...], Program]:
-    """Return the interpreter of a command, its own options, and the program that it runs."""
+class Command(NamedTuple):
+    """An interpreter with its own options, and the program that it runs."""
+
+    interpreter: str
+    flags: tuple[str, ...]
+    program: Program
+
+
+def parse_command(words: Sequence[str]) -> Command:
+    """Return what the words of a command line mean."""
     if not words:
         raise UserError(f"expected a command after '--', such as {_FORM}, found none: add it")
     first, rest = words[0], list(words[1:])
     if _is_python(first):
-        return _resolved(first), *_python_program(rest)
+        return Command(_resolved(first), *_python_program(rest))
     if first.endswith(".py"):
-        return sys.executable, (), _file(first, rest)
+        return Command(sys.executable, (), _file(first, rest))
     path, launcher = shutil.which(first), _LAUNCHERS.get(Path(first).name)
     interpreter = _shebang(path) if path else None
     if launcher is not None and (interpreter or path is None):
-        return interpreter or sys.executable, (), _launched(first, rest)
+        return Command(interpreter or sys.executable, (), _launched(first, rest))
     if path is None or interpreter is None:
         raise UserError(f"expected a Python program ({_FORM}), found {shlex.join(words)!r}: name the script")
-    return interpreter, (), Program("file", path, tuple(rest))
+    return Command(interpreter, (), Program("file", path, tuple(rest)))
 
 
 def _launched(name: str, words: list[str]) -> Program:

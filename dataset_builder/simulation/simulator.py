@@ -77,16 +77,16 @@ class Simulator:
         A network that fails on meta tensors may ask for CUDA: it runs on a virtual GPU that it sees as CUDA. If it
         fails there, too, the first error is its own.
         """
-        job = self._live_job(options)
+        training = self.job.setup(options)
+        job = self._live_job(training)
         if job is not None:
-            return self._run_live(job, options, profiles)
+            return self._run_live(job, training, profiles)
         try:
-            return self._simulate(options, profiles)
+            return self._simulate(training, profiles)
         except Exception as error:
             is_bad_input = isinstance(error, UserError) and not isinstance(error, UntraceableError)
             if not isinstance(self.job, ModuleJob) or is_bad_input:
                 raise
-            training = self.job.setup(options)
             if replace(training, adapter=None, quantize=None, checkpointing=False, loss_form="default").needs_trace:
                 raise
             try:
@@ -100,9 +100,8 @@ class Simulator:
                 raise error from None
             return self._live.simulation(profiles)
 
-    def _live_job(self, options: Mapping[str, Any]) -> ModuleJob | None:
+    def _live_job(self, training: TrainingSetup) -> ModuleJob | None:
         """Return the job if it must train on a virtual GPU that it sees as CUDA, None if meta tensors are enough."""
-        training = self.job.setup(options)
         if not isinstance(self.job, ModuleJob):
             if training.needs_cuda:
                 raise UserError(
@@ -112,18 +111,18 @@ class Simulator:
             return None
         return self.job if self.job.runs_live or training.needs_cuda else None
 
-    def _run_live(self, job: ModuleJob, options: Mapping[str, Any], profiles: Sequence[DeviceProfile]) -> Simulation:
-        self._live = LiveJob(job, job.setup(options), profiles[0])
+    def _run_live(self, job: ModuleJob, training: TrainingSetup, profiles: Sequence[DeviceProfile]) -> Simulation:
+        self._live = LiveJob(job, training, profiles[0])
         simulation = self._live.simulation(profiles)
         simulation = replace(simulation, family=job.family)
         if job.runs_live:
             self._table = simulation.table
         return simulation
 
-    def _simulate(self, options: Mapping[str, Any], profiles: Sequence[DeviceProfile]) -> Simulation:
+    def _simulate(self, training: TrainingSetup, profiles: Sequence[DeviceProfile]) -> Simulation:
         self._live = None
         with self._spec_errors():
-            training = self._use(options)
+            self._use(training)
             if self._table is None or training.adapter != self._tabled:
                 self._table, self._tabled = self.job.table(training), training.adapter
             ranks = {profile.name: self._largest_first(profile) for profile in profiles}
@@ -141,12 +140,13 @@ class Simulator:
 
     def measure(self, options: Mapping[str, Any], profile: DeviceProfile) -> Measurement:
         """Simulate the job on one device, without its layers: one trace and one replay."""
-        job = self._live_job(options)
+        training = self.job.setup(options)
+        job = self._live_job(training)
         if job is not None:
-            simulation = self._run_live(job, options, [profile])
+            simulation = self._run_live(job, training, [profile])
             measurement = simulation.peaks[profile.name].bounded
             return replace(measurement, notes=(*measurement.notes, *simulation.notes))
-        self._use(options)
+        self._use(training)
         ranks = self._trace(profile.compute_capability, owners=False)
         measurements = [simulate(trace, profile, self.allocator) for _, trace in ranks]
         return max(measurements, key=lambda item: (item.status is not Status.OK, item.reserved_bytes or 0))
@@ -157,12 +157,12 @@ class Simulator:
 
     def trace(self, options: Mapping[str, Any], compute_capability: float) -> Trace:
         """Trace the job (its first rank) for devices of a compute capability, without the owners of blocks."""
-        self._use(options)
+        self._use(self.job.setup(options))
         return self._trace(compute_capability, owners=False)[0][1]
 
     def curve(self, options: Mapping[str, Any], profile: DeviceProfile) -> Curve:
         """Return the memory over time on a device, unbounded where the job does not fit."""
-        self._use(options)
+        self._use(self.job.setup(options))
         trace = self._live.trace if self._live is not None else self._largest_first(profile)[0][1].trace
         return curve_of(trace, profile, self.allocator)
 
@@ -210,11 +210,9 @@ class Simulator:
                 f"expected a spec that {self.job.family} can build and train, found {message}; fix it"
             ) from error
 
-    def _use(self, options: Mapping[str, Any]) -> TrainingSetup:
-        training = self.job.setup(options)
+    def _use(self, training: TrainingSetup) -> None:
         if training != self._setup:
             self._setup, self._traces, self._replays = training, [], Replays(self.allocator)
-        return training
 
     def _prepared(self, setup: TrainingSetup) -> PreparedJob:
         """Prepare the job, and convert it to channels-last layout if the setup says so."""

@@ -10,6 +10,7 @@ import pytest
 
 from vramcast.dataset_builder.devices import load_profile
 from vramcast.dataset_builder.run.client import RunOptions, run_script
+from vramcast.dataset_builder.run.command_line import parse_command
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 MIB = 2**20
@@ -37,7 +38,9 @@ def run(script, *arguments, needs=(), device="a100_40gb", tmp_path=None, others=
     before = Path.cwd()
     os.chdir(tmp_path or before)
     try:
-        report = run_script(words, load_profile(device), [load_profile(name) for name in others], RunOptions(**options))
+        report = run_script(
+            parse_command(words), load_profile(device), [load_profile(name) for name in others], RunOptions(**options)
+        )
     finally:
         os.chdir(before)
     assert report.failure is None or report.ran_out_of_memory, f"{report.failure}\n{report.traceback}"
