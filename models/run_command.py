@@ -15,7 +15,7 @@ from vramcast.dataset_builder.defaults import BUCKET_MIB, CHECKPOINT, RISK
 from vramcast.dataset_builder.devices import DEFAULT_DEVICE, device_file
 from vramcast.dataset_builder.exit_codes import FAILED, CommandParser, exit_code
 from vramcast.dataset_builder.run.client import MEMORY_MIB, TIMEOUT_SECONDS, RunOptions, run_script
-from vramcast.dataset_builder.run.command_line import Command, parse_command
+from vramcast.dataset_builder.run.command_line import ScriptCommand, parse_command
 from vramcast.dataset_builder.run.report import RunReport
 from vramcast.dataset_builder.simulation.client import InternalError, NetworkError
 from vramcast.errors import UserError, check_amount, check_count
@@ -116,7 +116,7 @@ def _fraction(text: str) -> float:
     return fraction
 
 
-def _answer(arguments: argparse.Namespace, command: Command, options: RunOptions) -> int:
+def _answer(arguments: argparse.Namespace, command: ScriptCommand, options: RunOptions) -> int:
     from vramcast.dataset_builder.devices import gpu_profiles, load_profile  # noqa: PLC0415 - imports torch
     from vramcast.models.predictor import Predictor  # noqa: PLC0415
 
@@ -167,7 +167,7 @@ def _failure(report: RunReport) -> int:
 
 
 def _print(
-    predictor: "Predictor", arguments: argparse.Namespace, command: Command, report: RunReport, start: float
+    predictor: "Predictor", arguments: argparse.Namespace, command: ScriptCommand, report: RunReport, start: float
 ) -> None:
     from vramcast.dataset_builder.devices import gpu_profiles, load_profile  # noqa: PLC0415
     from vramcast.models.classify_command.page import Page  # noqa: PLC0415

@@ -21,7 +21,7 @@ from vramcast.dataset_builder.file_protection import kernel, overlay, protection
 from vramcast.dataset_builder.file_protection.protection import FORCED, OVERLAY, REDIRECT
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-SEQUENCES = 120
+SEQUENCES = 60
 """`make soak` carries out 1,000 under each protection."""
 TRAIN = """
 import os, sys

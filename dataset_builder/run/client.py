@@ -18,7 +18,7 @@ from vramcast.dataset_builder.file_protection.protection import FORCED, REDIRECT
 from vramcast.dataset_builder.isolation import SECRET_WORDS, clean_environment
 from vramcast.dataset_builder.process_tree import continue_stopped, descendants, memory_bytes
 from vramcast.dataset_builder.run.child import DONE, FILES, INTERNAL, NO_SNAPSHOT, REFUSED, REPORTING, STARTED
-from vramcast.dataset_builder.run.command_line import Command
+from vramcast.dataset_builder.run.command_line import ScriptCommand
 from vramcast.dataset_builder.run.ranks import with_distinct_ranks
 from vramcast.dataset_builder.run.report import RunReport
 from vramcast.dataset_builder.run.report_memory import MOST_BYTES
@@ -72,7 +72,7 @@ class RunOptions:
 
 
 def run_script(
-    command: Command, profile: "DeviceProfile", others: Sequence["DeviceProfile"], options: RunOptions
+    command: ScriptCommand, profile: "DeviceProfile", others: Sequence["DeviceProfile"], options: RunOptions
 ) -> RunReport:
     """Run a command on a virtual GPU; on several, each rank that may differ from the first."""
     report = _run_with_need(command, profile, others, options)
@@ -87,7 +87,7 @@ def run_script(
 
 
 def _run_with_need(
-    command: Command, profile: "DeviceProfile", others: Sequence["DeviceProfile"], options: RunOptions
+    command: ScriptCommand, profile: "DeviceProfile", others: Sequence["DeviceProfile"], options: RunOptions
 ) -> RunReport:
     """Run a rank; where it runs out of memory, once more on an unbounded device, for its need.
 
@@ -122,7 +122,7 @@ def _with_need(report: RunReport, need: RunReport, device: str) -> RunReport:
 
 
 def _run_once(
-    command: Command,
+    command: ScriptCommand,
     profile: "DeviceProfile",
     others: Sequence["DeviceProfile"],
     options: RunOptions,

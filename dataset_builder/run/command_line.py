@@ -49,7 +49,7 @@ class Program:
         return cls(values["kind"], values["name"], tuple(values["arguments"]))
 
 
-class Command(NamedTuple):
+class ScriptCommand(NamedTuple):
     """An interpreter with its own options, and the program that it runs."""
 
     interpreter: str
@@ -57,22 +57,22 @@ class Command(NamedTuple):
     program: Program
 
 
-def parse_command(words: Sequence[str]) -> Command:
+def parse_command(words: Sequence[str]) -> ScriptCommand:
     """Return what the words of a command line mean."""
     if not words:
         raise UserError(f"expected a command after '--', such as {_FORM}, found none: add it")
     first, rest = words[0], list(words[1:])
     if _is_python(first):
-        return Command(_resolved(first), *_python_program(rest))
+        return ScriptCommand(_resolved(first), *_python_program(rest))
     if first.endswith(".py"):
-        return Command(sys.executable, (), _file(first, rest))
+        return ScriptCommand(sys.executable, (), _file(first, rest))
     path, launcher = shutil.which(first), _LAUNCHERS.get(Path(first).name)
     interpreter = _shebang(path) if path else None
     if launcher is not None and (interpreter or path is None):
-        return Command(interpreter or sys.executable, (), _launched(first, rest))
+        return ScriptCommand(interpreter or sys.executable, (), _launched(first, rest))
     if path is None or interpreter is None:
         raise UserError(f"expected a Python program ({_FORM}), found {shlex.join(words)!r}: name the script")
-    return Command(interpreter, (), Program("file", path, tuple(rest)))
+    return ScriptCommand(interpreter, (), Program("file", path, tuple(rest)))
 
 
 def _launched(name: str, words: list[str]) -> Program:
