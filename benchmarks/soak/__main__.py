@@ -5,6 +5,7 @@ Sends requests to 127.0.0.1 alone. Progress is kept in a directory, so an interr
 
 import argparse
 import json
+import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -176,6 +177,7 @@ def main() -> int:
     parser.add_argument("--only", choices=PARTS, action="append", help="run one part; repeatable")
     parser.add_argument("--directory", type=Path, default=Path("runs/soak"), help="progress; default: %(default)s")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it, and so would scripts
     soak = Soak(arguments.directory, arguments.scale)
     for part in arguments.only or PARTS:
         getattr(soak, f"run_{part}")()
