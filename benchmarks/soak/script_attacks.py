@@ -305,7 +305,9 @@ _SIGNALS: Mapping[str, Attack] = {
         "pair = socket.socketpair()\nfor item in pair: item.setblocking(False)\n"
         "signal.set_wakeup_fd(pair[0].fileno()); signal.siginterrupt(signal.SIGUSR1, True)"
     ),
-    "faulthandler": Attack("faulthandler.enable(); faulthandler.dump_traceback_later(0.01, repeat=True)"),
+    "faulthandler": Attack(  # which reads frames while they change, and may crash
+        "faulthandler.enable(); faulthandler.dump_traceback_later(0.01, repeat=True)", silent=True
+    ),
     "faulthandler that exits": Attack("faulthandler.dump_traceback_later(0.2, exit=True)", silent=True),
 }
 
@@ -442,7 +444,7 @@ _STATE: Mapping[str, Attack] = {
     "warnings as errors": Attack("warnings.simplefilter('error')"),
     "no environment": Attack("os.environ.clear()"),
     "no arguments": Attack("sys.argv = None"),
-    "no paths": Attack("sys.path.clear()"),
+    "no paths": Attack("sys.path.clear()", fails=True),  # torch imports parts of itself when they are first used
     "wrong paths": Attack("sys.path[:] = [None, 3, SENTINELS]; sys.path_importer_cache.clear()", fails=True),
     "no importers": Attack("sys.meta_path.clear(); sys.path_hooks.clear()", fails=True),
     "an importer that raises": Attack(
@@ -452,7 +454,9 @@ _STATE: Mapping[str, Attack] = {
     "modules of ours are gone": Attack(
         "for name in [item for item in sys.modules if item.startswith('vramcast')]: del sys.modules[name]", fails=True
     ),
-    "modules of Python are gone": Attack("for name in ('json', 'traceback', 'warnings'): sys.modules[name] = None"),
+    "modules of Python are gone": Attack(
+        "for name in ('json', 'traceback', 'warnings'): sys.modules[name] = None", fails=True
+    ),
     "another main module": Attack("sys.modules['__main__'] = os"),
     "no collection": Attack("gc.disable(); gc.freeze()"),
     "collection at all times": Attack("gc.set_threshold(20, 2, 2)"),
