@@ -14,14 +14,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from vramcast.dataset_builder.devices import DEFAULT_DEVICE, load_profile
-from vramcast.dataset_builder.families.libraries import import_library
-from vramcast.dataset_builder.jobs.architectures import ARCHITECTURES
-from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
-from vramcast.dataset_builder.simulation.client import ChildSimulator, NetworkError
+from vramcast.device.profiles import DEFAULT_DEVICE, load_profile
 from vramcast.errors import UserError
+from vramcast.jobs.architectures import ARCHITECTURES
+from vramcast.jobs.families.libraries import import_library
+from vramcast.jobs.targets import BuildRequest, parse_target
 from vramcast.models import load
 from vramcast.models.predictor import Question
+from vramcast.simulation.sandbox.client import ChildSimulator, NetworkError
 
 BATCH = 8
 PER_MODULE = 4

@@ -3,17 +3,17 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.families.gpumemnet import spec_of_filename
-from vramcast.dataset_builder.jobs.job import SpecJob
-from vramcast.dataset_builder.jobs.targets import GPUMEMNET
-from vramcast.dataset_builder.schema import Spec
-from vramcast.dataset_builder.simulation.simulator import Simulator
+from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
+from vramcast.jobs.families import make_spec
+from vramcast.jobs.families.gpumemnet import spec_of_filename
+from vramcast.jobs.job import SpecJob
+from vramcast.jobs.spec import Spec
+from vramcast.jobs.targets import GPUMEMNET
 from vramcast.models import load
 from vramcast.models.answer import Answer
 from vramcast.models.predictor import Question
+from vramcast.simulation.simulator import Simulator
 
 
 def answers_on(job: Mapping[str, Any], devices: Collection[str], checkpoint: str, risk: float) -> dict[str, Answer]:

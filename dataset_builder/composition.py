@@ -10,9 +10,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from vramcast.dataset_builder.devices import CONF, user_conf
-from vramcast.dataset_builder.yaml_text import check_aliases
+from vramcast.device.profiles import CONF, user_conf
 from vramcast.errors import UserError, suggestion
+from vramcast.files.yaml_text import check_aliases
 
 
 @dataclass(frozen=True)

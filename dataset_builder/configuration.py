@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from vramcast.dataset_builder.backends import Backend
+from vramcast.dataset_builder.backends.static import StaticBackend
 from vramcast.dataset_builder.composition import Command, compose_config
-from vramcast.dataset_builder.devices import with_rules
 from vramcast.dataset_builder.executors import Executor, LocalExecutor, SerialExecutor
-from vramcast.dataset_builder.measure import Backend
-from vramcast.dataset_builder.measure.static import StaticBackend
 from vramcast.dataset_builder.pipeline import Build
 from vramcast.dataset_builder.samplers import make_sampler
 from vramcast.dataset_builder.space import parse_space
+from vramcast.device.profiles import with_rules
 from vramcast.errors import UserError, check_choice, check_count, check_flag
-from vramcast.virtual_gpu.records import canonical_json, from_mapping
+from vramcast.virtual_gpu.canonical import canonical_json, from_mapping
 
 if TYPE_CHECKING:
-    from vramcast.dataset_builder.measure.cuda.backend import CudaBackend
+    from vramcast.dataset_builder.backends.cuda.backend import CudaBackend
 
 _KEYS = ("backend", "device", "executor", "family", "n", "out", "sampler", "seed", "space")
 _BUILD = Command("build", "vramcast build", "build", _KEYS, "family=cnn n=500")
@@ -108,8 +108,8 @@ def make_backend(settings: Mapping[str, Any]) -> Backend:
 
 def make_virtual(profile: Mapping[str, Any], allocator: str | None = None) -> Backend:
     """Make the virtual GPU of a device profile."""
-    from vramcast.dataset_builder.measure.virtual import VirtualBackend  # noqa: PLC0415
-    from vramcast.virtual_gpu.allocator import AllocatorOptions  # noqa: PLC0415
+    from vramcast.dataset_builder.backends.virtual import VirtualBackend  # noqa: PLC0415
+    from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions  # noqa: PLC0415
     from vramcast.virtual_gpu.profile import parse_profile  # noqa: PLC0415
 
     return VirtualBackend(parse_profile(profile), AllocatorOptions.parse(allocator or ""))
@@ -123,7 +123,7 @@ def _make_cuda(options: dict[str, Any], settings: Mapping[str, Any]) -> Backend:
 
 def make_cuda(settings: Mapping[str, Any], estimator: Backend | None = None) -> "CudaBackend":
     """Make the backend of a real GPU; with an estimator, it also runs specs with the estimate as memory limit."""
-    from vramcast.dataset_builder.measure.cuda.backend import CudaBackend, CudaSettings  # noqa: PLC0415
+    from vramcast.dataset_builder.backends.cuda.backend import CudaBackend, CudaSettings  # noqa: PLC0415
 
     return CudaBackend(from_mapping(CudaSettings, settings, "the settings of the backend cuda"), estimator)
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.schema import Spec
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.jobs.families import make_spec
+from vramcast.jobs.spec import Spec
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 
 def _mlp(arch: str, features: int, depth: int, **more: Any) -> tuple[str, dict[str, Any]]:

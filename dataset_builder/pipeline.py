@@ -8,18 +8,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from vramcast.dataset_builder.analysis.static import static_estimate
+from vramcast.dataset_builder.backends import Backend, BackendResult
 from vramcast.dataset_builder.executors import Executor
-from vramcast.dataset_builder.filters import Rejected, check
-from vramcast.dataset_builder.measure import Backend, BackendResult
-from vramcast.dataset_builder.progress import bar
+from vramcast.dataset_builder.rows import Provenance, Rejection, Row
 from vramcast.dataset_builder.samplers import Sampler
 from vramcast.dataset_builder.samplers.coverage import Coverage, coverage, coverage_report
-from vramcast.dataset_builder.schema import Provenance, Rejection, Row, Spec, StaticEstimate
 from vramcast.dataset_builder.space import Assignment, Space
 from vramcast.dataset_builder.store import JournalWriter
-from vramcast.dataset_builder.store.durable import replacing
 from vramcast.errors import UserError
+from vramcast.files.durable import replacing
+from vramcast.jobs.analysis.static import static_estimate
+from vramcast.jobs.filters import Rejected, check
+from vramcast.jobs.spec import Spec, StaticEstimate
+from vramcast.progress import bar
 
 COVERAGE_NAME = "coverage.md"
 _MAX_USELESS = 5_000

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from vramcast.dataset_builder import expressions
-from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.families.template import mutate
-from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import UserError, check_count, check_flag
-from vramcast.virtual_gpu.records import from_mapping
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.jobs import expressions
+from vramcast.jobs.families import make_spec
+from vramcast.jobs.families.template import mutate
+from vramcast.jobs.spec import Spec
+from vramcast.virtual_gpu.canonical import from_mapping
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 Assignment = dict[str, Any]
 """A value for every factor."""

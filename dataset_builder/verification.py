@@ -6,18 +6,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from vramcast.dataset_builder.backends import Backend
+from vramcast.dataset_builder.backends.static import static_of
 from vramcast.dataset_builder.executors import SerialExecutor
 from vramcast.dataset_builder.golden import golden_specs
-from vramcast.dataset_builder.measure import Backend
-from vramcast.dataset_builder.measure.static import static_of
 from vramcast.dataset_builder.pipeline import make_row, software_versions
-from vramcast.dataset_builder.schema import SCHEMA_VERSION, Row
+from vramcast.dataset_builder.rows import SCHEMA_VERSION, Row
 from vramcast.dataset_builder.store import read_journal
-from vramcast.dataset_builder.store.durable import replacing
 from vramcast.dataset_builder.store.lines import HEADER, ROW, encode_line
 from vramcast.errors import UserError
+from vramcast.files.durable import replacing
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.measurement import Measurement, Status
-from vramcast.virtual_gpu.sizes import MIB
 
 MEDIAN_ERROR = 0.05
 """Above this median error the virtual GPU does not model the GPU's software."""

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from vramcast.dataset_builder.defaults import CHECKPOINT
-from vramcast.models._base import Estimator
+from vramcast.defaults import CHECKPOINT
 from vramcast.models.answer import Answer, Bucket
 from vramcast.models.buckets import Buckets
+from vramcast.models.estimators._base import Estimator
 from vramcast.models.example import Example, Label
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from vramcast.models.disturbances import disturbed
 from vramcast.models.example import UNBOUNDED_BYTES, Example
 from vramcast.models.outlook import ScoredOutlook, capacities_of, overheads_of, own_bytes_of, score_quantile
 from vramcast.models.uncertainty import calibrated_strata, strata, unit_bytes
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 Array = NDArray[np.float64]
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vramcast.dataset_builder.store.durable import replacing
 from vramcast.errors import UserError
-from vramcast.models._base import Estimator
-from vramcast.models.calibrated_simulation import CalibratedSimulation
-from vramcast.models.classifiers import NetworkClassifier
-from vramcast.models.ensemble import Ensemble
+from vramcast.files.durable import replacing
+from vramcast.models.estimators._base import Estimator
+from vramcast.models.estimators.calibrated_simulation import CalibratedSimulation
+from vramcast.models.estimators.classifiers import NetworkClassifier
+from vramcast.models.estimators.ensemble import Ensemble
 from vramcast.models.storage import attach, read_kind
 
 METRICS, CARD = "metrics.json", "README.md"

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vramcast.models._base import Estimator
 from vramcast.models.buckets import Buckets
+from vramcast.models.estimators._base import Estimator
 from vramcast.models.example import Example
 from vramcast.models.metrics import PredictedRows, Score, score, score_by
 

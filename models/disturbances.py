@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from vramcast.models.example import Example
 from vramcast.models.outlook import own_bytes_of
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 _LEAST_MIB = 256
 """The least memory of another process: an idle context takes more."""

@@ -7,22 +7,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vramcast.dataset_builder.defaults import RISK
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.schema import Row
+from vramcast.dataset_builder.rows import Row
+from vramcast.dataset_builder.simulation_store import SimulationStore
+from vramcast.defaults import RISK
+from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
-from vramcast.models._base import Estimator
 from vramcast.models.baselines.static import Static
 from vramcast.models.baselines.virtual import Virtual
 from vramcast.models.buckets import Buckets
 from vramcast.models.checkpoint import load_checkpoint
 from vramcast.models.comparison import EstimatorReport, compare, predicted_rows, text_table
+from vramcast.models.estimators._base import Estimator
 from vramcast.models.example import Example
 from vramcast.models.examples import examples_of_rows
 from vramcast.models.released import checkpoint_directory
-from vramcast.models.simulation_store import SimulationStore
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.profile import DeviceProfile
-from vramcast.virtual_gpu.sizes import MIB
 
 BACKENDS: Mapping[str, Estimator] = {item.name: item for item in (Virtual(), Static())}
 """Backends as estimators, which learn nothing."""

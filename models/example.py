@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, replace
 
-from vramcast.dataset_builder.families import FAMILIES
-from vramcast.dataset_builder.schema import LayerRecord, StaticEstimate
-from vramcast.dataset_builder.simulation.simulation import OrderPeaks
 from vramcast.errors import UserError
+from vramcast.jobs.families import FAMILIES
+from vramcast.jobs.spec import LayerRecord, StaticEstimate
+from vramcast.simulation.result import OrderPeaks
 from vramcast.virtual_gpu.measurement import Measurement
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 _FIRST_LAYERS = 3
 """Convolutions that a Transformer may begin with."""

@@ -5,21 +5,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vramcast.dataset_builder.analysis.static import static_estimate
-from vramcast.dataset_builder.families.live_scripts import LENGTHS_VARY
-from vramcast.dataset_builder.jobs.job import table_of
-from vramcast.dataset_builder.schema import LayerTable, Row
-from vramcast.dataset_builder.simulation.simulation import Peaks, Simulation
+from vramcast.dataset_builder.rows import Row
 from vramcast.errors import UserError
+from vramcast.jobs.analysis.static import static_estimate
+from vramcast.jobs.families.script_jobs import LENGTHS_VARY
+from vramcast.jobs.job import table_of
+from vramcast.jobs.spec import LayerTable
 from vramcast.models.example import UNBOUNDED_BYTES, Example, Label, is_convolution
+from vramcast.simulation.result import Peaks, Simulation
+from vramcast.virtual_gpu.canonical import content_hash
 from vramcast.virtual_gpu.measurement import TRIAL, VARYING, Measurement, Status
 from vramcast.virtual_gpu.profile import DeviceProfile
-from vramcast.virtual_gpu.records import content_hash
-from vramcast.virtual_gpu.trace import GUESSED_TRUTH
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.tracing.trace import GUESSED_TRUTH
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 if TYPE_CHECKING:
-    from vramcast.models.simulation_store import SimulationStore
+    from vramcast.dataset_builder.simulation_store import SimulationStore
 
 _HARMLESS_NOTES = (GUESSED_TRUTH, LENGTHS_VARY)
 """Assumptions that decide little: xMem's rows with the first are as close to their simulation as others, and lengths

@@ -13,29 +13,29 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from vramcast.dataset_builder.defaults import BUCKET_MIB, RISK
-from vramcast.dataset_builder.devices import DEFAULT_DEVICE, load_profile
-from vramcast.dataset_builder.families.meta_device import copy_to_meta
-from vramcast.dataset_builder.jobs.batches import resized
-from vramcast.dataset_builder.jobs.job import Job, ModuleJob, SpecJob
-from vramcast.dataset_builder.jobs.optimizers import DEFAULT, describe_optimizer
-from vramcast.dataset_builder.jobs.steps import TrainingStep
-from vramcast.dataset_builder.schema import LayerTable, Spec
-from vramcast.dataset_builder.simulation.simulation import RankPeaks, Simulation
-from vramcast.dataset_builder.simulation.simulator import Simulator
+from vramcast.defaults import BUCKET_MIB, RISK
+from vramcast.device.profiles import DEFAULT_DEVICE, load_profile
 from vramcast.errors import UserError, check_probability, suggestion
-from vramcast.models._base import Estimator
+from vramcast.jobs.batches import resized
+from vramcast.jobs.families.meta_device import copy_to_meta
+from vramcast.jobs.job import Job, ModuleJob, SpecJob
+from vramcast.jobs.optimizers import DEFAULT, describe_optimizer
+from vramcast.jobs.spec import LayerTable, Spec
+from vramcast.jobs.steps import TrainingStep
 from vramcast.models.answer import Answer, Bucket
 from vramcast.models.buckets import Buckets, choose_bucket
 from vramcast.models.checkpoint import load_checkpoint
+from vramcast.models.estimators._base import Estimator
 from vramcast.models.example import UNBOUNDED_BYTES, Example
 from vramcast.models.examples import example_of_simulation, example_of_table
 from vramcast.models.released import checkpoint_directory
 from vramcast.models.uncertainty import may_show_trials
+from vramcast.simulation.result import RankPeaks, Simulation
+from vramcast.simulation.simulator import Simulator
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.measurement import Measurement
 from vramcast.virtual_gpu.profile import DeviceProfile
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.training_setup import OPTIONS, TrainingSetup, with_shorthands
+from vramcast.virtual_gpu.training.setup import OPTIONS, TrainingSetup, with_shorthands
 
 TABLES_ALONE = "universal_layers"
 """The released estimator for layer tables alone, which needs no simulation."""

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from vramcast.dataset_builder.store.durable import replacing
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.records import content_hash
+from vramcast.files.durable import replacing
+from vramcast.virtual_gpu.canonical import content_hash
 
 FORMAT = "vramcast-estimator"
 FORMAT_VERSION = 3

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from vramcast.dataset_builder.simulation.simulation import Curve
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.simulation.result import Curve
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 _GIB = 1024 * MIB
 _ORDER = ("parameters", "optimizer_state", "gradients", "inputs", "activations", "workspace", "temporaries")

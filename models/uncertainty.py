@@ -3,11 +3,11 @@
 Both follow from the job and its simulation alone, never from a measurement.
 """
 
-from vramcast.dataset_builder.families import FAMILIES
+from vramcast.jobs.families import FAMILIES
 from vramcast.models.example import Example
 from vramcast.models.features.layers import convolutions_of
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.training_setup import DTYPE_BYTES
+from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.training.setup import DTYPE_BYTES
 
 EVERYTHING = "all"
 _EXACT, _WORKSPACES = "exact", "workspaces"

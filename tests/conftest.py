@@ -30,7 +30,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 pytest.register_assert_rewrite("estimator_contract")
 
 # Before a test imports lightning, and after the threads are set: it imports torch.
-import_module("vramcast.dataset_builder.families.libraries").tolerate_broken_torchvision()
+import_module("vramcast.jobs.families.libraries").tolerate_broken_torchvision()
 
 DATA = Path(os.environ.get("VRAMCAST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vramcast.virtual_gpu import session
-from vramcast.virtual_gpu.session import trace_training
-from vramcast.virtual_gpu.trace import Trace, call_of
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.tracing import session
+from vramcast.virtual_gpu.tracing.session import trace_training
+from vramcast.virtual_gpu.tracing.trace import Trace, call_of
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 
 def _network() -> nn.Module:

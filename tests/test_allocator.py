@@ -5,8 +5,8 @@ import pickle
 import pytest
 from caching_allocators import GIB, filled, layout, mib, state
 
-from vramcast.virtual_gpu.allocator import CachingAllocator, OutOfMemory
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.allocator import CachingAllocator, OutOfMemory
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 # sizes, pools and segments
 

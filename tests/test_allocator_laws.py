@@ -8,8 +8,8 @@ from caching_allocators import layout
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vramcast.virtual_gpu.allocator import AllocatorOptions, Block, CachingAllocator, OutOfMemory
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions, Block, CachingAllocator, OutOfMemory
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 SIZES = st.one_of(
     st.integers(1, 2 * MIB),

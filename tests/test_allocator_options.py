@@ -7,8 +7,8 @@ import pytest
 from caching_allocators import EXPANDABLE, SPLIT_LIMIT, filled, layout, mib, state
 
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.allocator import AllocatorOptions, CachingAllocator, OutOfMemory
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions, CachingAllocator, OutOfMemory
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 
 def test_below_the_split_limit_no_block_above_it_is_taken() -> None:

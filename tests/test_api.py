@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import vramcast
-from vramcast.dataset_builder.jobs.optimizers import OWN, describe_optimizer
 from vramcast.errors import UserError
+from vramcast.jobs.optimizers import OWN, describe_optimizer
 
 
 def network():

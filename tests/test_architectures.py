@@ -2,9 +2,9 @@
 
 import pytest
 
-from vramcast.dataset_builder.families.external import build_external
-from vramcast.dataset_builder.jobs.architectures import ARCHITECTURES, find_architecture
 from vramcast.errors import UserError
+from vramcast.jobs.architectures import ARCHITECTURES, find_architecture
+from vramcast.jobs.families.external import build_external
 
 pytest.importorskip("transformers")
 PUBLISHED = {

@@ -8,9 +8,9 @@ from meta_traces import BFLOAT, HALF, SINGLE, Recorder, numbers, operators, told
 from torch import Tensor
 from torch.nn import functional as F
 
-from vramcast.virtual_gpu.attention import efficient_workspace_bytes
-from vramcast.virtual_gpu.cuda_paths import cuda_paths
-from vramcast.virtual_gpu.trace import AttentionCall
+from vramcast.virtual_gpu.operators.attention import efficient_workspace_bytes
+from vramcast.virtual_gpu.operators.cuda_paths import cuda_paths
+from vramcast.virtual_gpu.tracing.trace import AttentionCall
 
 
 def attention_kernel(q: Tensor, capability: float, **arguments: Any) -> str:

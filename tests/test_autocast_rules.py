@@ -11,10 +11,10 @@ from meta_traces import BFLOAT, HALF, SINGLE, numbers, on_meta, operators, peak_
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vramcast.virtual_gpu import autocast as rules
-from vramcast.virtual_gpu.autocast import MetaScaler, autocast
-from vramcast.virtual_gpu.session import trace_training
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.operators import autocast as rules
+from vramcast.virtual_gpu.operators.autocast import MetaScaler, autocast
+from vramcast.virtual_gpu.tracing.session import trace_training
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 

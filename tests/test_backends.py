@@ -7,16 +7,16 @@ from dataclasses import asdict, replace
 import pytest
 from stubbed_cuda import Estimates, Stubbed, fake
 
+from vramcast.dataset_builder.backends.cuda.backend import CudaBackend, CudaSettings
+from vramcast.dataset_builder.backends.static import static_of
 from vramcast.dataset_builder.configuration import make_virtual
-from vramcast.dataset_builder.devices import load_device
-from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.measure.cuda.backend import CudaBackend, CudaSettings
-from vramcast.dataset_builder.measure.nvml import open_nvml
-from vramcast.dataset_builder.measure.static import static_of
-from vramcast.dataset_builder.schema import Spec
+from vramcast.device.nvml import open_nvml
+from vramcast.device.profiles import load_device
 from vramcast.errors import UserError
+from vramcast.jobs.families import make_spec
+from vramcast.jobs.spec import Spec
 from vramcast.virtual_gpu.measurement import Status
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 MIB = 2**20
 MLP = {"arch": "uniform", "input_features": 1024, "output_features": 10, "depth": 4}

@@ -10,21 +10,21 @@ from measured_tables import small_table
 
 from vramcast.collocation.adapters.carma import write_rad, write_yaml
 from vramcast.collocation.adapters.gpu_text import parse_gpus
+from vramcast.commands.classify.classify_command import main
+from vramcast.commands.classify.lengths import read_lengths
+from vramcast.commands.classify.simulators import described
+from vramcast.commands.classify.training_configs import read_training_config
 from vramcast.dataset_builder.configuration import compose_build
-from vramcast.dataset_builder.devices import load_profile, read_device
-from vramcast.dataset_builder.jobs.targets import read_document
-from vramcast.dataset_builder.schema import Spec
 from vramcast.dataset_builder.store.importers import import_file
-from vramcast.dataset_builder.yaml_text import parse_yaml
+from vramcast.device.profiles import load_profile, read_device
 from vramcast.errors import UserError
+from vramcast.files.yaml_text import parse_yaml
+from vramcast.jobs.spec import Spec
+from vramcast.jobs.targets import read_document
 from vramcast.models.baselines.fake_tensor import read_published
-from vramcast.models.classify_command.command import main
-from vramcast.models.classify_command.lengths import read_lengths
-from vramcast.models.classify_command.simulators import described
-from vramcast.models.classify_command.training_configs import read_training_config
 from vramcast.train.configuration import configure, read_configuration
 from vramcast.virtual_gpu.profile import DeviceProfile, parse_profile
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)

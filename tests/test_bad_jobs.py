@@ -9,14 +9,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from vramcast.collocation.service.named_specs import read_named_specs
-from vramcast.dataset_builder.jobs.architectures import find_architecture
-from vramcast.dataset_builder.jobs.targets import parse_argument, parse_shape, parse_target
-from vramcast.dataset_builder.json_lines import numbered_lines, parse_object
-from vramcast.dataset_builder.simulation.client import interpreter
+from vramcast.commands.classify.classify_command import main
+from vramcast.commands.classify.request import KEYS, ClassifyRequest
 from vramcast.errors import UserError
-from vramcast.models.classify_command.command import main
-from vramcast.models.classify_command.request import KEYS, ClassifyRequest
+from vramcast.files.json_lines import numbered_lines, parse_object
+from vramcast.jobs.architectures import find_architecture
+from vramcast.jobs.targets import parse_argument, parse_shape, parse_target
 from vramcast.models.released import checkpoint_directory
+from vramcast.simulation.sandbox.client import interpreter
 
 GPUMEMNET = "gpumemnet:input:784_output:10_depth:3_arch:pyramid_batch:64.out"
 GOOD = json.dumps({"target": GPUMEMNET}).encode()

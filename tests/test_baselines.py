@@ -7,11 +7,11 @@ import pytest
 from estimator_contract import EstimatorContract
 from made_examples import CARD_BYTES, MIB, OVERHEAD_BYTES, example_of, measured_mlps, mlp_table, simulated
 
-from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.families.template import TEMPLATES
-from vramcast.dataset_builder.filters import check
-from vramcast.dataset_builder.schema import LayerRecord, LayerTable
 from vramcast.errors import UserError
+from vramcast.jobs.families import make_spec
+from vramcast.jobs.families.template import TEMPLATES
+from vramcast.jobs.filters import check
+from vramcast.jobs.spec import LayerRecord, LayerTable
 from vramcast.models.baselines.catalogue import BASELINES, fit_baselines, load_baselines, save_baselines
 from vramcast.models.baselines.extra_trees import ExtraTrees
 from vramcast.models.baselines.fake_tensor import FakeTensor, read_published
@@ -23,7 +23,7 @@ from vramcast.models.baselines.virtual import Virtual
 from vramcast.models.baselines.weights import Weights
 from vramcast.models.buckets import Buckets
 from vramcast.models.storage import ESTIMATOR, WEIGHTS, State
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 BUCKETS = Buckets(1000 * MIB, CARD_BYTES)
 TRAIN, VALIDATION, TEST = measured_mlps(120), measured_mlps(40, 120), measured_mlps(30, 160)

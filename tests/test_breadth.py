@@ -5,17 +5,17 @@ from importlib.util import find_spec
 
 import pytest
 
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.jobs.architectures import ARCHITECTURES, find_architecture
-from vramcast.dataset_builder.jobs.building import build_job
-from vramcast.dataset_builder.jobs.job import table_of
-from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
-from vramcast.dataset_builder.measure.virtual import VirtualBackend
-from vramcast.dataset_builder.schema import Spec
-from vramcast.dataset_builder.simulation.simulator import Simulator
+from vramcast.dataset_builder.backends.virtual import VirtualBackend
+from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
+from vramcast.jobs.architectures import ARCHITECTURES, find_architecture
+from vramcast.jobs.building import build_job
+from vramcast.jobs.job import table_of
+from vramcast.jobs.spec import Spec
+from vramcast.jobs.targets import BuildRequest, parse_target
+from vramcast.simulation.simulator import Simulator
 from vramcast.virtual_gpu.measurement import Status
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 A100 = load_profile("a100_40gb")
 TIMM = {  # parameters as timm's own table of results has them, in millions

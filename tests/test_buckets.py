@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vramcast.models.buckets import Buckets, choose_bucket
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 CARD = 40_410 * MIB
 

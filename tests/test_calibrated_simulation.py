@@ -7,13 +7,13 @@ import pytest
 from estimator_contract import EstimatorContract
 from synthetic_examples import cnn_spec, example_of, mlp_examples, mlp_spec
 
-from vramcast.models.calibrated_simulation import CalibratedSimulation
 from vramcast.models.calibration import LEAST_ROWS, CalibratedErrors, pinned
 from vramcast.models.disturbances import disturbed
+from vramcast.models.estimators.calibrated_simulation import CalibratedSimulation
 from vramcast.models.example import Label
 from vramcast.models.features.full import simulated_need_bytes
 from vramcast.models.uncertainty import calibrated_strata, strata, unit_bytes
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 GIB = 1024 * MIB
 

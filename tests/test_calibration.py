@@ -6,21 +6,21 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from vramcast.dataset_builder import calibrate_command as calibrating
-from vramcast.dataset_builder.device_command import main
-from vramcast.dataset_builder.devices import load_device
-from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.measure.virtual import trace_spec
-from vramcast.dataset_builder.probe_calibration import constant_specs
-from vramcast.dataset_builder.schema import Provenance, Row
+from vramcast.commands.device import calibrate_command as calibrating
+from vramcast.commands.device.device_command import main
+from vramcast.commands.device.probe_calibration import constant_specs
+from vramcast.dataset_builder.backends.virtual import trace_spec
+from vramcast.dataset_builder.rows import Provenance, Row
+from vramcast.device.calibration.rows import Calibration, Sample, calibrate
+from vramcast.device.profiles import load_device
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.allocator import AllocatorOptions
-from vramcast.virtual_gpu.calibration.rows import Calibration, Sample, calibrate
+from vramcast.jobs.families import make_spec
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.profile import parse_profile
-from vramcast.virtual_gpu.simulate import simulate
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.replay.simulate import simulate
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 RULES = [{"pointwise": True, "copies": 1.0}, {"direction": "forward", "copies": 1.0}, {"copies": 2.0}]
 TRUTH = parse_profile(
@@ -146,8 +146,8 @@ def test_a_missing_driver_is_one_error(capsys, tmp_path, monkeypatch):
 
 
 def test_public_rows_make_a_profile_that_explains_others(public_table, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("vramcast.virtual_gpu.calibration.rows._MOST_STEPS", 1)
-    monkeypatch.setattr("vramcast.virtual_gpu.calibration.rows._MOVES", 12)
+    monkeypatch.setattr("vramcast.device.calibration.rows._MOST_STEPS", 1)
+    monkeypatch.setattr("vramcast.device.calibration.rows._MOVES", 12)
     table = str(public_table("gpumemnet/cnn_data_step1.csv"))
     out = tmp_path / "mine.yaml"
     words = ["--from-rows", table, "--start", "a100_40gb_gpumemnet_2024", "--from-scratch", "--rows", "8"]

@@ -12,9 +12,9 @@ from synthetic_examples import mlp_examples
 
 from vramcast.errors import UserError
 from vramcast.models.checkpoint import Card, load_checkpoint, load_metrics, save_checkpoint
-from vramcast.models.classifiers import NetworkClassifier, NetworkSettings
-from vramcast.models.ensemble import Ensemble
-from vramcast.models.fitting import PlainFitter
+from vramcast.models.estimators.classifiers import NetworkClassifier, NetworkSettings
+from vramcast.models.estimators.ensemble import Ensemble
+from vramcast.models.estimators.fitting import PlainFitter
 from vramcast.models.storage import State, read_state, write_state
 
 CARD = Card(

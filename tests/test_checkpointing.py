@@ -10,16 +10,16 @@ from torch.autograd.graph import save_on_cpu
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.jobs.checkpointing import enable_checkpointing
-from vramcast.dataset_builder.jobs.job import ModuleJob, SpecJob
-from vramcast.dataset_builder.simulation.simulator import Simulator
+from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.allocator import AllocatorOptions
-from vramcast.virtual_gpu.checkpointing_forms import checkpointing_form
-from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.jobs.checkpointing import enable_checkpointing
+from vramcast.jobs.families import make_spec
+from vramcast.jobs.job import ModuleJob, SpecJob
+from vramcast.simulation.simulator import Simulator
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions
+from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
+from vramcast.virtual_gpu.training.checkpointing_forms import checkpointing_form
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 A100 = load_profile("a100_40gb")
 ROWS, WIDTH, BLOCKS = 16384, 64, 6
@@ -75,7 +75,7 @@ def simulated(checkpointing, block=Block):
 
 def scripted(run, block=Block):
     """Return the peak of a script that calls torch's checkpointing itself, by the index of a block."""
-    with VirtualCuda(A100, options=AllocatorOptions()):
+    with CudaEmulation(A100, options=AllocatorOptions()):
         network = Network(run, block).to("cuda")
         optimizer = torch.optim.SGD(network.parameters())
         for _ in range(4):

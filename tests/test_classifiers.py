@@ -7,8 +7,8 @@ from estimator_contract import NARROW, EstimatorContract
 from synthetic_examples import mlp_examples, without_labels
 
 from vramcast.errors import UserError
-from vramcast.models.classifiers import NetworkClassifier, NetworkSettings, make_batch, prepare
-from vramcast.models.fitting import PlainFitter, validation_loss
+from vramcast.models.estimators.classifiers import NetworkClassifier, NetworkSettings, make_batch, prepare
+from vramcast.models.estimators.fitting import PlainFitter, validation_loss
 
 QUICK = PlainFitter(epochs=6, batch_size=32)
 

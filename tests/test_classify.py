@@ -10,26 +10,26 @@ from synthetic_examples import mlp_examples, mlp_spec
 from torch import nn
 
 from vramcast import models
-from vramcast.dataset_builder.devices import DEFAULT_DEVICE, load_device, load_profile
-from vramcast.dataset_builder.jobs.job import table_of
-from vramcast.dataset_builder.jobs.layer_tables import read_table
-from vramcast.dataset_builder.measure.virtual import VirtualBackend
-from vramcast.dataset_builder.simulation.simulation import Curve
+from vramcast.commands.classify.page import Page, render_page
+from vramcast.dataset_builder.backends.virtual import VirtualBackend
+from vramcast.device.profiles import DEFAULT_DEVICE, load_device, load_profile
 from vramcast.errors import UserError
+from vramcast.jobs.job import table_of
+from vramcast.jobs.layer_tables import read_table
 from vramcast.models.answer import FITS, TIGHT, TOO_LARGE, Answer, Bucket
 from vramcast.models.baselines.virtual import Virtual
 from vramcast.models.baselines.weights import Weights
 from vramcast.models.batch_search import largest_batch
-from vramcast.models.classifiers import NetworkSettings
-from vramcast.models.classify_command.page import Page, render_page
-from vramcast.models.ensemble import Ensemble
+from vramcast.models.estimators.classifiers import NetworkSettings
+from vramcast.models.estimators.ensemble import Ensemble
+from vramcast.models.estimators.fitting import PlainFitter
 from vramcast.models.example import UNBOUNDED_BYTES
 from vramcast.models.examples import example_of_table
-from vramcast.models.fitting import PlainFitter
 from vramcast.models.predictor import Predictor, Question, _finite
 from vramcast.models.timeline import check_picture, draw_timeline, timeline_table
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.simulation.result import Curve
+from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 A100 = load_profile(DEFAULT_DEVICE)
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
-from vramcast.dataset_builder.simulation.client import ChildSimulator, InternalError, NetworkError, _checked
+from vramcast.commands.classify.classify_command import _parser, _with_target, main
+from vramcast.commands.classify.request import ClassifyRequest
+from vramcast.commands.classify.simulators import Simulators
 from vramcast.errors import UserError
-from vramcast.models.classify_command.command import _parser, _with_target, main
-from vramcast.models.classify_command.request import ClassifyRequest
-from vramcast.models.classify_command.simulators import Simulators
-from vramcast.virtual_gpu.source_lines import is_internal, is_network_code
+from vramcast.jobs.targets import BuildRequest, parse_target
+from vramcast.simulation.sandbox.client import ChildSimulator, InternalError, NetworkError, _checked
+from vramcast.virtual_gpu.tracing.source_lines import is_internal, is_network_code
 
 FILE = Path(__file__).parent / "support" / "written_networks.py"
 GPUMEMNET = "gpumemnet:input:784_output:10_depth:3_arch:pyramid_batch:64.out"

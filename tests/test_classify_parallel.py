@@ -6,17 +6,17 @@ import pytest
 import torch
 from rank_traces import mlp
 
-from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.jobs.job import SpecJob
-from vramcast.dataset_builder.simulation.simulation import Simulation
-from vramcast.dataset_builder.simulation.simulator import Simulator
+from vramcast.commands.classify.classify_command import main
+from vramcast.commands.classify.request import ClassifyRequest
 from vramcast.errors import UserError
-from vramcast.models.classify_command.command import main
-from vramcast.models.classify_command.request import ClassifyRequest
+from vramcast.jobs.families import make_spec
+from vramcast.jobs.job import SpecJob
 from vramcast.models.predictor import Predictor
+from vramcast.simulation.result import Simulation
+from vramcast.simulation.simulator import Simulator
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.profile import DeviceProfile
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.training_setup import TrainingSetup, with_shorthands
+from vramcast.virtual_gpu.training.setup import TrainingSetup, with_shorthands
 
 PLAIN = DeviceProfile(name="plain", title="Plain", total_mib=8192, compute_capability=8.0, context_mib=100)
 NETWORK = {"arch": "uniform", "input_features": 1024, "output_features": 1000, "depth": 6}

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from vramcast.dataset_builder.configuration import compose_build
-from vramcast.dataset_builder.devices import CONF
+from vramcast.device.profiles import CONF
 
 PAGE = (Path(__file__).parents[1] / "docs" / "cluster.md").read_text()
 

@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 from omegaconf.errors import OmegaConfBaseException
 
-from vramcast.dataset_builder.build_command import main
-from vramcast.dataset_builder.build_subcommands import COMMANDS
-from vramcast.dataset_builder.jobs.targets import read_document
+from vramcast.commands.build.build_command import main
+from vramcast.commands.build.build_subcommands import COMMANDS
 from vramcast.dataset_builder.store import read_journal
 from vramcast.dataset_builder.store.splits import Split
 from vramcast.errors import UserError, WorkerError, nearest_names
+from vramcast.jobs.targets import read_document
 
 NAME = "input:8_output:3_depth:2_arch:pyramid_batch:4.out"
 
@@ -137,7 +137,7 @@ def test_ctrl_c_during_the_start_gives_no_traceback(words, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("vramcast.dataset_builder.composition.compose", interrupted)
-    monkeypatch.setattr("vramcast.dataset_builder.build_subcommands.iter_records", plainly)
+    monkeypatch.setattr("vramcast.commands.build.build_subcommands.iter_records", plainly)
     assert main(words) == 130
     assert capsys.readouterr().err == "stopped\n"
 
@@ -163,7 +163,7 @@ def test_an_operating_system_error_is_one_error(monkeypatch, capsys):
     def fail(*_):
         raise PermissionError(13, "Permission denied", "rows")
 
-    monkeypatch.setattr("vramcast.dataset_builder.build_subcommands.iter_records", fail)
+    monkeypatch.setattr("vramcast.commands.build.build_subcommands.iter_records", fail)
     assert main(["status", "rows"]) == 2
     assert "Permission denied: 'rows'" in capsys.readouterr().err
 
@@ -200,7 +200,7 @@ def test_a_full_disk_loses_no_row_and_the_build_resumes(tmp_path):
     limited = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY));"
-        "from vramcast.dataset_builder.build_command import main; sys.exit(main(sys.argv[1:]))"
+        "from vramcast.commands.build.build_command import main; sys.exit(main(sys.argv[1:]))"
     )
     words = ["family=mlp", "n=100", "backend=static", "executor=serial", f"out={tmp_path}"]
     result = subprocess.run([sys.executable, "-c", limited, *words], capture_output=True, text=True, check=False)

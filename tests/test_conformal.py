@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from vramcast.errors import UserError
-from vramcast.models.conformal import SafeMargins, raised, relative, score
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.models.estimators.conformal import SafeMargins, raised, relative, score
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 
 @pytest.mark.parametrize("risk", [0.01, 0.05, 0.2])

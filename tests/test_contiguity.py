@@ -10,11 +10,11 @@ from torch._prims_common import suggest_memory_format
 from torch.nn import functional as F
 
 from vramcast import VirtualGPU
-from vramcast.virtual_gpu.contiguity import contiguous, suggested_layout
-from vramcast.virtual_gpu.cuda_paths import cuda_paths
-from vramcast.virtual_gpu.kernels import _is_matrix, cuda_kernels
-from vramcast.virtual_gpu.replay import FREE
-from vramcast.virtual_gpu.trace import ConvolutionCall, ReductionCall, Trace, Tracer, call_of
+from vramcast.virtual_gpu.operators.contiguity import contiguous, suggested_layout
+from vramcast.virtual_gpu.operators.cuda_paths import cuda_paths
+from vramcast.virtual_gpu.operators.kernels import _is_matrix, cuda_kernels
+from vramcast.virtual_gpu.replay.replay import FREE
+from vramcast.virtual_gpu.tracing.trace import ConvolutionCall, ReductionCall, Trace, Tracer, call_of
 
 aten = torch.ops.aten
 

@@ -4,19 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from vramcast.dataset_builder.devices import load_device
-from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.measure.virtual import trace_spec
-from vramcast.dataset_builder.schema import Spec
+from vramcast.dataset_builder.backends.virtual import trace_spec
 from vramcast.dataset_builder.store.importers.timm import LAYOUT
-from vramcast.virtual_gpu.allocator import AllocatorOptions, CachingAllocator
+from vramcast.device.profiles import load_device
+from vramcast.jobs.families import make_spec
+from vramcast.jobs.spec import Spec
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions, CachingAllocator
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.profile import DeviceProfile, parse_profile
-from vramcast.virtual_gpu.replay import EMPTY_CACHE, FREE, replay
-from vramcast.virtual_gpu.simulate import lower, simulate
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.timeline import timeline_of
-from vramcast.virtual_gpu.trace import ConvolutionCall, Tracer, Use
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.replay.replay import EMPTY_CACHE, FREE, replay
+from vramcast.virtual_gpu.replay.simulate import lower, simulate
+from vramcast.virtual_gpu.replay.timeline import timeline_of
+from vramcast.virtual_gpu.tracing.trace import ConvolutionCall, Tracer, Use
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 SETTINGS = {"name": "x", "title": "X", "total_mib": 40960, "compute_capability": 8.0, "context_mib": 100}
 A100 = parse_profile(load_device("a100_40gb_gpumemnet_2024"))

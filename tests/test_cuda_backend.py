@@ -11,15 +11,15 @@ from nvml_stub import GIB, NOT_SUPPORTED, without_driver
 from scripted_backend import alive, wait_until
 from stubbed_cuda import Estimates, Stubbed, fake
 
-from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.measure import BackendResult
-from vramcast.dataset_builder.measure.cuda.backend import CudaSettings
-from vramcast.dataset_builder.measure.nvml import GpuLostError, NoDriverError
+from vramcast.dataset_builder.backends import BackendResult
+from vramcast.dataset_builder.backends.cuda.backend import CudaSettings
 from vramcast.dataset_builder.pipeline import make_row
-from vramcast.dataset_builder.schema import Row
+from vramcast.dataset_builder.rows import Row
+from vramcast.device.nvml import GpuLostError, NoDriverError
 from vramcast.errors import UserError
+from vramcast.jobs.families import make_spec
 from vramcast.virtual_gpu.measurement import Measurement, Status
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 MLP = {"arch": "uniform", "input_features": 64, "output_features": 10, "depth": 2}
 SPEC = make_spec("mlp", MLP, TrainingSetup(batch_size=8, last_batch_size=3))
@@ -282,7 +282,7 @@ class TestBuild:
     """`vramcast build backend=cuda`, from the command line to the rows."""
 
     def build(self, driver, *words, **environment):
-        code = "import sys; from vramcast.dataset_builder.build_command import main; sys.exit(main(sys.argv[1:]))"
+        code = "import sys; from vramcast.commands.build.build_command import main; sys.exit(main(sys.argv[1:]))"
         out = driver.folder / "rows"
         return driver.run(code, "backend=cuda", "family=mlp", "n=2", f"out={out}", *words, **environment), out
 

@@ -13,15 +13,15 @@ from fake_child import CONTEXT, MIB
 from scripted_backend import alive, wait_until
 from stubbed_cuda import FAKE_CHILD, Estimates, Stubbed
 
-from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.measure.cuda.backend import CHILD, CudaBackend, CudaSettings
-from vramcast.dataset_builder.measure.cuda.protocol import ChildResult, MeasureRequest, is_out_of_memory
-from vramcast.dataset_builder.measure.cuda.training_run import step_sizes, training_run
-from vramcast.dataset_builder.measure.virtual import trace_spec
+from vramcast.dataset_builder.backends.cuda.backend import CHILD, CudaBackend, CudaSettings
+from vramcast.dataset_builder.backends.cuda.protocol import ChildResult, MeasureRequest, is_out_of_memory
+from vramcast.dataset_builder.backends.cuda.training_run import step_sizes, training_run
+from vramcast.dataset_builder.backends.virtual import trace_spec
 from vramcast.errors import UserError
+from vramcast.jobs.families import make_spec
 from vramcast.virtual_gpu.measurement import Status
-from vramcast.virtual_gpu.trace import Use
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.tracing.trace import Use
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 MLP = {"arch": "uniform", "input_features": 64, "output_features": 10, "depth": 2}
 NO_GPU = not torch.cuda.is_available()
@@ -42,7 +42,7 @@ def test_the_real_child_refuses_a_torch_without_cuda(driver):
 def test_the_child_imports_little():
     # torch itself imports pynvml
     heavy = {
-        "vramcast.dataset_builder.measure.nvml",
+        "vramcast.device.nvml",
         "pandas",
         "hydra",
         "sklearn",
@@ -51,7 +51,7 @@ def test_the_child_imports_little():
         "pyarrow",
         "filelock",
     }
-    modules = "vramcast.dataset_builder.measure.cuda.child, vramcast.dataset_builder.measure.cuda.training_run"
+    modules = "vramcast.dataset_builder.backends.cuda.child, vramcast.dataset_builder.backends.cuda.training_run"
     code = f"import sys, {modules}; print({heavy!r} & {{*sys.modules}})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "set()\n"
@@ -115,7 +115,7 @@ class TestTrainingRun:
             made.append(size)
             return (torch.zeros(size, 64),)
 
-        monkeypatch.setattr("vramcast.dataset_builder.measure.cuda.training_run.random_inputs", count)
+        monkeypatch.setattr("vramcast.dataset_builder.backends.cuda.training_run.random_inputs", count)
         setup = {"last_batch_size": 3, "accumulate": 2, "dry_run_batch_size": 5, "prefetched_batches": 1}
         spec = mlp(**setup)
         list(training_run(spec, epochs=1, device="cpu"))
@@ -185,8 +185,8 @@ class TestParentEnds:
         driver.stub.gpu().write()
         code = "from stubbed_cuda import fake\nfrom job_spec import SPEC\nfake('hang').measure(SPEC)"
         (driver.folder / "job_spec.py").write_text(
-            "from vramcast.dataset_builder.families import make_spec\n"
-            "from vramcast.virtual_gpu.training_setup import TrainingSetup\n"
+            "from vramcast.jobs.families import make_spec\n"
+            "from vramcast.virtual_gpu.training.setup import TrainingSetup\n"
             f"SPEC = make_spec('mlp', {MLP!r}, TrainingSetup(batch_size=8))\n"
         )
         path = os.pathsep.join([str(FAKE_CHILD.parent), str(driver.folder)])

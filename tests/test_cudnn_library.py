@@ -21,22 +21,22 @@ import yaml
 from c_libraries import compile_library
 
 from vramcast.cli import main as vramcast
-from vramcast.dataset_builder.device_command import main
-from vramcast.dataset_builder.devices import gpu_profiles, load_profile
-from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.measure.virtual import trace_spec
+from vramcast.commands.device.device_command import main
+from vramcast.dataset_builder.backends.virtual import trace_spec
+from vramcast.device.calibration.probes import random_probes
+from vramcast.device.profiles import gpu_profiles, load_profile
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.allocator import AllocatorOptions
-from vramcast.virtual_gpu.calibration.probes import random_probes
-from vramcast.virtual_gpu.convolutions import convolution_kernels
+from vramcast.jobs.families import make_spec
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions
 from vramcast.virtual_gpu.cudnn import library
 from vramcast.virtual_gpu.cudnn.child import strides
 from vramcast.virtual_gpu.cudnn.layouts import known_workspace_bytes
+from vramcast.virtual_gpu.operators.convolutions import convolution_kernels
 from vramcast.virtual_gpu.profile import parse_profile
-from vramcast.virtual_gpu.simulate import simulate
-from vramcast.virtual_gpu.trace import ConvolutionCall
-from vramcast.virtual_gpu.training_setup import TrainingSetup
-from vramcast.virtual_gpu.trials import largest_workspace_bytes
+from vramcast.virtual_gpu.replay.simulate import simulate
+from vramcast.virtual_gpu.replay.trials import largest_workspace_bytes
+from vramcast.virtual_gpu.tracing.trace import ConvolutionCall
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 SOURCE = Path(__file__).parent / "support" / "cudnn_stub.c"
 CHILD = Path(library.__file__).with_name("child.py")

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vramcast.models.density import LEAST_SCALE, Mixture, mixed
+from vramcast.models.estimators.density import LEAST_SCALE, Mixture, mixed
 
 OUTPUTS = st.lists(st.floats(-4, 4), min_size=10, max_size=10)  # of a network, for three components
 quick = settings(settings.get_profile("torch"), max_examples=40)

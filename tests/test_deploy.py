@@ -12,9 +12,9 @@ import yaml
 from served import Scripted
 
 from vramcast.collocation.adapters.job_text import job_of_text
-from vramcast.collocation.commands.serve_command import _parser
 from vramcast.collocation.service.app import make_app
 from vramcast.collocation.service.settings import Settings
+from vramcast.commands.collocation.serve_command import _parser
 
 DEPLOY = Path(__file__).parents[1] / "deploy" / "kubernetes"
 SCHEMA = Path(__file__).parent / "fixtures" / "kubernetes" / "scheduler_configuration.schema.json"

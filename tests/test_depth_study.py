@@ -5,12 +5,12 @@ from itertools import pairwise
 import pytest
 
 from benchmarks.study.depth_study import DEGREES, depth_study, vgg_spec
+from vramcast.dataset_builder.backends import Backend, BackendResult
 from vramcast.dataset_builder.configuration import make_backend
-from vramcast.dataset_builder.devices import load_device
-from vramcast.dataset_builder.filters import check
-from vramcast.dataset_builder.measure import Backend, BackendResult
-from vramcast.dataset_builder.schema import StaticEstimate
+from vramcast.device.profiles import load_device
 from vramcast.errors import UserError
+from vramcast.jobs.filters import check
+from vramcast.jobs.spec import StaticEstimate
 from vramcast.virtual_gpu.measurement import Measurement, Status
 
 MIB = 2**20

@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from vramcast.cli import main as vramcast
-from vramcast.dataset_builder.build_command import main as build
+from vramcast.commands.build.build_command import main as build
+from vramcast.commands.device.device_command import main
 from vramcast.dataset_builder.configuration import compose_build, settings_of
-from vramcast.dataset_builder.device_command import main
-from vramcast.dataset_builder.devices import (
+from vramcast.device.profiles import (
     CONF,
     device_file,
     device_names,

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.script_runs import interpreter_for
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.jobs.diffusion_architectures import DENOISERS, find_denoiser
-from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
-from vramcast.dataset_builder.simulation.client import ChildSimulator
+from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
+from vramcast.jobs.diffusion_architectures import DENOISERS, find_denoiser
+from vramcast.jobs.targets import BuildRequest, parse_target
+from vramcast.simulation.sandbox.client import ChildSimulator
 
 DEVICE = "a100_40gb"
 DIT_EMBEDDING = 1001 * 1152 + 256 * 1152 + 1152 * 1152 + 2 * 1152

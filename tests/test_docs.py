@@ -14,17 +14,19 @@ import pytest
 from pages import DOCS, ROOT, blocks, prose
 
 import vramcast.cli
-from vramcast.dataset_builder import families, specification
 from vramcast.dataset_builder.configuration import compose_build
-from vramcast.dataset_builder.devices import device_names, load_profile
-from vramcast.dataset_builder.schema import Provenance, Row, StaticEstimate
+from vramcast.dataset_builder.rows import Provenance, Row
+from vramcast.device.profiles import device_names, load_profile
+from vramcast.jobs import families
+from vramcast.jobs import shape_rules as specification
+from vramcast.jobs.spec import StaticEstimate
 from vramcast.models.checkpoint import KINDS
 from vramcast.models.released import RELEASED
 from vramcast.models.storage import FORMAT, FORMAT_VERSION
 from vramcast.train.configuration import configure
 from vramcast.virtual_gpu.measurement import Measurement
 from vramcast.virtual_gpu.profile import DeviceProfile
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
 PLACEHOLDERS = {"FAMILY": "cnn", "ESTIMATOR": "mlp", "N": "1000", "NAME": "t4", "$peak": "9000"}

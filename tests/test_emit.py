@@ -6,12 +6,12 @@ import sys
 import pytest
 import torch
 
-from vramcast.dataset_builder.analysis.layers import layer_table
-from vramcast.dataset_builder.emit import emit
-from vramcast.dataset_builder.families import make_spec, plan_of
-from vramcast.dataset_builder.schema import Spec
-from vramcast.dataset_builder.subject import build_subject, make_inputs
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.jobs.analysis.layers import layer_table
+from vramcast.jobs.emit import emit
+from vramcast.jobs.families import make_spec, plan_of
+from vramcast.jobs.spec import Spec
+from vramcast.jobs.subject import build_subject, make_inputs
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 MLP = {"arch": "gradual", "input_features": 9, "output_features": 3, "depth": 2, "norm": "batch", "dropout": 0.2}
 CNN = {"input_channels": 2, "input_size": 12, "num_classes": 3, "depth": 8, "base_filters": 4, "max_filters": 16}

@@ -8,20 +8,21 @@ import pytest
 import torch
 from synthetic_examples import PROFILE, cnn_spec, example_of, mlp_examples, mlp_spec
 
-from vramcast.dataset_builder.families import make_spec, plan_of
-from vramcast.dataset_builder.jobs.job import ModuleJob, table_of
-from vramcast.dataset_builder.measure.virtual import VirtualBackend
-from vramcast.dataset_builder.schema import Provenance, Row, Spec
-from vramcast.dataset_builder.simulation.simulation import Peaks, Simulation
-from vramcast.dataset_builder.simulation.simulator import Simulator
-from vramcast.dataset_builder.subject import build_subject, make_inputs
+from vramcast.dataset_builder.backends.virtual import VirtualBackend
+from vramcast.dataset_builder.rows import Provenance, Row
 from vramcast.errors import UserError
-from vramcast.models.encoding import ExampleEncoder, Scale
+from vramcast.jobs.families import make_spec, plan_of
+from vramcast.jobs.job import ModuleJob, table_of
+from vramcast.jobs.spec import Spec
+from vramcast.jobs.subject import build_subject, make_inputs
+from vramcast.models.estimators.encoding import ExampleEncoder, Scale
 from vramcast.models.examples import example_of_row, example_of_simulation, example_of_table
 from vramcast.models.features import FEATURE_SETS, TOKEN_NUMBERS, feature_set, tokens_of
 from vramcast.models.features.layers import convolutions_of, main_activation
+from vramcast.simulation.result import Peaks, Simulation
+from vramcast.simulation.simulator import Simulator
 from vramcast.virtual_gpu.measurement import Measurement, Status
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 TRANSFORMER = make_spec(
     "transformer",

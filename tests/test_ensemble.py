@@ -10,12 +10,12 @@ from estimator_contract import NARROW, EstimatorContract
 from synthetic_examples import cnn_spec, example_of, mlp_examples, mlp_spec
 
 from vramcast.errors import UserError
-from vramcast.models.classifiers import NetworkSettings
-from vramcast.models.conformal import raised, relative
-from vramcast.models.ensemble import Ensemble, best_temperature, rounds_of
+from vramcast.models.estimators.classifiers import NetworkSettings
+from vramcast.models.estimators.conformal import raised, relative
+from vramcast.models.estimators.ensemble import Ensemble, best_temperature, rounds_of
+from vramcast.models.estimators.fitting import PlainFitter
+from vramcast.models.estimators.labels import intervals
 from vramcast.models.example import Example, Label, is_convolution
-from vramcast.models.fitting import PlainFitter
-from vramcast.models.labels import intervals
 from vramcast.models.novelty import Novelty
 
 SETTINGS = NetworkSettings(bucket_mib=50, width=16, blocks=1)
@@ -106,7 +106,8 @@ def test_members_leave_out_parts_of_their_own_and_part_no_group():
 def test_sisters_of_a_design_are_not_parted_when_members_calibrate(monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "vramcast.models.ensemble.rounds_of", lambda groups, *rest: seen.append(groups) or rounds_of(groups, *rest)
+        "vramcast.models.estimators.ensemble.rounds_of",
+        lambda groups, *rest: seen.append(groups) or rounds_of(groups, *rest),
     )
     examples = [replace(item, design=f"library/{index % 12}") for index, item in enumerate(mlp_examples(60))]
     Ensemble.of(SETTINGS, 1, QUICK).fit(examples[:50], examples[50:])

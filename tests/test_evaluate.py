@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from measured_tables import small_table
 
-from vramcast.dataset_builder.families import make_spec
-from vramcast.models.evaluate_command import main
+from vramcast.commands.evaluate_command import main
+from vramcast.dataset_builder.simulation_store import SimulationStore
+from vramcast.jobs.families import make_spec
 from vramcast.models.evaluation import _worst
 from vramcast.models.metrics import PredictedRows
-from vramcast.models.simulation_store import SimulationStore
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import pytest
 from made_examples import measured_mlps
 from measured_tables import small_table
 
+from vramcast.commands.evaluate_command import main
 from vramcast.models.baselines.catalogue import BASELINES, FORMULAS, fit_baselines, save_baselines
 from vramcast.models.checkpoint import Card, save_checkpoint
-from vramcast.models.classifiers import NetworkClassifier, NetworkSettings
-from vramcast.models.ensemble import Ensemble
-from vramcast.models.evaluate_command import main
-from vramcast.models.fitting import PlainFitter
+from vramcast.models.estimators.classifiers import NetworkClassifier, NetworkSettings
+from vramcast.models.estimators.ensemble import Ensemble
+from vramcast.models.estimators.fitting import PlainFitter
 
 FIGURES = {
     "rows", "accuracy", "macro_f1", "too_low", "safe_too_low", "over_reservation_mib", "median_relative_error",

@@ -13,8 +13,8 @@ import pytest
 from scripted_backend import Laned, Scripted, index_of, plain, spec
 
 from vramcast.dataset_builder.executors import Executor, LocalExecutor, SerialExecutor
-from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import UserError
+from vramcast.jobs.spec import Spec
 from vramcast.virtual_gpu.measurement import Status
 
 pytestmark = pytest.mark.usefixtures("no_process_is_left")

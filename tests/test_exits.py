@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from vramcast.dataset_builder.exit_codes import exit_code
+from vramcast.commands.exit_codes import exit_code
 from vramcast.errors import UserError, WorkerError
 
 
@@ -41,7 +41,7 @@ def test_a_bug_keeps_its_traceback():
 
 def test_a_closed_pipe_is_not_an_error():
     code = (
-        "from vramcast.dataset_builder.exit_codes import exit_code\n"
+        "from vramcast.commands.exit_codes import exit_code\n"
         "raise SystemExit(exit_code('x', lambda: print('row\\n' * 10**6)))"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -3,8 +3,8 @@
 import pytest
 from caching_allocators import EXPANDABLE, GIB, filled, layout, mib, state
 
-from vramcast.virtual_gpu.allocator import AllocatorOptions, CachingAllocator, OutOfMemory
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions, CachingAllocator, OutOfMemory
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 
 def test_an_expandable_segment_grows_by_pages() -> None:

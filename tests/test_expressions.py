@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from vramcast.dataset_builder import expressions
 from vramcast.errors import UserError
+from vramcast.jobs import expressions
 
 
 def value_of(text: str, **values: Any) -> Any:

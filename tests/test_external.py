@@ -8,12 +8,12 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from vramcast.dataset_builder.families import external, libraries
-from vramcast.dataset_builder.measure.virtual import trace_spec
-from vramcast.dataset_builder.schema import Spec
+from vramcast.dataset_builder.backends.virtual import trace_spec
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.trace import Use
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.jobs.families import external, libraries
+from vramcast.jobs.spec import Spec
+from vramcast.virtual_gpu.tracing.trace import Use
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 RESNET = {"name": "resnet18", "input_shape": [3, 224, 224], "num_classes": 1000}
 
@@ -69,7 +69,7 @@ def test_an_unknown_family_is_rejected():
 
 
 def test_prefetched_batches_stay_allocated():
-    from vramcast.dataset_builder.families import make_spec
+    from vramcast.jobs.families import make_spec
 
     network = {"arch": "uniform", "input_features": 1000, "output_features": 3, "depth": 1}
     plain, ahead = (

@@ -8,20 +8,11 @@ from typing import Any
 import pytest
 from small_networks import NETWORKS, SETUP, table_of
 
-from vramcast.dataset_builder import subject
-from vramcast.dataset_builder.families import (
-    FAMILIES,
-    cnn,
-    make_spec,
-    mlp,
-    plan_of,
-    shared_layers,
-    template,
-    transformer,
-)
-from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.jobs import subject
+from vramcast.jobs.families import FAMILIES, cnn, make_spec, mlp, plan_of, shared_layers, template, transformer
+from vramcast.jobs.spec import Spec
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 # another legal value of every factor
 OTHERS: dict[str, dict[str, Any]] = {

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from small_networks import NETWORKS, SETUP, table_of
 
-from vramcast.dataset_builder import subject
-from vramcast.dataset_builder.families import cnn, make_spec, mlp, plan_of, template
-from vramcast.dataset_builder.plan import Plan
 from vramcast.errors import UserError
+from vramcast.jobs import subject
+from vramcast.jobs.families import cnn, make_spec, mlp, plan_of, template
+from vramcast.jobs.plan import Plan
 
 CNN, TRANSFORMER = NETWORKS["cnn"], NETWORKS["transformer"]
 

@@ -20,7 +20,7 @@ from benchmarks.field.rows import TITLES, UNSEEN, UNSEEN_2024, EvaluatedRow, Fie
 from benchmarks.field.tables import HEADS, OVERALL, Line, line_of, markdown_table, predict, to_frame
 from benchmarks.field.timing import seconds_of
 from benchmarks.field.tracked import Tracked, in_sample, tracked_figures, tracked_mib
-from vramcast.dataset_builder.devices import load_profile
+from vramcast.device.profiles import load_profile
 from vramcast.models.baselines.horus import Horus
 from vramcast.models.baselines.majority import Majority
 

@@ -17,8 +17,8 @@ from script_runs import SCRIPTS, interpreter_for
 from benchmarks.soak import file_sequences
 from benchmarks.soak.file_sequences import fingerprint
 from vramcast.cli import main
-from vramcast.dataset_builder.file_protection import kernel, overlay, protection
-from vramcast.dataset_builder.file_protection.protection import FORCED, OVERLAY, REDIRECT
+from vramcast.simulation.sandbox.file_protection import kernel, overlay, protection
+from vramcast.simulation.sandbox.file_protection.protection import FORCED, OVERLAY, REDIRECT
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SEQUENCES = 60

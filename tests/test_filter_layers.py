@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from vramcast.dataset_builder import filters, subject
-from vramcast.dataset_builder.families import blocks
-from vramcast.dataset_builder.plan import InputTensor, Node, Plan, chain, layer
+from vramcast.jobs import filters, subject
+from vramcast.jobs.families import blocks
+from vramcast.jobs.plan import InputTensor, Node, Plan, chain, layer
 
 REFUSALS = (RuntimeError, ValueError, IndexError, AssertionError, ZeroDivisionError)
 

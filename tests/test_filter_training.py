@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from vramcast.dataset_builder import filters, subject
-from vramcast.dataset_builder.analysis import optimizers
-from vramcast.dataset_builder.families import make_spec, plan_of
-from vramcast.dataset_builder.schema import LayerTable
-from vramcast.virtual_gpu import training_step as training
-from vramcast.virtual_gpu.training_setup import IMPLEMENTATIONS, TrainingSetup, parse_call
+from vramcast.jobs import filters, subject
+from vramcast.jobs.analysis import optimizers
+from vramcast.jobs.families import make_spec, plan_of
+from vramcast.jobs.spec import LayerTable
+from vramcast.virtual_gpu.training import step as training
+from vramcast.virtual_gpu.training.setup import IMPLEMENTATIONS, TrainingSetup, parse_call
 
 REFUSALS = (RuntimeError, ValueError, IndexError, AssertionError, TypeError)
 SETUP = TrainingSetup(batch_size=8)

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from small_networks import NETWORKS
 from torch import nn
 
-from vramcast.dataset_builder import filters, subject
-from vramcast.dataset_builder.families import cnn, make_spec, mlp, plan_of, shared_layers, template, transformer
-from vramcast.dataset_builder.plan import Node, Plan
-from vramcast.dataset_builder.schema import LayerTable, Spec
-from vramcast.dataset_builder.specification import SPECIFICATION, listing
-from vramcast.virtual_gpu import training_step as training
-from vramcast.virtual_gpu.training_setup import IMPLEMENTATIONS, LOSSES, TrainingSetup, parse_call
+from vramcast.jobs import filters, subject
+from vramcast.jobs.families import cnn, make_spec, mlp, plan_of, shared_layers, template, transformer
+from vramcast.jobs.plan import Node, Plan
+from vramcast.jobs.shape_rules import SPECIFICATION, listing
+from vramcast.jobs.spec import LayerTable, Spec
+from vramcast.virtual_gpu.training import step as training
+from vramcast.virtual_gpu.training.setup import IMPLEMENTATIONS, LOSSES, TrainingSetup, parse_call
 
 REFUSALS = (RuntimeError, ValueError, IndexError, AssertionError)
 

@@ -7,18 +7,18 @@ import torch
 from torch import nn
 
 from tests.support.script_runs import interpreter_for
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.jobs.building import build_job
-from vramcast.dataset_builder.jobs.job import ModuleJob
-from vramcast.dataset_builder.jobs.optimizers import parse_optimizer
-from vramcast.dataset_builder.jobs.packed_linears import awq_linear, gptq_linear
-from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
-from vramcast.dataset_builder.simulation.client import ChildSimulator
-from vramcast.dataset_builder.simulation.simulator import Simulator
+from vramcast.commands.classify.classify_command import main
+from vramcast.commands.classify.request import ClassifyRequest
+from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
-from vramcast.models.classify_command.command import main
-from vramcast.models.classify_command.request import ClassifyRequest
-from vramcast.virtual_gpu.training_setup import TrainingSetup, adapter_text, quantization_text, with_shorthands
+from vramcast.jobs.building import build_job
+from vramcast.jobs.finetuning.packed_linears import awq_linear, gptq_linear
+from vramcast.jobs.job import ModuleJob
+from vramcast.jobs.optimizers import parse_optimizer
+from vramcast.jobs.targets import BuildRequest, parse_target
+from vramcast.simulation.sandbox.client import ChildSimulator
+from vramcast.simulation.simulator import Simulator
+from vramcast.virtual_gpu.training.setup import TrainingSetup, adapter_text, quantization_text, with_shorthands
 
 LORA = "lora:r=8,targets=q_proj,v_proj"
 HIDDEN, INNER, LAYERS, VOCABULARY = 256, 512, 2, 1000

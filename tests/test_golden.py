@@ -12,15 +12,15 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from vramcast.dataset_builder.devices import load_profile
+from vramcast.commands.classify.classify_command import main
+from vramcast.dataset_builder.backends.static import static_of
+from vramcast.dataset_builder.backends.virtual import VirtualBackend
 from vramcast.dataset_builder.golden import golden_specs
-from vramcast.dataset_builder.jobs.job import SpecJob
-from vramcast.dataset_builder.measure.static import static_of
-from vramcast.dataset_builder.measure.virtual import VirtualBackend
-from vramcast.dataset_builder.simulation.simulator import Simulator
+from vramcast.device.profiles import load_profile
+from vramcast.jobs.job import SpecJob
 from vramcast.models import load
-from vramcast.models.classify_command.command import main
 from vramcast.models.predictor import Question
+from vramcast.simulation.simulator import Simulator
 
 GOLDEN = Path(__file__).parent / "golden"
 SPECS = json.loads((GOLDEN / "specs.json").read_text())

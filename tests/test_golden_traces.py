@@ -13,14 +13,14 @@ import torch
 from rank_traces import mlp, rank_trace, rows
 from torch import nn
 
-from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.backends.virtual import trace_spec
 from vramcast.dataset_builder.golden import golden_specs
-from vramcast.dataset_builder.measure.virtual import trace_spec
-from vramcast.dataset_builder.schema import Spec
-from vramcast.virtual_gpu.allocator import AllocatorOptions
-from vramcast.virtual_gpu.session import trace_training
-from vramcast.virtual_gpu.simulate import simulate
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.device.profiles import load_profile
+from vramcast.jobs.spec import Spec
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions
+from vramcast.virtual_gpu.replay.simulate import simulate
+from vramcast.virtual_gpu.tracing.session import trace_training
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 from vramcast.virtual_gpu.version import VERSION
 
 PATH = Path(__file__).parent / "golden" / "traces.json"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 from filelock import FileLock
 
-from vramcast.dataset_builder.measure.cuda.gpu_choice import (
+from vramcast.dataset_builder.backends.cuda.gpu_choice import (
     OtherProcesses,
     _lock_path,
     candidates,
@@ -15,7 +15,7 @@ from vramcast.dataset_builder.measure.cuda.gpu_choice import (
     other_processes_on,
     visible_gpus,
 )
-from vramcast.dataset_builder.measure.nvml import Gpu, GpuMemory, GpuProcess, NoDriverError
+from vramcast.device.nvml import Gpu, GpuMemory, GpuProcess, NoDriverError
 from vramcast.errors import UserError
 
 MIB = 2**20

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from vramcast.dataset_builder import filters, subject
-from vramcast.dataset_builder.analysis.layers import layer_table
-from vramcast.dataset_builder.families import plan_of
-from vramcast.dataset_builder.families.gpumemnet import spec_of_filename
-from vramcast.dataset_builder.schema import LayerTable, Spec
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.jobs import filters, subject
+from vramcast.jobs.analysis.layers import layer_table
+from vramcast.jobs.families import plan_of
+from vramcast.jobs.families.gpumemnet import spec_of_filename
+from vramcast.jobs.spec import LayerTable, Spec
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 BUILT_ROWS = 30  # rows of each file that are built as modules
 

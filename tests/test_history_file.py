@@ -12,9 +12,9 @@ from history_files import A, B, C, full_disk, read_lines, read_peaks, write_runs
 from vramcast.collocation.observed_peak import REPEAT_MARGIN, ObservedPeak, reservation_bytes
 from vramcast.collocation.service import history_file
 from vramcast.collocation.service.history_file import HistoryFile, NotStoredError
-from vramcast.dataset_builder.store import durable
 from vramcast.dataset_builder.store.lines import encode_line
 from vramcast.errors import UserError
+from vramcast.files import durable
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from vramcast.dataset_builder.store import read_journal
 from vramcast.dataset_builder.store.importers import import_file, read_rows
 from vramcast.errors import UserError
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.measurement import VARYING, Status
-from vramcast.virtual_gpu.sizes import MIB
 
 MLP = "input:20_output:4_depth:2_arch:uniform_batch:8.out"
 NORM = "input:20_output:{o}_depth:2_arch:uniform_batch:{b}_act:relu_dropout:0.2_dropout:True_batchnorm:True.out"

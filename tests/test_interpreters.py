@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from vramcast import start
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
-from vramcast.dataset_builder.simulation.client import ChildSimulator, NetworkError, interpreter
+from vramcast.commands.classify.classify_command import main
+from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
-from vramcast.models.classify_command.command import main
+from vramcast.jobs.targets import BuildRequest, parse_target
+from vramcast.simulation.sandbox.client import ChildSimulator, NetworkError, interpreter
 
 TORCH_NEEDS = (
     "torch", "torchgen", "functorch", "typing_extensions", "sympy", "mpmath", "filelock", "jinja2", "markupsafe",

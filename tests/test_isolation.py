@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from vramcast.dataset_builder.child_process import TICK_SECONDS, ChildProcess
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.isolation import NAMESPACE, OPEN, SECCOMP, clean_environment
-from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
-from vramcast.dataset_builder.process_tree import descendants, memory_bytes
-from vramcast.dataset_builder.simulation.client import ChildSimulator, NetworkError
+from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.jobs.targets import BuildRequest, parse_target
+from vramcast.simulation.sandbox.child_process import TICK_SECONDS, ChildProcess
+from vramcast.simulation.sandbox.client import ChildSimulator, NetworkError
+from vramcast.simulation.sandbox.isolation import NAMESPACE, OPEN, SECCOMP, clean_environment
+from vramcast.simulation.sandbox.process_tree import descendants, memory_bytes
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 CHECKOUT = str(Path(__file__).resolve().parent.parent)
 HEAD = """

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from journals import BUILD, make_rejection, make_row, write
 
-from vramcast.dataset_builder.schema import SCHEMA_VERSION, Rejection, Row
+from vramcast.dataset_builder.rows import SCHEMA_VERSION, Rejection, Row
 from vramcast.dataset_builder.store import JournalWriter, iter_records, read_header, read_journal, repair
 from vramcast.dataset_builder.store.lines import encode_line
 from vramcast.errors import UserError

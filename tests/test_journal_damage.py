@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from journals import BUILD, make_row, write
 
-from vramcast.dataset_builder.schema import SCHEMA_VERSION
+from vramcast.dataset_builder.rows import SCHEMA_VERSION
 from vramcast.dataset_builder.store import JournalWriter, iter_records, read_header, read_journal, repair
 from vramcast.dataset_builder.store.lines import encode_line
 from vramcast.errors import UserError

@@ -9,17 +9,17 @@ import pytest
 from script_runs import interpreter_for
 
 from vramcast.cli import main
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.emit_keras import emit_keras
-from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.families.template import mutate
-from vramcast.dataset_builder.filters import check
-from vramcast.dataset_builder.jobs.job import SpecJob
-from vramcast.dataset_builder.run.client import RunOptions, run_script
-from vramcast.dataset_builder.run.command_line import parse_command
-from vramcast.dataset_builder.simulation.simulator import Simulator
+from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.jobs.emit_keras import emit_keras
+from vramcast.jobs.families import make_spec
+from vramcast.jobs.families.template import mutate
+from vramcast.jobs.filters import check
+from vramcast.jobs.job import SpecJob
+from vramcast.simulation.scripts.client import RunOptions, run_script
+from vramcast.simulation.scripts.command_line import parse_command
+from vramcast.simulation.simulator import Simulator
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 A100 = load_profile("a100_40gb")
 BATCH = 32

@@ -6,14 +6,14 @@ import torch
 from synthetic_examples import PROFILE, example_of, mlp_spec
 
 from vramcast.models.buckets import Buckets
-from vramcast.models.classifiers import NetworkClassifier, NetworkSettings, make_batch
-from vramcast.models.density import Mixture
+from vramcast.models.estimators.classifiers import NetworkClassifier, NetworkSettings, make_batch
+from vramcast.models.estimators.density import Mixture
+from vramcast.models.estimators.forecast import Forecast
+from vramcast.models.estimators.labels import center_and_spread, gap_labels, gaps_of, intervals
 from vramcast.models.example import Label
 from vramcast.models.features import feature_set
-from vramcast.models.forecast import Forecast
-from vramcast.models.labels import center_and_spread, gap_labels, gaps_of, intervals
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.measurement import Status
-from vramcast.virtual_gpu.sizes import MIB
 
 FULL = feature_set("full")
 

@@ -9,21 +9,21 @@ import pytest
 import torch
 from torch import nn
 
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.emit import emit
-from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.families.keyword_inputs import KeywordInputs
-from vramcast.dataset_builder.jobs.building import build_job
-from vramcast.dataset_builder.jobs.language_losses import use_loss_form
-from vramcast.dataset_builder.jobs.liger_library import _network_of, liger_kernels
-from vramcast.dataset_builder.jobs.live_spec import LiveSpecJob
-from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
-from vramcast.dataset_builder.measure.cuda.training_run import training_run
-from vramcast.dataset_builder.simulation.simulator import Simulator
+from vramcast.commands.classify.classify_command import main
+from vramcast.dataset_builder.backends.cuda.training_run import training_run
+from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
-from vramcast.models.classify_command.command import main
-from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
-from vramcast.virtual_gpu.training_setup import TrainingSetup, check_trained_whole
+from vramcast.jobs.building import build_job
+from vramcast.jobs.emit import emit
+from vramcast.jobs.families import make_spec
+from vramcast.jobs.families.keyword_inputs import KeywordInputs
+from vramcast.jobs.language_losses import use_loss_form
+from vramcast.jobs.liger_library import _network_of, liger_kernels
+from vramcast.jobs.script_spec import ScriptSpecJob
+from vramcast.jobs.targets import BuildRequest, parse_target
+from vramcast.simulation.simulator import Simulator
+from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
+from vramcast.virtual_gpu.training.setup import TrainingSetup, check_trained_whole
 
 transformers = pytest.importorskip("transformers")
 A100 = load_profile("a100_40gb")
@@ -172,7 +172,7 @@ def test_a_refusal_names_the_option_that_caused_it(options, named):
         emit(spec)
     with pytest.raises(UserError, match=named):
         next(training_run(spec, 1, "cpu"))
-    job = LiveSpecJob.__new__(LiveSpecJob)  # without the network of a script
+    job = ScriptSpecJob.__new__(ScriptSpecJob)  # without the network of a script
     job.spec = replace(spec, network={"name": "a script"}, training=TrainingSetup(batch_size=2))
     with pytest.raises(UserError, match=named):
         job.setup(options)
@@ -267,7 +267,7 @@ def test_an_absent_library_is_named_with_the_command_that_installs_it(simulator)
 
 @needs_liger
 def test_the_fused_loss_allocates_gradients_and_one_chunk_of_logits():
-    with VirtualCuda(A100):
+    with CudaEmulation(A100):
         import liger_kernel.ops.fused_linear_cross_entropy
         from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vramcast.dataset_builder import filters, subject
-from vramcast.dataset_builder.analysis.layers import layer_table
-from vramcast.dataset_builder.families import cnn, make_spec, mlp, plan_of, shared_layers, template, transformer
-from vramcast.dataset_builder.schema import LayerRecord, LayerTable
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.jobs import filters, subject
+from vramcast.jobs.analysis.layers import layer_table
+from vramcast.jobs.families import cnn, make_spec, mlp, plan_of, shared_layers, template, transformer
+from vramcast.jobs.spec import LayerRecord, LayerTable
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 ACTIVATIONS = list(shared_layers.ACTIVATIONS)
 LEVELS: dict[str, dict[str, list[Any]]] = {

@@ -8,22 +8,22 @@ import torch
 from torch import nn
 
 from vramcast import VirtualGPU
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.emit import emit
-from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.jobs.job import ModuleJob
-from vramcast.dataset_builder.measure.cuda import training_run as cuda_run
-from vramcast.dataset_builder.measure.virtual import VirtualBackend, trace_spec
-from vramcast.dataset_builder.simulation.simulation import Simulation
-from vramcast.dataset_builder.simulation.simulator import Simulator
-from vramcast.dataset_builder.subject import in_channels_last
+from vramcast.dataset_builder.backends.cuda import training_run as cuda_run
+from vramcast.dataset_builder.backends.virtual import VirtualBackend, trace_spec
+from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
+from vramcast.jobs.emit import emit
+from vramcast.jobs.families import make_spec
+from vramcast.jobs.job import ModuleJob
+from vramcast.jobs.subject import in_channels_last
+from vramcast.simulation.result import Simulation
+from vramcast.simulation.simulator import Simulator
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.cudnn.layouts import copies_needed, known_workspace_bytes
 from vramcast.virtual_gpu.profile import parse_profile
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.trace import ConvolutionCall
-from vramcast.virtual_gpu.training_setup import TrainingSetup, check_trained_whole
-from vramcast.virtual_gpu.training_step import images_channels_last
+from vramcast.virtual_gpu.tracing.trace import ConvolutionCall
+from vramcast.virtual_gpu.training.setup import TrainingSetup, check_trained_whole
+from vramcast.virtual_gpu.training.step import images_channels_last
 
 DIRECTIONS = ("forward", "data", "weight")
 A100, H100, T4 = 8.0, 9.0, 7.5

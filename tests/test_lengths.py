@@ -6,11 +6,11 @@ import numpy
 import pytest
 
 from tests.test_suggestions import answer_of
+from vramcast.commands.classify.classify_command import main
+from vramcast.commands.classify.lengths import batch_lengths, read_lengths, with_lengths
+from vramcast.commands.classify.page import Page, render_page
+from vramcast.commands.classify.request import ClassifyRequest
 from vramcast.errors import UserError
-from vramcast.models.classify_command.command import main
-from vramcast.models.classify_command.lengths import batch_lengths, read_lengths, with_lengths
-from vramcast.models.classify_command.page import Page, render_page
-from vramcast.models.classify_command.request import ClassifyRequest
 
 
 def test_a_batch_is_as_long_as_its_longest_sample():

@@ -6,7 +6,7 @@ import numpy as np
 from made_examples import MIB, example_of, mlp_table, simulated
 
 from benchmarks.collocation.measured_traces import JOBS, Measured, bounds_of, table, traces
-from vramcast.collocation.simulator.rules import ClusterRules
+from vramcast.collocation.cluster_simulation.rules import ClusterRules
 
 GB = 1e9
 PEAKS = np.array([2.0, 9.0, 14.0, 21.0, 30.0, 50.0]) * GB

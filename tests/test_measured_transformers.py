@@ -7,13 +7,13 @@ process had on the card.
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from vramcast.dataset_builder.devices import load_device
-from vramcast.dataset_builder.families.gpumemnet import spec_of_filename
-from vramcast.dataset_builder.measure.virtual import trace_spec
-from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.dataset_builder.backends.virtual import trace_spec
+from vramcast.device.profiles import load_device
+from vramcast.jobs.families.gpumemnet import spec_of_filename
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.profile import parse_profile
-from vramcast.virtual_gpu.simulate import simulate
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.replay.simulate import simulate
 
 _STEP_MIB = 2  # what small segments take
 _LAYERS = (3, 6)

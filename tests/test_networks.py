@@ -4,10 +4,10 @@ import pytest
 import torch
 from synthetic_examples import cnn_spec, example_of, mlp_spec
 
-from vramcast.models.batch import Inputs
-from vramcast.models.classifiers import NetworkClassifier, NetworkSettings, make_batch
-from vramcast.models.encoding import ExampleEncoder
-from vramcast.models.networks.transformer import pooled, positions
+from vramcast.models.estimators.batch import Inputs
+from vramcast.models.estimators.classifiers import NetworkClassifier, NetworkSettings, make_batch
+from vramcast.models.estimators.encoding import ExampleEncoder
+from vramcast.models.estimators.networks.transformer import pooled, positions
 
 EXAMPLES = [example_of(mlp_spec(width, depth)) for width in (64, 300) for depth in (1, 5)] + [
     example_of(cnn_spec(filters, 4)) for filters in (8, 24)

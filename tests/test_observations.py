@@ -14,9 +14,9 @@ from observations import JOB, classify, observe, run, runs
 from served import MLP, SIMULATED, TABLE, Service, on_loopback
 
 from vramcast.collocation.client import Client
-from vramcast.collocation.commands import observe_command, place_command, serve_command
 from vramcast.collocation.service import history, history_file
 from vramcast.collocation.service.settings import Limits, Settings
+from vramcast.commands.collocation import observe_command, place_command, serve_command
 from vramcast.dataset_builder.store.lines import encode_line
 
 ONE = {"job": JOB, "peak_mib": 900}

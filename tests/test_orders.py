@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vramcast.dataset_builder.families import blocks, make_spec, plan_of
-from vramcast.dataset_builder.families.blocks import Encoder
-from vramcast.dataset_builder.families.gpumemnet import spec_of_filename
-from vramcast.dataset_builder.subject import build_subject
-from vramcast.virtual_gpu.cuda_paths import cuda_paths
-from vramcast.virtual_gpu.kernels import cuda_kernels
-from vramcast.virtual_gpu.replay import FREE
-from vramcast.virtual_gpu.session import trace_training
-from vramcast.virtual_gpu.trace import Tracer
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.jobs.families import blocks, make_spec, plan_of
+from vramcast.jobs.families.blocks import Encoder
+from vramcast.jobs.families.gpumemnet import spec_of_filename
+from vramcast.jobs.subject import build_subject
+from vramcast.virtual_gpu.operators.cuda_paths import cuda_paths
+from vramcast.virtual_gpu.operators.kernels import cuda_kernels
+from vramcast.virtual_gpu.replay.replay import FREE
+from vramcast.virtual_gpu.tracing.session import trace_training
+from vramcast.virtual_gpu.tracing.trace import Tracer
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 TOKENS, SIZE = 4096, 16
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vramcast.models._base import Prediction
 from vramcast.models.answer import FITS, TIGHT, TOO_LARGE
 from vramcast.models.buckets import Buckets, choose_bucket
+from vramcast.models.estimators._base import Prediction
 from vramcast.models.outlook import ScoredOutlook
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 CAPACITY = 40_000 * MIB
 BUCKETS = Buckets(1024 * MIB, CAPACITY)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from vramcast.dataset_builder.build_command import main
+from vramcast.commands.build.build_command import main
+from vramcast.dataset_builder.backends.static import StaticBackend
 from vramcast.dataset_builder.executors import SerialExecutor
-from vramcast.dataset_builder.measure.static import StaticBackend
 from vramcast.dataset_builder.pipeline import COVERAGE_NAME, Build, find_assignments, run
 from vramcast.dataset_builder.samplers import make_sampler
 from vramcast.dataset_builder.space import parse_space

@@ -7,8 +7,8 @@ import pytest
 from loopback import loopback
 from served import GPUMEMNET, MLP
 
-from vramcast.collocation.commands import place_command as place
-from vramcast.collocation.commands import serve_command as serve
+from vramcast.commands.collocation import place_command as place
+from vramcast.commands.collocation import serve_command as serve
 
 SMI = "0, 3000, 40960, NVIDIA A100-SXM4-40GB\n1, 20000, 40960, NVIDIA A100-SXM4-40GB\n2, 15000, 15360, Tesla T4\n"
 

@@ -6,20 +6,20 @@ from dataclasses import asdict, replace
 import pytest
 import yaml
 
-from vramcast.dataset_builder.device_command import main
-from vramcast.dataset_builder.devices import CONF, load_profile, read_rules
+from vramcast.commands.device.device_command import main
+from vramcast.dataset_builder.backends.cuda.gpu_probes import GpuProbes
+from vramcast.dataset_builder.backends.cuda.probe_child import convolution_workspace, library_workspaces
+from vramcast.dataset_builder.backends.virtual import trace_spec
 from vramcast.dataset_builder.golden import golden_specs
-from vramcast.dataset_builder.measure.cuda.gpu_probes import GpuProbes
-from vramcast.dataset_builder.measure.cuda.probe_child import convolution_workspace, library_workspaces
-from vramcast.dataset_builder.measure.virtual import trace_spec
-from vramcast.virtual_gpu.allocator import AllocatorOptions
-from vramcast.virtual_gpu.calibration.agreement import agreement
-from vramcast.virtual_gpu.calibration.probes import design, random_probes
-from vramcast.virtual_gpu.calibration.probing import RuleSearch
-from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+from vramcast.device.calibration.agreement import agreement
+from vramcast.device.calibration.probes import design, random_probes
+from vramcast.device.calibration.probing import RuleSearch
+from vramcast.device.profiles import CONF, load_profile, read_rules
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions
+from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 from vramcast.virtual_gpu.profile import ConvolutionWorkspace, parse_profile
-from vramcast.virtual_gpu.simulate import simulate
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.replay.simulate import simulate
 
 SETS = sorted(path.stem for path in (CONF / "device" / "rules").glob("*.yaml"))
 
@@ -56,7 +56,7 @@ def test_another_alignment_and_other_amounts_are_found():
 
 
 def test_disturbed_probes_do_not_decide(monkeypatch):
-    monkeypatch.setattr("vramcast.virtual_gpu.calibration.probing._MOST_ROUNDS", 2)
+    monkeypatch.setattr("vramcast.device.calibration.probing._MOST_ROUNDS", 2)
     source = random.Random(0)
     truth = profile_with(read_rules("cudnn9_ampere_consumer")["convolution"])
     search, profile = searched(truth, lambda size: size + (source.random() < 0.01) * source.randint(1, 40 * MIB))
@@ -75,7 +75,7 @@ def test_a_wrong_and_an_unreachable_rule_are_reported():
 
 def test_the_child_measures_workspaces_to_the_byte():
     profile = load_profile("a100_40gb_gpumemnet_2024")
-    with VirtualCuda(profile, options=AllocatorOptions()):
+    with CudaEmulation(profile, options=AllocatorOptions()):
         libraries = library_workspaces()
         probes = random_probes(60, random.Random(3))
         sizes = [convolution_workspace(probe.call) for probe in probes]

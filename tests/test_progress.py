@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from vramcast.dataset_builder.progress import bar
+from vramcast.progress import bar
 
 
 @pytest.mark.parametrize(("terminal", "seconds"), [(True, 0.1), (False, 10.0)])

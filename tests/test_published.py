@@ -20,7 +20,7 @@ from benchmarks.published.networks import network
 from benchmarks.published.runner import Figures, run_job
 from benchmarks.published.tables import read_published
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512}
 SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2}

@@ -9,7 +9,7 @@ from benchmarks.published import litgpt
 from benchmarks.published.job import PublishedJob
 from benchmarks.published.runner import run_job
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 TABLE = {
     "source": "litgpt resource-tables", "model": "phi-1.5 1.3B", "gpu": "A100-SXM4-40GB", "n_gpus": "1",

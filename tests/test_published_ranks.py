@@ -15,10 +15,10 @@ from benchmarks.published.job import RANK_SCRIPT, PublishedJob
 from benchmarks.published.ranks.client import rank_files
 from benchmarks.published.runner import profile_of, simulate_job
 from benchmarks.published.tables import read_published
-from vramcast.dataset_builder.jobs import checkpointing
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.jobs import checkpointing
+from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 TITAN = {
     "source": "torchtitan", "model": "Llama 3.1 8B", "gpu": "H100 96GB (90.5 GiB visible)", "n_gpus": "8",

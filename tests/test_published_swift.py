@@ -7,13 +7,13 @@ import pytest
 
 from benchmarks.published.job import PublishedJob
 from benchmarks.published.swift import _lengths, job_of
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.run.client import RunOptions, run_script
-from vramcast.dataset_builder.run.command_line import parse_command
-from vramcast.dataset_builder.simulation.simulation import OrderPeaks, with_orders
+from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.length_orders import LengthOrders
+from vramcast.simulation.result import OrderPeaks, with_orders
+from vramcast.simulation.scripts.client import RunOptions, run_script
+from vramcast.simulation.scripts.command_line import parse_command
 from vramcast.virtual_gpu.measurement import Status
+from vramcast.virtual_gpu.replay.length_orders import LengthOrders
 
 RECORD = {
     "source": "ms-swift Benchmark.md", "model": "qwen-7b-chat", "task": "cls-fudan-news-zh, grad accum 16",

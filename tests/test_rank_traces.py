@@ -8,19 +8,19 @@ from rank_traces import held_by_use, llama, mlp, peak_requested, rank_trace, rep
 from torch import nn
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 
-from vramcast.dataset_builder.families.libraries import import_library
+from vramcast.jobs.families.libraries import import_library
+from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.allocator.streams import RecordStream
 from vramcast.virtual_gpu.distributed.distinct_ranks import distinct_ranks
 from vramcast.virtual_gpu.distributed.parallelism import Parallelism, RankGroup
 from vramcast.virtual_gpu.distributed.rank_context import rank_context
 from vramcast.virtual_gpu.distributed.rank_session import trace_rank
 from vramcast.virtual_gpu.distributed.rank_tracer import RankTracer
 from vramcast.virtual_gpu.distributed.strategies import parallelize
-from vramcast.virtual_gpu.replay import FREE, STREAM_OPERATION
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.streams import RecordStream
-from vramcast.virtual_gpu.trace import Use
-from vramcast.virtual_gpu.training_setup import TrainingSetup
-from vramcast.virtual_gpu.training_step import make_optimizer, training_steps
+from vramcast.virtual_gpu.replay.replay import FREE, STREAM_OPERATION
+from vramcast.virtual_gpu.tracing.trace import Use
+from vramcast.virtual_gpu.training.setup import TrainingSetup
+from vramcast.virtual_gpu.training.step import make_optimizer, training_steps
 
 ADAM_STEP_BYTES = 4  # a scalar for each parameter, on the host or on the device
 

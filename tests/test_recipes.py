@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.families.external import FirstReplica, build_external
-from vramcast.dataset_builder.families.script_networks import NETWORKS
-from vramcast.dataset_builder.measure.virtual import VirtualBackend
-from vramcast.dataset_builder.recipes import recipes, spec_of_recipe
-from vramcast.dataset_builder.schema import Spec
+from vramcast.dataset_builder.backends.virtual import VirtualBackend
+from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.jobs.families.external import FirstReplica, build_external
+from vramcast.jobs.families.script_networks import NETWORKS
+from vramcast.jobs.recipes import recipes, spec_of_recipe
+from vramcast.jobs.spec import Spec
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 GPT = {"architecture": "GPT2LMHeadModel", "config": {"n_embd": 32, "n_layer": 2, "n_head": 2}, "sequence": 16}
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from vramcast.virtual_gpu.cuda_paths import cuda_paths
-from vramcast.virtual_gpu.kernels import cuda_kernels
+from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.operators.cuda_paths import cuda_paths
+from vramcast.virtual_gpu.operators.kernels import cuda_kernels
+from vramcast.virtual_gpu.operators.reductions import reduction_call, split_bytes
 from vramcast.virtual_gpu.profile import DeviceProfile
-from vramcast.virtual_gpu.reductions import reduction_call, split_bytes
-from vramcast.virtual_gpu.replay import FREE
-from vramcast.virtual_gpu.simulate import lower
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.trace import ReductionCall, Tracer
+from vramcast.virtual_gpu.replay.replay import FREE
+from vramcast.virtual_gpu.replay.simulate import lower
+from vramcast.virtual_gpu.tracing.trace import ReductionCall, Tracer
 
 A100 = {"multiprocessors": 108, "capability": 8.0}
 

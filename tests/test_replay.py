@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from vramcast.virtual_gpu.allocator import AllocatorOptions, Block, CachingAllocator
-from vramcast.virtual_gpu.replay import FREE, Event, replay
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions, Block, CachingAllocator
+from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.replay.replay import FREE, Event, replay
 
 STEP: list[Event] = [
     (1, 11 * MIB),  # 12 MiB allocated and reserved

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vramcast import VirtualGPU
-from vramcast.virtual_gpu.cuda_paths import cuda_paths
-from vramcast.virtual_gpu.kernels import cuda_kernels
-from vramcast.virtual_gpu.replay import FREE
-from vramcast.virtual_gpu.trace import Tracer
+from vramcast.virtual_gpu.operators.cuda_paths import cuda_paths
+from vramcast.virtual_gpu.operators.kernels import cuda_kernels
+from vramcast.virtual_gpu.replay.replay import FREE
+from vramcast.virtual_gpu.tracing.trace import Tracer
 
 ELEMENTS = 64 * 100
 COLUMNS = (4 * 9, 8 * 8)

@@ -3,12 +3,12 @@
 import pytest
 from synthetic_examples import PROFILE, mlp_spec
 
-from vramcast.dataset_builder.schema import Spec
+from vramcast.dataset_builder.simulation_store import SimulationStore
 from vramcast.errors import UserError
-from vramcast.models.simulation_store import SimulationStore
+from vramcast.jobs.spec import Spec
 from vramcast.train.retraining import named_specs, retrained, simulated
 from vramcast.train.settings import LIBRARIES, DataSettings
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 
 def timm_spec(name, batch):
@@ -29,7 +29,7 @@ def test_each_library_network_once_under_each_optimizer_and_none_of_ours():
 
 
 def test_their_label_is_the_simulation(tmp_path, monkeypatch):
-    monkeypatch.setattr("vramcast.models.simulation_store.LocalExecutor.run", lambda _self, backend, specs: (
+    monkeypatch.setattr("vramcast.dataset_builder.simulation_store.LocalExecutor.run", lambda _self, backend, specs: (
         (spec, backend.measure(spec)) for spec in specs
     ))  # fmt: skip
     adam, sgd = simulated(retrained(MEASURED[:1], ["Adam", "SGD"]), PROFILE, SimulationStore(tmp_path, workers=1))

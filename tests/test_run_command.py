@@ -14,13 +14,13 @@ from script_runs import SCRIPTS
 
 import vramcast
 from vramcast.cli import main
-from vramcast.dataset_builder.run.command_line import Program, parse_command
-from vramcast.dataset_builder.run.launchers import unwrapped
+from vramcast.commands.run.long_runs import growth_factor, is_ordered
 from vramcast.errors import UserError
-from vramcast.models.long_runs import growth_factor, is_ordered
-from vramcast.virtual_gpu.capability import RecordedCapability
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.source_lines import is_fault_of_virtual_gpu
+from vramcast.simulation.scripts.command_line import Program, parse_command
+from vramcast.simulation.scripts.launchers import unwrapped
+from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.tracing.capability import RecordedCapability
+from vramcast.virtual_gpu.tracing.source_lines import is_fault_of_virtual_gpu
 
 TRAIN = """
 import sys, torch
@@ -165,7 +165,7 @@ def test_a_fault_of_the_virtual_gpu_is_not_the_scripts(monkeypatch, tmp_path, ca
         monkeypatch.undo()
     assert is_fault_of_virtual_gpu(ours)
     report = replace(gpu.report, failure=str(ours), internal=True)
-    monkeypatch.setattr("vramcast.models.run_command.run_script", lambda *_: report)
+    monkeypatch.setattr("vramcast.commands.run.run_command.run_script", lambda *_: report)
     code, _, err = run(capsys, "--", sys.executable, script(tmp_path))
     assert code == 1 and "this is an error of vramcast, not of the script" in err and "script failed" not in err
 
@@ -229,12 +229,12 @@ def test_the_context_manager_answers(monkeypatch):
 
 
 def test_other_devices_that_take_other_kernels_are_named():
-    from vramcast.dataset_builder.devices import load_profile
-    from vramcast.dataset_builder.run.observation import report_of
-    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+    from vramcast.device.profiles import load_profile
+    from vramcast.simulation.scripts.observation import report_of
+    from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
     def simulated(dtype):
-        gpu = VirtualCuda(load_profile("a100_40gb"))
+        gpu = CudaEmulation(load_profile("a100_40gb"))
         with gpu:
             layer = torch.nn.TransformerEncoderLayer(256, 4, batch_first=True, device="cuda", dtype=dtype)
             optimizer = torch.optim.SGD(layer.parameters())

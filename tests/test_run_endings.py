@@ -9,8 +9,8 @@ from textwrap import dedent
 import pytest
 
 from vramcast.cli import main
-from vramcast.dataset_builder import process_tree
-from vramcast.dataset_builder.run.child import _is_success as is_success
+from vramcast.simulation.sandbox import process_tree
+from vramcast.simulation.scripts.child import _is_success as is_success
 
 TRAIN = """
 import os, signal, subprocess, sys, threading, time

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.run.observation import report_of
+from vramcast.device.profiles import load_profile
+from vramcast.simulation.scripts.observation import report_of
 from vramcast.virtual_gpu.cuda import trace_history
-from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
-from vramcast.virtual_gpu.replay import FREE
-from vramcast.virtual_gpu.timeline import timeline_of
+from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
+from vramcast.virtual_gpu.replay.replay import FREE
+from vramcast.virtual_gpu.replay.timeline import timeline_of
 
 A100 = load_profile("a100_40gb")
 LENGTHS = [16, 24, 8, 64, 24, 16] + [16, 32, 8, 24] * 30
@@ -18,7 +18,7 @@ LENGTHS = [16, 24, 8, 64, 24, 16] + [16, 32, 8, 24] * 30
 
 def trained(monkeypatch, most_events, lengths=LENGTHS, side_stream=False):
     monkeypatch.setattr(trace_history, "MOST_EVENTS", most_events)
-    gpu = VirtualCuda(A100)
+    gpu = CudaEmulation(A100)
     with gpu:
         network = nn.Sequential(nn.Conv1d(8, 64, 3, padding=1), nn.ReLU(), nn.Conv1d(64, 8, 3, padding=1)).cuda()
         optimizer = torch.optim.Adam(network.parameters())

@@ -8,14 +8,14 @@ import pytest
 from rank_traces import mlp, rank_trace, rows
 
 from vramcast.cli import main
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.virtual_gpu.allocator import CachingAllocator
+from vramcast.device.profiles import load_profile
+from vramcast.virtual_gpu.allocator.allocator import CachingAllocator
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.distributed.distinct_ranks import extremes
-from vramcast.virtual_gpu.distributed.live_groups import RankObserver
 from vramcast.virtual_gpu.distributed.parallelism import RankGroup
-from vramcast.virtual_gpu.replay import replay
-from vramcast.virtual_gpu.simulate import lower
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.distributed.script_groups import RankObserver
+from vramcast.virtual_gpu.replay.replay import replay
+from vramcast.virtual_gpu.replay.simulate import lower
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

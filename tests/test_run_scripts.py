@@ -11,12 +11,12 @@ import torch
 from script_runs import MIB, SCRIPTS, interpreter_for, peaks, run
 from torch import nn
 
-from vramcast.dataset_builder.devices import load_profile
+from vramcast.device.profiles import load_profile
 from vramcast.models.examples import example_of_simulation
-from vramcast.virtual_gpu.allocator import AllocatorOptions
-from vramcast.virtual_gpu.session import trace_training
-from vramcast.virtual_gpu.simulate import simulate
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions
+from vramcast.virtual_gpu.replay.simulate import simulate
+from vramcast.virtual_gpu.tracing.session import trace_training
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 A100 = load_profile("a100_40gb")
 

@@ -6,20 +6,20 @@ import pytest
 import torch
 from torch import nn
 
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+from vramcast.device.profiles import load_profile
+from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 MIB = 2**20
 
 
 @pytest.fixture
 def gpu():
-    with VirtualCuda(load_profile("a100_40gb"), unbounded=True) as gpu:
+    with CudaEmulation(load_profile("a100_40gb"), unbounded=True) as gpu:
         yield gpu
 
 
 def peak_of(mode):
-    with VirtualCuda(load_profile("a100_40gb"), unbounded=True), mode():
+    with CudaEmulation(load_profile("a100_40gb"), unbounded=True), mode():
         attention = nn.MultiheadAttention(256, 4, batch_first=True).cuda()
         inputs = torch.randn(8, 128, 256).to("cuda")
         attention(inputs, inputs, inputs)
@@ -62,7 +62,7 @@ def test_tied_weights_of_a_folder_without_weights_are_loaded_once(tmp_path, tied
         "dtype": "bfloat16", "tie_word_embeddings": tied,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with VirtualCuda(load_profile("a100_40gb"), unbounded=True):
+    with CudaEmulation(load_profile("a100_40gb"), unbounded=True):
         network = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).cuda()
         rest = 4 * 256 * 256 + 3 * 256 * 512 + 3 * 256
         expected = 2 * (rest + (1 if tied else 2) * 32768 * 256)

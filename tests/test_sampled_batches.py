@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.jobs.batches import Batches
-from vramcast.dataset_builder.jobs.job import ModuleJob
-from vramcast.dataset_builder.jobs.sampled_batches import SampledBatch, seeded
-from vramcast.dataset_builder.jobs.sampled_batches import largest_batch as largest
-from vramcast.dataset_builder.simulation.simulator import Simulator
+from vramcast.device.profiles import load_profile
+from vramcast.jobs.batches import Batches
+from vramcast.jobs.job import ModuleJob
+from vramcast.jobs.sampled_batches import SampledBatch, seeded
+from vramcast.jobs.sampled_batches import largest_batch as largest
+from vramcast.simulation.simulator import Simulator
 
 
 def largest_batch(draw) -> SampledBatch:

@@ -35,7 +35,7 @@ OTHER_CARDS = (
     "train/card.py",
     "train/tasks/fit.py",
     "models/checkpoint.py",
-    "dataset_builder/families/external.py",
+    "jobs/families/external.py",
 )
 """Files in which a card is the README of a checkpoint, or the name of a factor that ids depend on."""
 SHARED_CLASS_NAMES: set[str] = set()

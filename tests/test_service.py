@@ -12,9 +12,9 @@ from served import GPUMEMNET, MLP, SIMULATED, TABLE, Scripted, Service, serving
 from vramcast import models
 from vramcast.collocation.service.loaded_checkpoint import Checkpoint
 from vramcast.collocation.service.settings import Limits, Settings
-from vramcast.dataset_builder.devices import device_names
-from vramcast.dataset_builder.families import make_spec
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.device.profiles import device_names
+from vramcast.jobs.families import make_spec
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 
 def run(scenario: Callable[[Service], Awaitable[None]], settings: Settings | None = None, **options: Any) -> None:

@@ -17,7 +17,7 @@ from benchmarks.soak.mutated_requests import FAMILIES, mutated
 from vramcast.collocation.service import kubernetes_routes
 from vramcast.collocation.service.loaded_checkpoint import Checkpoint
 from vramcast.collocation.service.settings import Limits, Settings
-from vramcast.dataset_builder.filters import check
+from vramcast.jobs.filters import check
 from vramcast.models.released import RELEASED
 
 

@@ -28,7 +28,7 @@ from vramcast.collocation.service.worker_pool import (
 )
 from vramcast.errors import UserError
 from vramcast.models.released import RELEASED
-from vramcast.virtual_gpu.training_setup import parse_call
+from vramcast.virtual_gpu.training.setup import parse_call
 
 
 def run(scenario: Callable[[Service], Awaitable[None]], settings: Settings | None = None, **options: Any) -> None:

@@ -11,19 +11,20 @@ import torch
 from synthetic_examples import PROFILE, cnn_spec, mlp_spec
 from torch import nn
 
+from vramcast.dataset_builder import simulation_store
+from vramcast.dataset_builder.backends.virtual import VirtualBackend
 from vramcast.dataset_builder.executors import LocalExecutor
-from vramcast.dataset_builder.jobs.job import table_of
-from vramcast.dataset_builder.measure.virtual import VirtualBackend
-from vramcast.dataset_builder.plan import InputTensor
-from vramcast.dataset_builder.schema import Provenance, Row, Spec
+from vramcast.dataset_builder.rows import Provenance, Row
+from vramcast.dataset_builder.simulation_store import SimulationStore
 from vramcast.dataset_builder.store import read_journal
 from vramcast.dataset_builder.store.lines import HEADER, encode_line
 from vramcast.errors import UserError
-from vramcast.models import simulation_store
+from vramcast.jobs.job import table_of
+from vramcast.jobs.plan import InputTensor
+from vramcast.jobs.spec import Spec
 from vramcast.models.examples import example_of_row, examples_of_rows
-from vramcast.models.simulation_store import SimulationStore
 from vramcast.virtual_gpu.measurement import Measurement, Status
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 MIB = 2**20
 SPECS = [mlp_spec(width=64), mlp_spec(width=80), cnn_spec()]
@@ -143,7 +144,7 @@ def test_networks_of_other_libraries_are_looked_at(monkeypatch):
         with torch.device("meta"):
             return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten()), (InputTensor((3, 6, 6)),)
 
-    monkeypatch.setattr("vramcast.dataset_builder.jobs.job.build_external", build)
+    monkeypatch.setattr("vramcast.jobs.job.build_external", build)
     example = example_of_row(row(Spec("timm", {"name": "any"}, TrainingSetup(batch_size=4))), PROFILE, None)
     assert example.family == "timm"
     assert [layer.kind for layer in example.layers] == ["Conv2d", "ReLU", "Flatten"]
@@ -161,7 +162,7 @@ def test_tables_of_libraries_are_stored_and_those_of_generated_networks_are_not(
         spec.id: table_of(spec) for spec in (RESNET, larger, SPECS[0])
     }
     assert len(list((tmp_path / "tables").iterdir())) == 1
-    monkeypatch.setattr("vramcast.models.simulation_store.table_of", None)
+    monkeypatch.setattr("vramcast.dataset_builder.simulation_store.table_of", None)
     assert SimulationStore(tmp_path).simulate([larger], PROFILE)[larger.id].table == found[larger.id].table
     assert len(computed) == 3
 

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vramcast.dataset_builder.configuration import compose_build, settings_of
-from vramcast.dataset_builder.devices import CONF
-from vramcast.dataset_builder.filters import Rejected, check
 from vramcast.dataset_builder.samplers import make_sampler
 from vramcast.dataset_builder.space import Choice, Range, Space, parse_factor, parse_space
+from vramcast.device.profiles import CONF
 from vramcast.errors import UserError
+from vramcast.jobs.filters import Rejected, check
 
 PRESETS = sorted(path.stem for path in (CONF / "space").glob("*.yaml"))
 GPUMEMNET_SEED = 99

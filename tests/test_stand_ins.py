@@ -7,15 +7,15 @@ from importlib.metadata import PackageNotFoundError, version
 import pytest
 import torch
 
-from vramcast.dataset_builder.devices import load_profile
+from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 A100 = "a100_80gb"
 
 
 def test_the_stand_in_is_found_inside_of_the_virtual_gpu_alone() -> None:
-    with VirtualCuda(load_profile(A100), stand_ins=("flash_attn",)) as gpu:
+    with CudaEmulation(load_profile(A100), stand_ins=("flash_attn",)) as gpu:
         assert importlib.util.find_spec("flash_attn") is not None
         assert version("flash_attn") == "2.6.3"
         from flash_attn.bert_padding import pad_input, unpad_input  # type: ignore[import-not-found]
@@ -31,7 +31,7 @@ def test_the_stand_in_is_found_inside_of_the_virtual_gpu_alone() -> None:
 
 
 def test_the_stand_in_allocates_what_flash_attention_does() -> None:
-    with VirtualCuda(load_profile(A100), stand_ins=("flash_attn",)):
+    with CudaEmulation(load_profile(A100), stand_ins=("flash_attn",)):
         from flash_attn import flash_attn_func  # type: ignore[import-not-found]
 
         def tensor(heads: int) -> torch.Tensor:
@@ -53,7 +53,7 @@ def test_the_stand_in_allocates_what_flash_attention_does() -> None:
 
 
 def test_an_unknown_stand_in_is_refused() -> None:
-    with pytest.raises(UserError, match="flash_attn"), VirtualCuda(load_profile(A100), stand_ins=("xformers",)):
+    with pytest.raises(UserError, match="flash_attn"), CudaEmulation(load_profile(A100), stand_ins=("xformers",)):
         pass
 
 
@@ -92,7 +92,7 @@ def kernels_of_liger(tmp_path, monkeypatch):
 def test_kernels_of_triton_allocate_nothing_once_liger_is_imported(kernels_of_liger):
     if importlib.util.find_spec("triton") is not None:
         pytest.skip("Triton is installed: no stand-in")
-    with VirtualCuda(load_profile(A100)):
+    with CudaEmulation(load_profile(A100)):
         assert importlib.util.find_spec("triton") is None, "other libraries take other paths where Triton is installed"
         from liger_kernel import filled  # type: ignore[import-not-found]
 
@@ -116,7 +116,7 @@ def test_kernels_of_an_installed_triton_are_not_launched():
             raise RuntimeError("0 active drivers")
 
     module.JITFunction = JITFunction
-    with VirtualCuda(load_profile(A100)) as gpu:
+    with CudaEmulation(load_profile(A100)) as gpu:
         PATCHES["triton.runtime.jit"](module, patches, gpu)
         assert JITFunction().run(1, grid=(1,), warmup=False) is None
     patches.undo()

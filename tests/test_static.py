@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from vramcast.dataset_builder import filters
-from vramcast.dataset_builder.analysis.layers import layer_table
-from vramcast.dataset_builder.analysis.optimizers import DEMANDS, OPTIMIZERS, REFUSED, state_elements
-from vramcast.dataset_builder.analysis.static import shape_inference_bytes, static_estimate
-from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.schema import LayerTable
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
-from vramcast.virtual_gpu.training_step import make_optimizer
+from vramcast.jobs import filters
+from vramcast.jobs.analysis.layers import layer_table
+from vramcast.jobs.analysis.optimizers import DEMANDS, OPTIMIZERS, REFUSED, state_elements
+from vramcast.jobs.analysis.static import shape_inference_bytes, static_estimate
+from vramcast.jobs.families import make_spec
+from vramcast.jobs.spec import LayerTable
+from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.training.setup import TrainingSetup, parse_call
+from vramcast.virtual_gpu.training.step import make_optimizer
 
 # --- a textbook example ----------------------------------------------------------------------------------
 

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from meta_traces import numbers
 
-from vramcast.virtual_gpu.allocator import AllocatorOptions, CachingAllocator, OutOfMemory
-from vramcast.virtual_gpu.allocator_state import BlockState
-from vramcast.virtual_gpu.replay import FREE, STREAM_OPERATION, replay
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.storage_resizes import traced_resizes
-from vramcast.virtual_gpu.streams import Complete, RecordEvent, RecordStream, StreamClock
-from vramcast.virtual_gpu.trace import Tracer
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions, CachingAllocator, OutOfMemory
+from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.allocator.state import BlockState
+from vramcast.virtual_gpu.allocator.streams import Complete, RecordEvent, RecordStream, StreamClock
+from vramcast.virtual_gpu.operators.storage_resizes import traced_resizes
+from vramcast.virtual_gpu.replay.replay import FREE, STREAM_OPERATION, replay
+from vramcast.virtual_gpu.tracing.trace import Tracer
 
 
 def test_a_stream_does_not_reuse_cached_blocks_of_another() -> None:

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from vramcast.commands.classify.page import Page, render_page
+from vramcast.commands.classify.suggestions import suggestions
 from vramcast.errors import UserError
 from vramcast.models.answer import FITS, Answer, Bucket
-from vramcast.models.classify_command.page import Page, render_page
-from vramcast.models.classify_command.suggestions import suggestions
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 PARAMETERS = 100.0
 

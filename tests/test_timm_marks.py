@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from vramcast.dataset_builder.families.external import build_external
 from vramcast.dataset_builder.store.importers import read_rows
+from vramcast.jobs.families.external import build_external
 from vramcast.virtual_gpu.measurement import TRIAL, Status
 
 HEAD = "model,batch_size,max_gpu_mem_mib,num_classes,timm_default_input,row_class"

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from vramcast.dataset_builder.build_command import main as build_main
-from vramcast.dataset_builder.devices import CONF
+from vramcast.commands.build.build_command import main as build_main
+from vramcast.commands.train_command import main
 from vramcast.dataset_builder.store import JournalWriter, read_journal
 from vramcast.dataset_builder.store.splits import Split
+from vramcast.device.profiles import CONF
 from vramcast.models.checkpoint import load_checkpoint
 from vramcast.train.configuration import configure
 from vramcast.train.data import measured_rows
 from vramcast.train.tasks.kfold import split_for, summarise
 from vramcast.train.tasks.release import RELEASES, read_release, replace_directory
-from vramcast.train.train_command import main
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.measurement import Status
-from vramcast.virtual_gpu.sizes import MIB
 
 TINY = [
     "data.counts={mlp: 24, cnn: 0, transformer: 0, template: 0}", "executor=serial", "trainer=quick",
@@ -309,7 +309,7 @@ def test_simulated_rows_do_not_have_their_simulation_as_a_feature(capsys):
 
 @pytest.mark.parametrize("words", [["--help"], ["data=mixed", "-h"]])
 def test_help_imports_nothing_heavy(words):
-    code = f"import sys; from vramcast.train.train_command import main; main({words!r})\n"
+    code = f"import sys; from vramcast.commands.train_command import main; main({words!r})\n"
     code += "print(sorted({'torch', 'lightning', 'hydra'} & sys.modules.keys()))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.startswith("usage: vramcast train")

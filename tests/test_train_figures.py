@@ -16,7 +16,7 @@ from vramcast.train.figures import (
 )
 from vramcast.train.figures.drawing import bucket_names
 from vramcast.train.figures.reliability import calibration_error
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 GIB_BUCKETS = Buckets(1024 * MIB, 40_410 * MIB)
 WIDE = Buckets(8000 * MIB, 40_410 * MIB)

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback
 from made_examples import measured_mlps
 
 from vramcast.errors import UserError
-from vramcast.models.classifiers import NetworkClassifier, NetworkSettings, make_batch, prepare
+from vramcast.models.estimators.classifiers import NetworkClassifier, NetworkSettings, make_batch, prepare
 from vramcast.train.fitting import LightningFitter, MiniBatches
 from vramcast.train.loggers import make_loggers
 from vramcast.train.settings import TrainerSettings

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from vramcast.commands.classify.classify_command import main
+from vramcast.commands.classify.request import ClassifyRequest
+from vramcast.commands.classify.training_configs import read_training_config
 from vramcast.errors import UserError
-from vramcast.models.classify_command.command import main
-from vramcast.models.classify_command.request import ClassifyRequest
-from vramcast.models.classify_command.training_configs import read_training_config
 
 FILES = Path(__file__).parent / "fixtures" / "training_configs"
 TINY = {"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,

@@ -6,20 +6,20 @@ import pytest
 import torch
 from torch import nn
 
-from vramcast.dataset_builder.devices import load_device
-from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.jobs.job import ModuleJob, SpecJob
-from vramcast.dataset_builder.measure.virtual import trace_spec
-from vramcast.dataset_builder.simulation.simulator import Simulator
+from vramcast.dataset_builder.backends.virtual import trace_spec
+from vramcast.device.profiles import load_device
+from vramcast.jobs.families import make_spec
+from vramcast.jobs.job import ModuleJob, SpecJob
 from vramcast.models import load
 from vramcast.models.predictor import Question
-from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.simulation.simulator import Simulator
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.profile import parse_profile
-from vramcast.virtual_gpu.simulate import measurement_of, replay_on, simulate
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.trace import ConvolutionCall
-from vramcast.virtual_gpu.training_setup import TrainingSetup
-from vramcast.virtual_gpu.trials import largest_workspace_bytes, transform_bytes, trials_of
+from vramcast.virtual_gpu.replay.simulate import measurement_of, replay_on, simulate
+from vramcast.virtual_gpu.replay.trials import largest_workspace_bytes, transform_bytes, trials_of
+from vramcast.virtual_gpu.tracing.trace import ConvolutionCall
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 A100 = parse_profile(load_device("a100_40gb_timm_2024"))
 

@@ -9,27 +9,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.jobs.job import ModuleJob
-from vramcast.dataset_builder.schema import LayerTable
-from vramcast.dataset_builder.simulation.simulation import OrderPeaks, with_orders
-from vramcast.dataset_builder.simulation.simulator import Simulator
+from vramcast.commands.classify.page import _orders
+from vramcast.device.profiles import load_profile
+from vramcast.jobs.job import ModuleJob
+from vramcast.jobs.spec import LayerTable
 from vramcast.models.buckets import Buckets
 from vramcast.models.calibration import CalibratedErrors
-from vramcast.models.classify_command.page import _orders
 from vramcast.models.example import Example
 from vramcast.models.examples import example_of_table
 from vramcast.models.outlook import ScoredOutlook
 from vramcast.models.predictor import Predictor, Question
-from vramcast.virtual_gpu.allocator import CachingAllocator
-from vramcast.virtual_gpu.length_orders import TRACED_STEPS, LengthOrders, traced_lengths
+from vramcast.simulation.result import OrderPeaks, with_orders
+from vramcast.simulation.simulator import Simulator
+from vramcast.virtual_gpu.allocator.allocator import CachingAllocator
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.measurement import Measurement, Status
-from vramcast.virtual_gpu.replay import EMPTY_CACHE, replay
-from vramcast.virtual_gpu.session import trace_lengths
-from vramcast.virtual_gpu.simulate import lower
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.training_setup import TrainingSetup
-from vramcast.virtual_gpu.varying_lengths import StepsDifferError, VaryingRun
+from vramcast.virtual_gpu.replay.length_orders import TRACED_STEPS, LengthOrders, traced_lengths
+from vramcast.virtual_gpu.replay.replay import EMPTY_CACHE, replay
+from vramcast.virtual_gpu.replay.simulate import lower
+from vramcast.virtual_gpu.replay.varying_lengths import StepsDifferError, VaryingRun
+from vramcast.virtual_gpu.tracing.session import trace_lengths
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 TOKENS, WIDTH = 5_000, 256
 

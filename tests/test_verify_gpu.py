@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 from nvml_stub import without_driver
 
+from vramcast.commands.device.device_command import main
+from vramcast.dataset_builder.backends.cuda.backend import CudaBackend
 from vramcast.dataset_builder.configuration import make_virtual
-from vramcast.dataset_builder.device_command import main
-from vramcast.dataset_builder.devices import device_or_default, load_device
-from vramcast.dataset_builder.filters import Rejected, check
 from vramcast.dataset_builder.golden import golden_specs
-from vramcast.dataset_builder.measure.cuda.backend import CudaBackend
 from vramcast.dataset_builder.store import read_journal
 from vramcast.dataset_builder.verification import measure_golden, write_recorded
+from vramcast.device.profiles import device_or_default, load_device
+from vramcast.jobs.filters import Rejected, check
 from vramcast.virtual_gpu.measurement import Status
-from vramcast.virtual_gpu.training_setup import LOSSES
+from vramcast.virtual_gpu.training.setup import LOSSES
 
 MIB = 2**20
 GPU = "NVIDIA A100-SXM4-40GB"
@@ -35,7 +35,7 @@ def reused(simulated, monkeypatch):
     def answer(backend, on_row):
         return simulated if backend.device == "a100_40gb" else measure_golden(backend, on_row)
 
-    monkeypatch.setattr("vramcast.dataset_builder.verify_command.measure_golden", answer)
+    monkeypatch.setattr("vramcast.commands.device.verify_command.measure_golden", answer)
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_measured_rows_can_be_recorded_and_compared_again(driver, capsys, monkey
 
 
 def test_a_missing_driver_is_one_error(driver):
-    code = "import sys; from vramcast.dataset_builder.device_command import main; sys.exit(main(['verify']))"
+    code = "import sys; from vramcast.commands.device.device_command import main; sys.exit(main(['verify']))"
     result = driver.run(code, LD_LIBRARY_PATH=str(without_driver(driver.folder)))
     assert result.returncode == 2
     assert "backend=virtual" in result.stderr

@@ -5,11 +5,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from vramcast.dataset_builder.schema import Provenance, Row, Spec, StaticEstimate
+from vramcast.dataset_builder.rows import Provenance, Row
 from vramcast.dataset_builder.store.views import to_frame, write_view
 from vramcast.errors import UserError
+from vramcast.jobs.spec import Spec, StaticEstimate
 from vramcast.virtual_gpu.measurement import Measurement, Status
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 
 def make_row(i: int, network: dict | None = None, evidence: str | None = None, seed: int | None = 1) -> Row:

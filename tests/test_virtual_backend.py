@@ -8,22 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from vramcast.dataset_builder.backends.virtual import trace_spec
 from vramcast.dataset_builder.configuration import make_backend
-from vramcast.dataset_builder.devices import CONF, load_device
-from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.measure.virtual import trace_spec
-from vramcast.dataset_builder.schema import Spec
+from vramcast.device.profiles import CONF, load_device
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.jobs.families import make_spec
+from vramcast.jobs.spec import Spec
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.measurement import Status
 from vramcast.virtual_gpu.profile import DeviceProfile, parse_profile
-from vramcast.virtual_gpu.replay import FREE
-from vramcast.virtual_gpu.session import trace_training
-from vramcast.virtual_gpu.simulate import lower, simulate
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.timeline import timeline_of
-from vramcast.virtual_gpu.trace import ConvolutionCall, LibraryCall, Use
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.replay.replay import FREE
+from vramcast.virtual_gpu.replay.simulate import lower, simulate
+from vramcast.virtual_gpu.replay.timeline import timeline_of
+from vramcast.virtual_gpu.tracing.session import trace_training
+from vramcast.virtual_gpu.tracing.trace import ConvolutionCall, LibraryCall, Use
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 DEVICES = sorted(path.stem for path in (CONF / "device").glob("*.yaml"))
 PLAIN = DeviceProfile(name="plain", title="Plain", total_mib=4096, compute_capability=8.0, context_mib=100)
@@ -87,8 +87,8 @@ def test_copied_steps_equal_steps_that_really_run():
 
 
 def _subject(spec: Spec):
-    from vramcast.dataset_builder.families import plan_of
-    from vramcast.dataset_builder.subject import build_subject, make_inputs
+    from vramcast.jobs.families import plan_of
+    from vramcast.jobs.subject import build_subject, make_inputs
 
     plan = plan_of(spec)
     return build_subject(plan), lambda size: make_inputs(plan, size), spec.training

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS, state_elements
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.cuda_paths import cuda_paths
-from vramcast.virtual_gpu.kernels import cuda_kernels
-from vramcast.virtual_gpu.replay import FREE
-from vramcast.virtual_gpu.session import trace_training
-from vramcast.virtual_gpu.trace import Trace, Tracer, Use
-from vramcast.virtual_gpu.training_setup import TrainingSetup
-from vramcast.virtual_gpu.training_step import make_optimizer
+from vramcast.jobs.analysis.optimizers import OPTIMIZERS, state_elements
+from vramcast.virtual_gpu.operators.cuda_paths import cuda_paths
+from vramcast.virtual_gpu.operators.kernels import cuda_kernels
+from vramcast.virtual_gpu.replay.replay import FREE
+from vramcast.virtual_gpu.tracing.session import trace_training
+from vramcast.virtual_gpu.tracing.trace import Trace, Tracer, Use
+from vramcast.virtual_gpu.training.setup import TrainingSetup
+from vramcast.virtual_gpu.training.step import make_optimizer
 
 # Golden traces
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vramcast.virtual_gpu.shapes import SHAPES
+from vramcast.virtual_gpu.operators.shapes import SHAPES
 
 aten = torch.ops.aten
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

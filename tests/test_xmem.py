@@ -8,23 +8,23 @@ import pytest
 import torch
 from torch import nn
 
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.families.external import build_external
-from vramcast.dataset_builder.measure.virtual import trace_spec
-from vramcast.dataset_builder.schema import Spec
+from vramcast.dataset_builder.backends.virtual import trace_spec
 from vramcast.dataset_builder.store.importers import read_rows
 from vramcast.dataset_builder.store.importers.xmem import LAYOUT
 from vramcast.dataset_builder.store.importers.xmem_networks import CLASSIFIERS, IMAGE
+from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
+from vramcast.jobs.families.external import build_external
+from vramcast.jobs.spec import Spec
 from vramcast.models.metrics import PredictedRows, score
-from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.measurement import VARYING, Status
-from vramcast.virtual_gpu.replay import FREE
-from vramcast.virtual_gpu.simulate import simulate
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.trace import Use
-from vramcast.virtual_gpu.training_setup import TrainingSetup
-from vramcast.virtual_gpu.training_step import training_steps
+from vramcast.virtual_gpu.replay.replay import FREE
+from vramcast.virtual_gpu.replay.simulate import simulate
+from vramcast.virtual_gpu.tracing.trace import Use
+from vramcast.virtual_gpu.training.setup import TrainingSetup
+from vramcast.virtual_gpu.training.step import training_steps
 
 
 def run(**changes):

@@ -2,7 +2,7 @@
 
 import sys
 
-from vramcast.train.train_command import main
+from vramcast.commands.train_command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,5 +1,5 @@
 """Import this before lightning: torchmetrics fails to import when torchvision's operators do not load."""
 
-from vramcast.dataset_builder.families.libraries import tolerate_broken_torchvision
+from vramcast.jobs.families.libraries import tolerate_broken_torchvision
 
 tolerate_broken_torchvision()

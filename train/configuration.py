@@ -11,12 +11,12 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from vramcast.dataset_builder.composition import Command, compose_config
-from vramcast.dataset_builder.yaml_text import check_aliases
 from vramcast.errors import UserError, check_choice, check_count, suggestion
-from vramcast.models.classifiers import NetworkSettings
+from vramcast.files.yaml_text import check_aliases
+from vramcast.models.estimators.classifiers import NetworkSettings
 from vramcast.train.settings import DataSettings, RunSettings, TrainerSettings, check_split
-from vramcast.virtual_gpu.records import canonical_json, from_mapping
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.canonical import canonical_json, from_mapping
 
 GROUPS = ("data", "estimator", "executor", "family", "features", "logger", "search", "task", "trainer")
 KEYS = (*GROUPS, "bucket_mib", "risk", "run", "seed", "split")

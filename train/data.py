@@ -7,20 +7,20 @@ from fnmatch import fnmatch
 from pathlib import Path
 from random import Random
 
+from vramcast.dataset_builder.backends.cuda.backend import CudaBackend
+from vramcast.dataset_builder.backends.virtual import VirtualBackend
 from vramcast.dataset_builder.configuration import compose_build, make_build, settings_of
-from vramcast.dataset_builder.devices import device_names, device_of_gpu, load_profile
 from vramcast.dataset_builder.executors import Executor
-from vramcast.dataset_builder.measure.cuda.backend import CudaBackend
-from vramcast.dataset_builder.measure.virtual import VirtualBackend
 from vramcast.dataset_builder.pipeline import run_with_bar
-from vramcast.dataset_builder.schema import Row
+from vramcast.dataset_builder.rows import Row
+from vramcast.dataset_builder.simulation_store import SimulationStore
 from vramcast.dataset_builder.store import read_journal
 from vramcast.dataset_builder.store.importers import read_rows
+from vramcast.device.profiles import device_names, device_of_gpu, load_profile
 from vramcast.errors import UserError
 from vramcast.models.buckets import Buckets
 from vramcast.models.example import Example
 from vramcast.models.examples import example_of_row, examples_of_rows, simulation_of_row
-from vramcast.models.simulation_store import SimulationStore
 from vramcast.train.retraining import named_specs, retrained, simulated
 from vramcast.train.settings import DataSettings
 from vramcast.virtual_gpu.measurement import Status

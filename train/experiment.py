@@ -8,17 +8,17 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from vramcast.dataset_builder.backends.static import StaticBackend
 from vramcast.dataset_builder.configuration import executor_of
 from vramcast.dataset_builder.executors import LocalExecutor
-from vramcast.dataset_builder.measure.static import StaticBackend
 from vramcast.dataset_builder.store.splits import Split, make_split
 from vramcast.errors import UserError
-from vramcast.models._base import Estimator
 from vramcast.models.baselines.catalogue import fit_baselines
 from vramcast.models.buckets import Buckets
-from vramcast.models.calibrated_simulation import CalibratedSimulation
 from vramcast.models.comparison import EstimatorReport, compare
-from vramcast.models.ensemble import Ensemble
+from vramcast.models.estimators._base import Estimator
+from vramcast.models.estimators.calibrated_simulation import CalibratedSimulation
+from vramcast.models.estimators.ensemble import Ensemble
 from vramcast.models.example import Example
 from vramcast.train.configuration import Configuration
 from vramcast.train.data import VIRTUAL, load_examples

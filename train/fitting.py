@@ -21,10 +21,10 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from vramcast.dataset_builder.progress import bar
-from vramcast.dataset_builder.store.durable import replacing
-from vramcast.models.batch import Batch
-from vramcast.models.classifiers import NetworkClassifier
+from vramcast.files.durable import replacing
+from vramcast.models.estimators.batch import Batch
+from vramcast.models.estimators.classifiers import NetworkClassifier
+from vramcast.progress import bar
 from vramcast.train.settings import TrainerSettings
 
 _LAST, _BEST, _HISTORY = "last.ckpt", "best.ckpt", "history.json"

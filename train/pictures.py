@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from vramcast.models._base import Estimator
 from vramcast.models.buckets import Buckets, choose_bucket
-from vramcast.models.ensemble import Ensemble
+from vramcast.models.estimators._base import Estimator
+from vramcast.models.estimators.ensemble import Ensemble
 from vramcast.models.example import Example
 from vramcast.train.experiment import Parts
 from vramcast.train.figures import (

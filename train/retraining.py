@@ -5,13 +5,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vramcast.dataset_builder.families import FAMILIES
-from vramcast.dataset_builder.schema import Provenance, Row, Spec
+from vramcast.dataset_builder.rows import Provenance, Row
+from vramcast.dataset_builder.simulation_store import SimulationStore
+from vramcast.jobs.families import FAMILIES
+from vramcast.jobs.spec import Spec
 from vramcast.models.example import Example
 from vramcast.models.examples import examples_of_rows
-from vramcast.models.simulation_store import SimulationStore
 from vramcast.virtual_gpu.profile import DeviceProfile
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 
 def retrained(specs: Iterable[Spec], optimizers: Sequence[str]) -> list[Spec]:

@@ -9,8 +9,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from vramcast.dataset_builder.store.durable import replacing
 from vramcast.errors import UserError
+from vramcast.files.durable import replacing
 from vramcast.train.configuration import Configuration, read_configuration
 
 CONFIG, METRICS = "config.yaml", "metrics.json"

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS
-from vramcast.dataset_builder.families import FAMILIES
 from vramcast.dataset_builder.store.splits import make_split
 from vramcast.errors import UserError, check_amount, check_choice, check_count
+from vramcast.jobs.analysis.optimizers import OPTIMIZERS
+from vramcast.jobs.families import FAMILIES
 
 LIBRARIES = ("torchvision", "hf")
 """Libraries whose networks `data.networks` can name; timm's networks are in the tables."""

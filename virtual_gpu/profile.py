@@ -9,14 +9,14 @@ from math import prod
 from typing import Any, get_args
 
 from vramcast.errors import UserError, check_amount, check_choice, check_count, check_flag
-from vramcast.virtual_gpu.attention import efficient_workspace_bytes
+from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.canonical import from_mapping
 from vramcast.virtual_gpu.cudnn import library
 from vramcast.virtual_gpu.cudnn.layouts import copies_needed, known_workspace_bytes
-from vramcast.virtual_gpu.records import from_mapping
-from vramcast.virtual_gpu.reductions import split_bytes
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.trace import AttentionCall, Call, ConvolutionCall, ReductionCall
-from vramcast.virtual_gpu.trials import largest_workspace_bytes
+from vramcast.virtual_gpu.operators.attention import efficient_workspace_bytes
+from vramcast.virtual_gpu.operators.reductions import split_bytes
+from vramcast.virtual_gpu.replay.trials import largest_workspace_bytes
+from vramcast.virtual_gpu.tracing.trace import AttentionCall, Call, ConvolutionCall, ReductionCall
 
 _TILE = 128
 _MOST = 2**40

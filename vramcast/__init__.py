@@ -15,12 +15,12 @@ __all__ = ["Answer", "Predictor", "VirtualGPU", "__version__", "classify", "devi
 if TYPE_CHECKING:
     from vramcast.models.answer import Answer
     from vramcast.models.predictor import Predictor
-    from vramcast.models.virtual_gpu_context import VirtualGPU
+    from vramcast.virtual_gpu_context import VirtualGPU
 
 _LAZY = {
     "Answer": "vramcast.models.answer",
     "Predictor": "vramcast.models.predictor",
-    "VirtualGPU": "vramcast.models.virtual_gpu_context",
+    "VirtualGPU": "vramcast.virtual_gpu_context",
 }
 _CHECKPOINT = "universal"
 
@@ -53,7 +53,7 @@ _predictors: "dict[str, Predictor]" = {}
 
 def devices() -> dict[str, str]:
     """Return the titles of all device profiles by name."""
-    from vramcast.dataset_builder.devices import device_names, read_device  # noqa: PLC0415 - imports yaml
+    from vramcast.device.profiles import device_names, read_device  # noqa: PLC0415 - imports yaml
 
     return {name: str(read_device(name)["title"]) for name in device_names()}
 

@@ -8,18 +8,18 @@ from vramcast.version import __version__
 
 _COMMANDS = {
     "classify": (
-        "models.classify_command.command",
+        "classify.classify_command",
         "say how much memory a network takes and whether it fits",
     ),
-    "run": ("models.run_command", "run a training script on a virtual GPU and say how much memory it takes"),
-    "build": ("dataset_builder.build_command", "sample, filter, build and measure configurations"),
-    "device": ("dataset_builder.device_command", "list, show, calibrate and verify device profiles"),
-    "train": ("train.train_command", "train estimators and evaluate them"),
-    "evaluate": ("models.evaluate_command", "compare estimates with measured rows"),
-    "serve": ("collocation.commands.serve_command", "answer schedulers and people over HTTP"),
-    "place": ("collocation.commands.place_command", "choose a GPU for a job"),
-    "observe": ("collocation.commands.observe_command", "tell a service what a job took"),
-    "simulate": ("collocation.simulator.simulate_command", "run a trace of jobs on shared GPUs under estimators"),
+    "run": ("run.run_command", "run a training script on a virtual GPU and say how much memory it takes"),
+    "build": ("build.build_command", "sample, filter, build and measure configurations"),
+    "device": ("device.device_command", "list, show, calibrate and verify device profiles"),
+    "train": ("train_command", "train estimators and evaluate them"),
+    "evaluate": ("evaluate_command", "compare estimates with measured rows"),
+    "serve": ("collocation.serve_command", "answer schedulers and people over HTTP"),
+    "place": ("collocation.place_command", "choose a GPU for a job"),
+    "observe": ("collocation.observe_command", "tell a service what a job took"),
+    "simulate": ("collocation.simulate_command", "run a trace of jobs on shared GPUs under estimators"),
 }
 
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"vramcast: expected one of {sorted(_COMMANDS)}, found {words[0]!r}: {hint}", file=sys.stderr)
         return 2
     try:
-        code: int = import_module(f"vramcast.{_COMMANDS[words[0]][0]}").main(words[1:])
+        code: int = import_module(f"vramcast.commands.{_COMMANDS[words[0]][0]}").main(words[1:])
     except KeyboardInterrupt:  # raised during the import; commands handle their own interrupts
         return 130
     return code

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.collocation.tables import DEVICE
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.measure.virtual import VirtualBackend
-from vramcast.dataset_builder.recipes import spec_of_recipe
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.dataset_builder.backends.virtual import VirtualBackend
+from vramcast.device.profiles import load_profile
+from vramcast.jobs.recipes import spec_of_recipe
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 TERABYTE_ROWS = [
     9980333, 36084, 17217, 7378, 20134, 3, 7112, 1442, 61, 9758201, 1333352, 313829, 10, 2208, 11156, 122, 4, 970, 14,

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from benchmarks.collocation.tables import DEVICE
-from vramcast.collocation.simulator.ours import AnswerSettings, answers
-from vramcast.collocation.simulator.workload import TraceJob, read_jobs
+from vramcast.collocation.cluster_simulation.ours import AnswerSettings, answers
+from vramcast.collocation.cluster_simulation.workload import TraceJob, read_jobs
+from vramcast.dataset_builder.simulation_store import SimulationStore
 from vramcast.models.answer import Answer
-from vramcast.models.simulation_store import SimulationStore
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 
 def lines(jobs: Mapping[str, TraceJob], results: Iterable[Answer]) -> Iterator[str]:

@@ -18,22 +18,22 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from benchmarks.page import write_part
-from vramcast.collocation.simulator.cluster import simulate
-from vramcast.collocation.simulator.cluster_metrics import ClusterMetrics, cluster_metrics
-from vramcast.collocation.simulator.needs import FLOOR_MIB
-from vramcast.collocation.simulator.rules import ClusterRules
-from vramcast.collocation.simulator.workload import Submission, TraceJob
-from vramcast.dataset_builder.defaults import RISK
-from vramcast.dataset_builder.devices import load_profile
+from vramcast.collocation.cluster_simulation.cluster import simulate
+from vramcast.collocation.cluster_simulation.cluster_metrics import ClusterMetrics, cluster_metrics
+from vramcast.collocation.cluster_simulation.needs import FLOOR_MIB
+from vramcast.collocation.cluster_simulation.rules import ClusterRules
+from vramcast.collocation.cluster_simulation.workload import Submission, TraceJob
+from vramcast.dataset_builder.simulation_store import SimulationStore
 from vramcast.dataset_builder.store.importers import read_rows
+from vramcast.defaults import RISK
+from vramcast.device.profiles import load_profile
 from vramcast.errors import check_count
 from vramcast.models.baselines.fake_tensor import read_published
-from vramcast.models.calibrated_simulation import CalibratedSimulation
+from vramcast.models.estimators.calibrated_simulation import CalibratedSimulation
 from vramcast.models.example import Example
 from vramcast.models.examples import examples_of_rows
-from vramcast.models.simulation_store import SimulationStore
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.measurement import Status
-from vramcast.virtual_gpu.sizes import MIB
 
 TABLE = "timm_sgd_a100.csv"
 PROFILE = "a100_40gb_timm_2024"

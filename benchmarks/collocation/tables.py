@@ -13,14 +13,14 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks.page import write_part
-from vramcast.collocation.simulator.comparison import EstimatorResult, compare, text_table
-from vramcast.collocation.simulator.gantt_drawing import draw_gantt
-from vramcast.collocation.simulator.gantt_table import gantt_table
-from vramcast.collocation.simulator.needs import ESTIMATORS, ORACLE, OURS, NeedRules
-from vramcast.collocation.simulator.ours import AnswerSettings, bounds_bytes
-from vramcast.collocation.simulator.rules import ClusterRules
-from vramcast.collocation.simulator.workload import Submission, TraceJob, read_jobs, read_trace
-from vramcast.models.simulation_store import SimulationStore
+from vramcast.collocation.cluster_simulation.comparison import EstimatorResult, compare, text_table
+from vramcast.collocation.cluster_simulation.gantt_drawing import draw_gantt
+from vramcast.collocation.cluster_simulation.gantt_table import gantt_table
+from vramcast.collocation.cluster_simulation.needs import ESTIMATORS, ORACLE, OURS, NeedRules
+from vramcast.collocation.cluster_simulation.ours import AnswerSettings, bounds_bytes
+from vramcast.collocation.cluster_simulation.rules import ClusterRules
+from vramcast.collocation.cluster_simulation.workload import Submission, TraceJob, read_jobs, read_trace
+from vramcast.dataset_builder.simulation_store import SimulationStore
 
 TRACES = ("t1", "t2", "heavy60", "mix90")
 DRAWN = "t1", (ORACLE, OURS, "gpumemnet", "none")

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from benchmarks.collocation.tables import DEVICE
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.families.live_scripts import live_script
-from vramcast.dataset_builder.jobs.live_spec import LiveSpecJob
-from vramcast.dataset_builder.recipes import spec_of_recipe
-from vramcast.dataset_builder.simulation.live_job import LiveJob
+from vramcast.device.profiles import load_profile
 from vramcast.errors import check_count
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.jobs.families.script_jobs import script_subject
+from vramcast.jobs.recipes import spec_of_recipe
+from vramcast.jobs.script_spec import ScriptSpecJob
+from vramcast.simulation.emulated_job import EmulatedJob
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 SHOWN = (10, 20, 30, 50, 100, 200)
 
@@ -24,10 +24,10 @@ SHOWN = (10, 20, 30, 50, 100, 200)
 def peaks_mib(recipe: str, batch_size: int, seed: int, steps: int) -> tuple[list[int], int]:
     """Return the highest reserved memory up to each step, and the highest allocated memory."""
     spec = spec_of_recipe(recipe, batch_size, {"steps": steps, "seed": seed})
-    script = live_script(spec)
+    script = script_subject(spec)
     if script is None:
         raise RuntimeError(f"the recipe {recipe} is not that of a live script")
-    job = LiveJob(LiveSpecJob(spec, script), spec.training, load_profile(DEVICE))
+    job = EmulatedJob(ScriptSpecJob(spec, script), spec.training, load_profile(DEVICE))
     reserved = accumulate((step.peak.reserved_bytes // MIB for step in job.steps), max)
     return list(reserved), max(step.peak.allocated_bytes // MIB for step in job.steps)
 

@@ -19,7 +19,7 @@ from benchmarks.field.tables import OVERALL, Line, Predictions, line_of, predict
 from benchmarks.field.timing import seconds_of
 from benchmarks.field.tracked import in_sample, tracked_figures
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 ONE_IN = 4
 """MemTracker estimates one row in this many."""

@@ -11,7 +11,6 @@ from tqdm import tqdm
 from benchmarks.field.published import EDGES_MIB, read_published
 from benchmarks.field.rows import UNIVERSAL, UNSEEN_2024, Field, unseen_table
 from benchmarks.field.tracked import Tracked
-from vramcast.models._base import Estimator
 from vramcast.models.baselines._formula import Formula
 from vramcast.models.baselines.extra_trees import ExtraTrees
 from vramcast.models.baselines.fake_tensor import FakeTensor
@@ -23,9 +22,10 @@ from vramcast.models.baselines.shape_inference import ShapeInference
 from vramcast.models.baselines.virtual import Virtual
 from vramcast.models.baselines.weights import Weights
 from vramcast.models.checkpoint import load_checkpoint
-from vramcast.models.classifiers import NetworkClassifier, NetworkSettings
+from vramcast.models.estimators._base import Estimator
+from vramcast.models.estimators.classifiers import NetworkClassifier, NetworkSettings
+from vramcast.models.estimators.fitting import PlainFitter
 from vramcast.models.example import Example
-from vramcast.models.fitting import PlainFitter
 from vramcast.models.released import RELEASED
 
 RISK = 0.01

@@ -13,7 +13,7 @@ from vramcast.dataset_builder.store.importers.real_networks import LAYOUT
 from vramcast.models.baselines._formula import Formula, one_hot
 from vramcast.models.buckets import Buckets
 from vramcast.models.example import Example
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 COLUMNS = {"GPUMemNet": "gpumemnet_mib", "FakeTensor": "faketensor_mib", "Horus": "horus_mib"}
 """Columns of the table of unseen networks."""

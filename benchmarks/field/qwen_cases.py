@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from vramcast.dataset_builder.jobs.architectures import find_architecture
+from vramcast.jobs.architectures import find_architecture
 
 _SCRIPT = Path(__file__).with_name("qwen_sft.py")
 _LORA = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]}

@@ -6,16 +6,17 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.schema import Row, Spec
+from vramcast.dataset_builder.rows import Row
+from vramcast.dataset_builder.simulation_store import SimulationStore
 from vramcast.dataset_builder.store.importers import read_rows, real_networks
 from vramcast.dataset_builder.store.splits import in_half
+from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
+from vramcast.jobs.spec import Spec
 from vramcast.models.checkpoint import load_metrics
 from vramcast.models.example import Example
 from vramcast.models.examples import examples_of_rows
 from vramcast.models.released import RELEASED
-from vramcast.models.simulation_store import SimulationStore
 from vramcast.train.configuration import configure
 from vramcast.train.data import measured_rows
 from vramcast.train.experiment import Parts, parts_of, split_of

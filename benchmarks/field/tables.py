@@ -7,12 +7,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from vramcast.models._base import Estimator
 from vramcast.models.buckets import Buckets
 from vramcast.models.comparison import predicted_rows
+from vramcast.models.estimators._base import Estimator
 from vramcast.models.example import Example
 from vramcast.models.metrics import PredictedRows, Score, score
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 WIDTHS_MIB = (1000, 2000, 8000)
 """Bucket widths: GPUMemNet's for MLPs, twice that, and GPUMemNet's for CNNs and Transformers."""

@@ -10,18 +10,18 @@ from tqdm import tqdm
 from benchmarks.field.estimators import FAKE, TABLE, TRACE, TRACKED, Entry
 from benchmarks.field.rows import EvaluatedRow
 from benchmarks.field.tracked import tracked_mib
-from vramcast.dataset_builder.analysis.layers import layer_table
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.families import FAMILIES
-from vramcast.dataset_builder.jobs.job import TABLE_BATCH, table_of
-from vramcast.dataset_builder.measure.virtual import trace_spec
-from vramcast.dataset_builder.schema import Spec
-from vramcast.dataset_builder.subject import subject_of
+from vramcast.dataset_builder.backends.virtual import trace_spec
+from vramcast.device.profiles import load_profile
+from vramcast.jobs.analysis.layers import layer_table
+from vramcast.jobs.families import FAMILIES
+from vramcast.jobs.job import TABLE_BATCH, table_of
+from vramcast.jobs.spec import Spec
+from vramcast.jobs.subject import subject_of
 from vramcast.models.buckets import Buckets
-from vramcast.virtual_gpu.allocator import AllocatorOptions
-from vramcast.virtual_gpu.simulate import simulate
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.training_step import random_inputs
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions
+from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.replay.simulate import simulate
+from vramcast.virtual_gpu.training.step import random_inputs
 
 A_FAMILY = 3
 """Rows of each family that are timed."""

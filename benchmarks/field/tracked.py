@@ -14,13 +14,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from tqdm import tqdm
 
-from vramcast.dataset_builder.schema import Spec
-from vramcast.dataset_builder.subject import subject_of
+from vramcast.jobs.spec import Spec
+from vramcast.jobs.subject import subject_of
 from vramcast.models.baselines._formula import Formula
 from vramcast.models.example import Example
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.training_setup import parse_call
-from vramcast.virtual_gpu.training_step import loss_of, make_optimizer, random_inputs
+from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.training.setup import parse_call
+from vramcast.virtual_gpu.training.step import loss_of, make_optimizer, random_inputs
 
 STEPS = 2
 """The first step makes the optimizer's state."""

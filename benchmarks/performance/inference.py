@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.families.gpumemnet import spec_of_filename
-from vramcast.dataset_builder.measure.virtual import trace_spec
+from vramcast.dataset_builder.backends.virtual import trace_spec
+from vramcast.device.profiles import load_profile
+from vramcast.jobs.families.gpumemnet import spec_of_filename
 from vramcast.models.buckets import Buckets
 from vramcast.models.checkpoint import load_checkpoint
-from vramcast.models.ensemble import Ensemble
+from vramcast.models.estimators.ensemble import Ensemble
 from vramcast.models.examples import example_of_table, table_of
-from vramcast.virtual_gpu.allocator import AllocatorOptions
-from vramcast.virtual_gpu.simulate import simulate
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions
+from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.replay.simulate import simulate
 
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
 PUBLISHED = "GPUMemNet, on a GPU and for a batch of 128: 2.3 ms (MLP estimator), 10.6 ms (Transformer estimator)"

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from benchmarks.published.ranks.losses import LanguageLoss
 from benchmarks.published.ranks.titan_network import TitanLlama
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.virtual_gpu.allocator import CachingAllocator
+from vramcast.device.profiles import load_profile
+from vramcast.virtual_gpu.allocator.allocator import CachingAllocator
 from vramcast.virtual_gpu.distributed.parallelism import Parallelism
 from vramcast.virtual_gpu.distributed.rank_session import trace_rank
-from vramcast.virtual_gpu.replay import replay
-from vramcast.virtual_gpu.simulate import lower
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.replay.replay import replay
+from vramcast.virtual_gpu.replay.simulate import lower
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 GIB = 2**30
 _LENGTH = 8192

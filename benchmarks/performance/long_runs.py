@@ -16,10 +16,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the usual name
 
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.models.long_runs import LONG_RUN_STEPS, growth_factor, is_ordered
-from vramcast.virtual_gpu.allocator import AllocatorOptions
-from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+from vramcast.commands.run.long_runs import LONG_RUN_STEPS, growth_factor, is_ordered
+from vramcast.device.profiles import load_profile
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions
+from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 _SEEN = 100
 _BATCH = 8
@@ -89,9 +89,9 @@ class _Small(nn.Module):
         return scores
 
 
-def _simulated(lengths: Sequence[int], fused: bool) -> VirtualCuda:
+def _simulated(lengths: Sequence[int], fused: bool) -> CudaEmulation:
     """Train the small network on batches of these lengths."""
-    with VirtualCuda(load_profile("h200"), options=AllocatorOptions(), unbounded=True) as gpu:
+    with CudaEmulation(load_profile("h200"), options=AllocatorOptions(), unbounded=True) as gpu:
         network = _Small(fused).cuda()
         optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
         for length in lengths:

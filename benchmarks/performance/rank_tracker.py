@@ -20,18 +20,18 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from vramcast.dataset_builder.families.libraries import import_library
+from vramcast.jobs.families.libraries import import_library
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.distributed.parallelism import Parallelism
 from vramcast.virtual_gpu.distributed.rank_context import rank_context
 from vramcast.virtual_gpu.distributed.rank_session import trace_rank
 from vramcast.virtual_gpu.distributed.rank_tracer import RankTracer
 from vramcast.virtual_gpu.distributed.strategies import parallelize
 from vramcast.virtual_gpu.distributed.wrap_policy import wrapped_modules
-from vramcast.virtual_gpu.replay import FREE
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.trace import Trace
-from vramcast.virtual_gpu.training_setup import TrainingSetup
-from vramcast.virtual_gpu.training_step import make_optimizer, training_steps
+from vramcast.virtual_gpu.replay.replay import FREE
+from vramcast.virtual_gpu.tracing.trace import Trace
+from vramcast.virtual_gpu.training.setup import TrainingSetup
+from vramcast.virtual_gpu.training.step import make_optimizer, training_steps
 
 _RANKS, _STEPS, _BATCH = 8, 3, 8
 _PARALLELISM = Parallelism(strategy="fsdp2", world_size=_RANKS)

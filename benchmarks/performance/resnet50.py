@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from vramcast.dataset_builder.families.blocks import Residual
+from vramcast.jobs.families.blocks import Residual
 
 
 def _bottleneck(channels: int, width: int, stride: int) -> nn.Module:

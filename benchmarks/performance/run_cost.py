@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from benchmarks.performance.trace_speed import SUBJECTS
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
-from vramcast.virtual_gpu.training_step import loss_of, random_inputs
+from vramcast.device.profiles import load_profile
+from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
+from vramcast.virtual_gpu.training.step import loss_of, random_inputs
 
 _STEPS = 3
-_IMPORTS = ("import torch", "import vramcast, torch", "import vramcast.virtual_gpu.cuda.virtual_cuda")
+_IMPORTS = ("import torch", "import vramcast, torch", "import vramcast.virtual_gpu.cuda.emulation")
 
 
 def _train(subject: nn.Module, make: Callable[[], tuple[torch.Tensor, ...]]) -> float:
@@ -50,7 +50,7 @@ def main() -> None:
         with torch.device("meta"):
             subject = make().train()
         plain = _train(subject, partial(random_inputs, inputs, batch_size, "fp32", "meta"))
-        with VirtualCuda(load_profile("h200"), unbounded=True) as gpu:
+        with CudaEmulation(load_profile("h200"), unbounded=True) as gpu:
             subject = make().train().cuda()
             before = gpu.tracer.operators
             virtual = _train(

@@ -5,12 +5,12 @@ import sys
 import time
 from random import Random
 
+from vramcast.collocation.cluster_simulation.cluster import simulate
+from vramcast.collocation.cluster_simulation.cluster_metrics import cluster_metrics
+from vramcast.collocation.cluster_simulation.rules import QUEUES, ClusterRules
+from vramcast.collocation.cluster_simulation.workload import Submission, TraceJob
 from vramcast.collocation.placement import POLICIES
-from vramcast.collocation.simulator.cluster import simulate
-from vramcast.collocation.simulator.cluster_metrics import cluster_metrics
-from vramcast.collocation.simulator.rules import QUEUES, ClusterRules
-from vramcast.collocation.simulator.workload import Submission, TraceJob
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 JOBS, GPUS, SECONDS = 10_000, 1_000, 60
 

@@ -12,15 +12,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from benchmarks.performance.resnet50 import resnet50
-from vramcast.dataset_builder.families.blocks import MeanOverSequence
-from vramcast.dataset_builder.plan import InputTensor
-from vramcast.virtual_gpu.allocator import AllocatorOptions, CachingAllocator
-from vramcast.virtual_gpu.replay import replay
-from vramcast.virtual_gpu.session import trace_training
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.trace import call_of
-from vramcast.virtual_gpu.training_setup import TrainingSetup
-from vramcast.virtual_gpu.training_step import loss_of, random_inputs
+from vramcast.jobs.families.blocks import MeanOverSequence
+from vramcast.jobs.plan import InputTensor
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions, CachingAllocator
+from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.replay.replay import replay
+from vramcast.virtual_gpu.tracing.session import trace_training
+from vramcast.virtual_gpu.tracing.trace import call_of
+from vramcast.virtual_gpu.training.setup import TrainingSetup
+from vramcast.virtual_gpu.training.step import loss_of, random_inputs
 
 Make = Callable[[], nn.Module]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.published.evaluation import PublishedStore, evaluate_published, published_text
 from benchmarks.published.stacks import ROOT
 from benchmarks.published.tables import read_published
-from vramcast.dataset_builder.exit_codes import CommandParser, exit_code
+from vramcast.commands.exit_codes import CommandParser, exit_code
 from vramcast.errors import check_count
 
 

@@ -17,17 +17,17 @@ from benchmarks.published.job import PublishedJob
 from benchmarks.published.runner import Figures, profile_of, script_files, simulate_job
 from benchmarks.published.stacks import releases
 from benchmarks.published.tables import PublishedTable
-from vramcast.dataset_builder.defaults import CHECKPOINT, RISK, cache_directory
-from vramcast.dataset_builder.progress import bar
-from vramcast.dataset_builder.simulation.client import NetworkError
-from vramcast.dataset_builder.simulation.simulation import Simulation
 from vramcast.dataset_builder.store.cache import read_entry, write_entry
+from vramcast.defaults import CHECKPOINT, RISK, cache_directory
 from vramcast.errors import UserError
 from vramcast.models.metrics import wilson_interval
 from vramcast.models.predictor import Predictor, Question
+from vramcast.progress import bar
+from vramcast.simulation.result import Simulation
+from vramcast.simulation.sandbox.client import NetworkError
+from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.canonical import content_hash
 from vramcast.virtual_gpu.profile import DeviceProfile
-from vramcast.virtual_gpu.records import content_hash
-from vramcast.virtual_gpu.sizes import MIB
 from vramcast.virtual_gpu.version import VERSION
 
 _WORST = 5

@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.published.job import PublishedJob, Record
 from benchmarks.published.networks import network
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 NETWORKS = {
     "mistralai/Mistral-7B-v0.1": ("mistral-7b", 32001),

@@ -11,8 +11,8 @@ from typing import Any
 from benchmarks.published import fms
 from benchmarks.published.job import RANK_SCRIPT, PublishedJob, Record
 from benchmarks.published.networks import network
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.training_setup import parallel_text
+from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.training.setup import parallel_text
 
 _LAYERS = {
     "mistral-7b": "MistralDecoderLayer",

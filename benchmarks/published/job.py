@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from vramcast.virtual_gpu.length_orders import LengthOrders
-from vramcast.virtual_gpu.records import content_hash
+from vramcast.virtual_gpu.canonical import content_hash
+from vramcast.virtual_gpu.replay.length_orders import LengthOrders
 
 Record = Mapping[str, str]
 METRICS = ("allocated", "active", "reserved", "smi")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from benchmarks.published.job import PublishedJob, Record
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 _DEVICES = {
     "NVIDIA A100-SXM4-80GB": "a100_80gb",

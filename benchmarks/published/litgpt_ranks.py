@@ -7,7 +7,7 @@ not sharded before the last microbatch of a step: each rank holds the gradients 
 from typing import Any
 
 from benchmarks.published.job import RANK_SCRIPT, PublishedJob, Record
-from vramcast.virtual_gpu.training_setup import parallel_text
+from vramcast.virtual_gpu.training.setup import parallel_text
 
 _NETWORKS: dict[str, dict[str, Any]] = {
     "phi-1.5 1.3B": {

@@ -10,14 +10,14 @@ from pathlib import Path
 from benchmarks.published.job import RANK_SCRIPT, PublishedJob
 from benchmarks.published.ranks.client import rank_files, run_rank
 from benchmarks.published.stacks import ROOT, interpreter
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.families.libraries import tolerate_broken_torchvision
-from vramcast.dataset_builder.run.client import RunOptions, run_script
-from vramcast.dataset_builder.run.command_line import parse_command
-from vramcast.dataset_builder.run.report import RunReport
-from vramcast.dataset_builder.simulation.simulation import OrderPeaks, Simulation, with_orders
+from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+from vramcast.jobs.families.libraries import tolerate_broken_torchvision
+from vramcast.simulation.result import OrderPeaks, Simulation, with_orders
+from vramcast.simulation.scripts.client import RunOptions, run_script
+from vramcast.simulation.scripts.command_line import parse_command
+from vramcast.simulation.scripts.report import RunReport
+from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 from vramcast.virtual_gpu.profile import DeviceProfile
 
 _SCRIPTS = Path(__file__).resolve().parent / "scripts"
@@ -96,7 +96,7 @@ def _run_here(words: list[str], profile: DeviceProfile) -> None:
     sys.argv = words
     sys.path.insert(0, str(_SCRIPTS))
     try:
-        with VirtualCuda(profile, unbounded=True):
+        with CudaEmulation(profile, unbounded=True):
             runpy.run_path(words[0], run_name="__main__")
     finally:
         sys.argv, sys.path[:] = before

@@ -12,8 +12,8 @@ from typing import Any
 
 from benchmarks.published.job import PublishedJob, Record
 from benchmarks.published.networks import network
-from vramcast.virtual_gpu.length_orders import STEP_BATCHES, LengthOrders
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.replay.length_orders import STEP_BATCHES, LengthOrders
 
 _NETWORKS = {
     "qwen-1_8b-chat": "qwen-1.8b",

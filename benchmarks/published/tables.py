@@ -21,7 +21,7 @@ from benchmarks.published import (
     torchtune,
 )
 from benchmarks.published.job import PublishedJob, Record, combined
-from vramcast.dataset_builder.error_words import message_of
+from vramcast.error_words import message_of
 from vramcast.errors import UserError, check_amount
 
 _COLUMNS = {"source", "model", "metric", "value_gib", "framework_versions", "notes"}

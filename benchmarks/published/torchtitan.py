@@ -4,8 +4,8 @@ import re
 from typing import Any
 
 from benchmarks.published.job import RANK_SCRIPT, PublishedJob, Record
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.training_setup import parallel_text
+from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.training.setup import parallel_text
 
 _NETWORKS: dict[str, dict[str, Any]] = {
     "Llama 3": {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "hidden": 14336, "vocabulary": 128256},

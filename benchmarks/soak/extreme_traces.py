@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from vramcast.collocation.cluster_simulation.cluster import simulate
+from vramcast.collocation.cluster_simulation.cluster_metrics import cluster_metrics
+from vramcast.collocation.cluster_simulation.rules import LEDGERS, QUEUES, ClusterRules
+from vramcast.collocation.cluster_simulation.workload import Submission, TraceJob
 from vramcast.collocation.placement import POLICIES
-from vramcast.collocation.simulator.cluster import simulate
-from vramcast.collocation.simulator.cluster_metrics import cluster_metrics
-from vramcast.collocation.simulator.rules import LEDGERS, QUEUES, ClusterRules
-from vramcast.collocation.simulator.workload import Submission, TraceJob
 from vramcast.errors import UserError
 
 CAPACITY_BYTES = 40 << 30

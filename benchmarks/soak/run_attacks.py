@@ -23,8 +23,8 @@ from typing import Any
 from benchmarks.soak.file_sequences import fingerprint, prepare
 from benchmarks.soak.run_host import RunHost
 from benchmarks.soak.script_attacks import KNOWN_MIB, STEP, Script, script
-from vramcast.dataset_builder.file_protection import kernel, overlay
-from vramcast.dataset_builder.file_protection.protection import FORCED, OVERLAY, REDIRECT
+from vramcast.simulation.sandbox.file_protection import kernel, overlay
+from vramcast.simulation.sandbox.file_protection.protection import FORCED, OVERLAY, REDIRECT
 
 WAYS = (OVERLAY, REDIRECT)
 MARK = "VRAMCAST_SOAK_MARK"

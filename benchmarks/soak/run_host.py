@@ -18,7 +18,7 @@ from queue import Empty, Queue
 from typing import Any
 
 from vramcast.cli import main as vramcast_main
-from vramcast.dataset_builder.process_tree import end_descendants
+from vramcast.simulation.sandbox.process_tree import end_descendants
 
 _MOST_CHARACTERS = 20_000
 _WATCH_SECONDS = 0.3

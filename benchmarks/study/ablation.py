@@ -21,15 +21,15 @@ from benchmarks.small_pictures import light_picture
 from benchmarks.study.result_cache import ResultCache
 from benchmarks.study.rows import FAMILIES, WIDTHS_MIB, drawn_specs, folds_of, measured_examples, simulated_examples
 from benchmarks.study.style import FEATURE_COLOURS, GREY, family_bars, markdown, scatter
-from vramcast.models._base import Estimator
 from vramcast.models.baselines.virtual import Virtual
 from vramcast.models.buckets import Buckets
-from vramcast.models.classifiers import NetworkSettings
 from vramcast.models.comparison import compare
-from vramcast.models.ensemble import Ensemble
+from vramcast.models.estimators._base import Estimator
+from vramcast.models.estimators.classifiers import NetworkSettings
+from vramcast.models.estimators.ensemble import Ensemble
+from vramcast.models.estimators.fitting import PlainFitter
 from vramcast.models.example import Example
-from vramcast.models.fitting import PlainFitter
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 SPACES = {"mlp": "gpumemnet_mlp_step2", "cnn": "gpumemnet_cnn_step1", "transformer": "gpumemnet_transformer_step2"}
 PUBLISHED = {"mlp": (0.976, 0.984), "cnn": (0.797, 0.803), "transformer": (0.848, 0.858)}

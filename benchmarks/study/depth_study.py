@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.measure import Backend
-from vramcast.dataset_builder.measure.static import static_of
-from vramcast.dataset_builder.schema import Spec
+from vramcast.dataset_builder.backends import Backend
+from vramcast.dataset_builder.backends.static import static_of
 from vramcast.errors import UserError
+from vramcast.jobs.families import make_spec
+from vramcast.jobs.spec import Spec
 from vramcast.virtual_gpu.measurement import Status
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 DEPTHS = tuple(range(8, 41))
 DEGREES = (1, 2, 3)

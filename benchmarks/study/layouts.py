@@ -13,13 +13,13 @@ from statistics import fmean, median
 
 from tqdm import tqdm
 
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.measure.virtual import trace_spec
-from vramcast.dataset_builder.schema import Spec
-from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.dataset_builder.backends.virtual import trace_spec
+from vramcast.device.profiles import load_profile
+from vramcast.jobs.spec import Spec
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions
 from vramcast.virtual_gpu.cudnn.library import installed_cudnn
-from vramcast.virtual_gpu.simulate import simulate
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.replay.simulate import simulate
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 _STUDIED = (
     "resnet50", "resnext50_32x4d", "vgg16_bn", "densenet121", "efficientnet_b0", "mobilenetv3_large_100",

@@ -20,10 +20,10 @@ from benchmarks.small_pictures import light_picture
 from benchmarks.study.rows import FAMILIES, WIDTHS_MIB, measured_examples
 from benchmarks.study.style import RED, markdown
 from vramcast.models.buckets import Buckets
-from vramcast.models.encoding import ExampleEncoder
+from vramcast.models.estimators.encoding import ExampleEncoder
 from vramcast.models.example import Example
 from vramcast.train.figures.projections import projections_table
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 FEATURES = ("gpumemnet", "full")
 NEIGHBOURS = 5

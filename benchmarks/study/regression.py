@@ -24,9 +24,10 @@ from benchmarks.small_pictures import light_picture
 from benchmarks.study.result_cache import ResultCache
 from benchmarks.study.rows import FAMILIES, PROFILE, WIDTHS_MIB, WORKERS, folds_of, measured_examples
 from benchmarks.study.style import BLUE, GREEN, GREY, ORANGE, family_bars, markdown
-from vramcast.dataset_builder.devices import load_profile
+from vramcast.dataset_builder.simulation_store import SimulationStore
 from vramcast.dataset_builder.store.importers import read_rows
 from vramcast.dataset_builder.store.splits import make_split
+from vramcast.device.profiles import load_profile
 from vramcast.models.baselines.extra_trees import TREES, ExtraTrees
 from vramcast.models.baselines.gap import DirectPolynomial, Gap
 from vramcast.models.baselines.shape_inference import ShapeInference
@@ -38,9 +39,8 @@ from vramcast.models.examples import examples_of_rows
 from vramcast.models.features import feature_set
 from vramcast.models.features.full import simulated_need_bytes
 from vramcast.models.metrics import score
-from vramcast.models.simulation_store import SimulationStore
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.measurement import Status
-from vramcast.virtual_gpu.sizes import MIB
 
 REAL = "unseen_models_a100.csv"
 FIGURES = ("accuracy", "median_relative_error", "p95_relative_error", "mean_error_mib", "too_low")

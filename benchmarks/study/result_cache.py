@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vramcast.models.simulation_store import simulation_versions
-from vramcast.virtual_gpu.records import content_hash
+from vramcast.dataset_builder.simulation_store import simulation_versions
+from vramcast.virtual_gpu.canonical import content_hash
 
 
 class ResultCache:

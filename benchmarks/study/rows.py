@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from vramcast.dataset_builder.configuration import compose_build, make_build, settings_of
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.filters import Rejected, check
-from vramcast.dataset_builder.jobs.job import table_of
 from vramcast.dataset_builder.pipeline import Build
-from vramcast.dataset_builder.schema import Spec
+from vramcast.dataset_builder.simulation_store import SimulationStore
 from vramcast.dataset_builder.store.splits import make_folds
+from vramcast.device.profiles import load_profile
+from vramcast.jobs.filters import Rejected, check
+from vramcast.jobs.job import table_of
+from vramcast.jobs.spec import Spec
 from vramcast.models.example import Example, Label
 from vramcast.models.examples import example_of_table
-from vramcast.models.simulation_store import SimulationStore
 from vramcast.train.configuration import configure
 from vramcast.train.experiment import examples_for
 from vramcast.virtual_gpu.measurement import Measurement, Status

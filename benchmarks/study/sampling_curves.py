@@ -20,18 +20,18 @@ from benchmarks.small_pictures import light_picture
 from benchmarks.study.result_cache import ResultCache
 from benchmarks.study.rows import WIDTHS_MIB, drawn_specs, measured_examples, simulated_examples
 from benchmarks.study.style import BLUE, GREEN, ORANGE, RED, VIOLET, markdown, scatter
-from vramcast.dataset_builder.schema import Spec
 from vramcast.dataset_builder.store.splits import make_split
-from vramcast.models._base import Estimator
+from vramcast.jobs.spec import Spec
 from vramcast.models.baselines.gap import Gap
 from vramcast.models.buckets import Buckets
-from vramcast.models.classifiers import NetworkSettings
 from vramcast.models.comparison import compare
 from vramcast.models.drawing import quiet
-from vramcast.models.ensemble import Ensemble
+from vramcast.models.estimators._base import Estimator
+from vramcast.models.estimators.classifiers import NetworkSettings
+from vramcast.models.estimators.ensemble import Ensemble
+from vramcast.models.estimators.fitting import PlainFitter
 from vramcast.models.example import Example
-from vramcast.models.fitting import PlainFitter
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 SAMPLERS: Mapping[str, Sequence[str]] = {
     "uniform": ["sampler=uniform"],

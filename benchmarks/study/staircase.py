@@ -18,15 +18,15 @@ from benchmarks.page import publish, study_parser
 from benchmarks.small_pictures import light_picture
 from benchmarks.study.rows import PROFILE, SIMULATIONS, WORKERS
 from benchmarks.study.style import BLUE, GREEN, GREY, ORANGE, markdown
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.schema import Spec
+from vramcast.dataset_builder.simulation_store import SimulationStore
 from vramcast.dataset_builder.store.importers import read_rows
+from vramcast.device.profiles import load_profile
+from vramcast.jobs.families import make_spec
+from vramcast.jobs.spec import Spec
 from vramcast.models.drawing import quiet
-from vramcast.models.simulation_store import SimulationStore
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.measurement import Status
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 TABLE = "mlp_data_step1.csv"
 DEPTHS = (2, 6, 10)

@@ -13,15 +13,15 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.measure.virtual import trace_spec
-from vramcast.dataset_builder.schema import Row
+from vramcast.dataset_builder.backends.virtual import trace_spec
+from vramcast.dataset_builder.rows import Row
 from vramcast.dataset_builder.store.importers import read_rows
 from vramcast.dataset_builder.store.splits import HALVES, in_half
-from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.device.profiles import load_profile
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions
 from vramcast.virtual_gpu.measurement import Status
-from vramcast.virtual_gpu.simulate import measurement_of, replay_on
-from vramcast.virtual_gpu.trials import trials_of
+from vramcast.virtual_gpu.replay.simulate import measurement_of, replay_on
+from vramcast.virtual_gpu.replay.trials import trials_of
 
 _FAR, _NEAR = 1.1, 1.02
 _EDGES_GIB = (0, 10, 50, 100, 200)

@@ -11,10 +11,10 @@ from benchmarks.page import publish, study_parser
 from benchmarks.small_pictures import light_picture
 from benchmarks.study.depth_study import DepthStudy, depth_study
 from benchmarks.study.style import BLUE, GREY, ORANGE, markdown
-from vramcast.dataset_builder.devices import DEFAULT_DEVICE, load_profile
-from vramcast.dataset_builder.measure.virtual import VirtualBackend
+from vramcast.dataset_builder.backends.virtual import VirtualBackend
+from vramcast.device.profiles import DEFAULT_DEVICE, load_profile
 from vramcast.models.drawing import quiet
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 NAMES = {"gap": "static estimate + polynomial of the gap", "gv": "polynomial of the memory (GV)"}
 COLOURS = {"gap": BLUE, "gv": ORANGE}

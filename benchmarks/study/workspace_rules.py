@@ -16,15 +16,15 @@ from statistics import fmean, median
 
 from tqdm import tqdm
 
-from vramcast.dataset_builder.devices import load_device
-from vramcast.dataset_builder.measure.virtual import trace_spec
-from vramcast.dataset_builder.schema import Row
+from vramcast.dataset_builder.backends.virtual import trace_spec
+from vramcast.dataset_builder.rows import Row
 from vramcast.dataset_builder.store.importers import read_rows
-from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.device.profiles import load_device
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions
 from vramcast.virtual_gpu.cudnn.library import installed_cudnn
 from vramcast.virtual_gpu.measurement import Status
 from vramcast.virtual_gpu.profile import DeviceProfile, parse_profile
-from vramcast.virtual_gpu.simulate import simulate
+from vramcast.virtual_gpu.replay.simulate import simulate
 
 _EXACT = 0.005
 

@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from vramcast.dataset_builder.store.durable import replacing
-from vramcast.dataset_builder.yaml_text import parse_yaml
 from vramcast.errors import UserError
+from vramcast.files.durable import replacing
+from vramcast.files.yaml_text import parse_yaml
 
 GPUMEMNET_LINE = 11
 """The line of a .rad file: 1 environment, 2 command, 3 summary, 4 data set, 5 batch, 6 mode, 7 GPUs, 8 measured,

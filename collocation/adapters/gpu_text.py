@@ -8,7 +8,7 @@ from io import StringIO
 from typing import Any
 
 from vramcast.collocation.placement import GpuState
-from vramcast.dataset_builder.devices import device_of_gpu
+from vramcast.device.profiles import device_of_gpu
 from vramcast.errors import UserError
 
 _GPU = re.compile(r"(?P<id>[^=]+)=(?P<free>\d+(?:\.\d+)?)(?:/(?P<total>\d+(?:\.\d+)?))?(?:@(?P<device>\w+))?")

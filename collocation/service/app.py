@@ -35,10 +35,10 @@ from vramcast.collocation.service.requests import (
 )
 from vramcast.collocation.service.settings import Settings
 from vramcast.collocation.service.slurm import shards_text
-from vramcast.dataset_builder.devices import device_names, load_profile
+from vramcast.device.profiles import device_names, load_profile
 from vramcast.models.released import released_names
 from vramcast.version import __version__
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 _PAGE = Path(__file__).with_name("page.html")
 jobs = APIRouter(prefix="/v1", route_class=ParsedRoute, responses=PROBLEMS)

@@ -49,15 +49,15 @@ from vramcast.collocation.service.worker_pool import (
     Waiters,
     WorkerPool,
 )
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.families import FAMILIES, make_spec
-from vramcast.dataset_builder.schema import Spec
+from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
+from vramcast.jobs.families import FAMILIES, make_spec
+from vramcast.jobs.spec import Spec
 from vramcast.models.answer import Answer
 from vramcast.models.batch_search import largest_batch
 from vramcast.models.predictor import Question
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.profile import DeviceProfile
-from vramcast.virtual_gpu.sizes import MIB
 
 P = ParamSpec("P")
 R = TypeVar("R")

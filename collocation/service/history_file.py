@@ -13,9 +13,9 @@ from typing import Any
 
 from vramcast.collocation.observed_peak import ObservedPeak
 from vramcast.collocation.service.logs import event
-from vramcast.dataset_builder.store.durable import held, replacing, sync, write_all
 from vramcast.dataset_builder.store.lines import decode_line, encode_line
 from vramcast.errors import UserError
+from vramcast.files.durable import held, replacing, sync, write_all
 
 JobPeak = tuple[bytes, ObservedPeak | None]
 """The key of a job and its observed peak; None if it is forgotten."""

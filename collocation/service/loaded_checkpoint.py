@@ -15,7 +15,7 @@ from vramcast.models.checkpoint import load_checkpoint, load_metrics
 from vramcast.models.predictor import Predictor, Question
 from vramcast.models.released import checkpoint_directory
 from vramcast.models.storage import ESTIMATOR
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 _LEAST_SHARE = 0.0005
 """Buckets with less are left out of a distribution, which may have two hundred of them."""

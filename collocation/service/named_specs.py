@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from vramcast.dataset_builder.families import FAMILIES, make_spec
-from vramcast.dataset_builder.families.gpumemnet import spec_of_filename
-from vramcast.dataset_builder.jobs.targets import GPUMEMNET
-from vramcast.dataset_builder.json_lines import numbered_lines, parse_object
-from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import UserError
+from vramcast.files.json_lines import numbered_lines, parse_object
+from vramcast.jobs.families import FAMILIES, make_spec
+from vramcast.jobs.families.gpumemnet import spec_of_filename
+from vramcast.jobs.spec import Spec
+from vramcast.jobs.targets import GPUMEMNET
 
 
 def read_named_specs(path: Path | None) -> dict[str, Spec]:

@@ -16,10 +16,10 @@ from vramcast.collocation.adapters.job_text import job_of_text
 from vramcast.collocation.adapters.kubernetes import JOB, NEED, RISK, GpusByNode
 from vramcast.collocation.placement import GpuState
 from vramcast.collocation.service.requests import AnyJobBody, ClassifyBody, JobBody, ObservationsBody, PlacementBody
-from vramcast.dataset_builder.devices import device_names, device_of_gpu
-from vramcast.dataset_builder.filters import Rejected, check
-from vramcast.dataset_builder.schema import Spec
+from vramcast.device.profiles import device_names, device_of_gpu
 from vramcast.errors import UserError
+from vramcast.jobs.filters import Rejected, check
+from vramcast.jobs.spec import Spec
 
 _MOST_ERRORS = 100
 """A validation error with more errors is reported as a number: pydantic can only describe all of them."""

@@ -8,7 +8,7 @@ from vramcast.collocation.service.engine import Engine
 from vramcast.collocation.service.loaded_checkpoint import EstimatedJob, ObservedJob
 from vramcast.collocation.service.requests import PlacementBody
 from vramcast.collocation.service.worker_pool import OverloadedError, PoolError
-from vramcast.dataset_builder.devices import load_profile
+from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
 
 _INLINE_GPUS = 500

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model
 
 from vramcast.collocation.placement import POLICIES
-from vramcast.dataset_builder.defaults import BUCKET_MIB
-from vramcast.virtual_gpu.training_setup import OPTIONS, TrainingSetup
+from vramcast.defaults import BUCKET_MIB
+from vramcast.virtual_gpu.training.setup import OPTIONS, TrainingSetup
 
 _LARGEST = 2**40
 """Above any count or size in a network, and low enough that products of a few are fast to compute."""

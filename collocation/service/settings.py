@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vramcast.dataset_builder.defaults import CHECKPOINT, RISK
-from vramcast.dataset_builder.devices import DEFAULT_DEVICE
+from vramcast.defaults import CHECKPOINT, RISK
+from vramcast.device.profiles import DEFAULT_DEVICE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 from vramcast.collocation.service.requests import FeaturesJobBody, TableBody, TableJobBody, TrainingBody
-from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS
-from vramcast.dataset_builder.schema import LayerRecord, LayerTable
 from vramcast.errors import UserError
+from vramcast.jobs.analysis.optimizers import OPTIMIZERS
+from vramcast.jobs.spec import LayerRecord, LayerTable
 from vramcast.models.predictor import Question
+from vramcast.virtual_gpu.canonical import content_hash, without_defaults
 from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.profile import DeviceProfile
-from vramcast.virtual_gpu.records import content_hash, without_defaults
-from vramcast.virtual_gpu.training_setup import TrainingSetup, check_trained_whole, parse_call
+from vramcast.virtual_gpu.training.setup import TrainingSetup, check_trained_whole, parse_call
 
 
 def training_of(body: TrainingBody) -> TrainingSetup:

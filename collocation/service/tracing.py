@@ -4,11 +4,11 @@ import pickle
 from dataclasses import dataclass
 
 from vramcast.collocation.service.parsing import check_work
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.filters import check
-from vramcast.dataset_builder.jobs.job import SpecJob, table_of
-from vramcast.dataset_builder.schema import Spec
-from vramcast.dataset_builder.simulation.simulator import Simulator
+from vramcast.device.profiles import load_profile
+from vramcast.jobs.filters import check
+from vramcast.jobs.job import SpecJob, table_of
+from vramcast.jobs.spec import Spec
+from vramcast.simulation.simulator import Simulator
 
 
 @dataclass(frozen=True)

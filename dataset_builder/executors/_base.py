@@ -3,9 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable
 
-from vramcast.dataset_builder.measure._base import Backend, BackendResult
-from vramcast.dataset_builder.schema import Spec
+from vramcast.dataset_builder.backends._base import Backend, BackendResult
 from vramcast.errors import UntraceableError, UserError
+from vramcast.jobs.spec import Spec
 from vramcast.virtual_gpu.measurement import EVIDENCE_LENGTH, Measurement, Status
 
 

@@ -16,12 +16,12 @@ from importlib.metadata import version
 from multiprocessing.connection import wait
 from types import ModuleType
 
-from vramcast.dataset_builder.child_process import KILL_SECONDS
+from vramcast.dataset_builder.backends._base import BackendResult
 from vramcast.dataset_builder.executors._base import timed_out
 from vramcast.dataset_builder.executors._worker_process import TICK_SECONDS, WorkerProcess, patience_seconds
-from vramcast.dataset_builder.measure._base import BackendResult
-from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import WorkerError
+from vramcast.jobs.spec import Spec
+from vramcast.simulation.sandbox.child_process import KILL_SECONDS
 from vramcast.version import __version__
 
 IDLE_SECONDS = 10.0

@@ -16,11 +16,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
 
-from vramcast.dataset_builder.child_process import PR_SET_PDEATHSIG
+from vramcast.dataset_builder.backends._base import Backend, BackendResult
 from vramcast.dataset_builder.executors._base import attempt, crashed, describe
-from vramcast.dataset_builder.measure._base import Backend, BackendResult
-from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import UserError
+from vramcast.jobs.spec import Spec
+from vramcast.simulation.sandbox.child_process import PR_SET_PDEATHSIG
 
 GRACE_SECONDS = 0.5
 """Time for a worker to end by itself after its parent has ended: less than the second of `alarm` below."""

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
 
-from vramcast.dataset_builder.child_process import KILL_SECONDS, last_lines, signal_name
+from vramcast.dataset_builder.backends._base import BackendResult
 from vramcast.dataset_builder.executors import _worker_main
-from vramcast.dataset_builder.measure._base import BackendResult
-from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import UserError, WorkerError
+from vramcast.jobs.spec import Spec
+from vramcast.simulation.sandbox.child_process import KILL_SECONDS, last_lines, signal_name
 from vramcast.virtual_gpu.measurement import EVIDENCE_LENGTH
 
 CHUNK_SECONDS = 0.05

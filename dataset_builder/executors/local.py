@@ -10,7 +10,7 @@ from itertools import islice
 from multiprocessing.connection import wait
 from typing import Any
 
-from vramcast.dataset_builder.child_process import KILL_SECONDS
+from vramcast.dataset_builder.backends._base import Backend, BackendResult
 from vramcast.dataset_builder.executors._base import Executor, crashed, timed_out
 from vramcast.dataset_builder.executors._worker_process import (
     TICK_SECONDS,
@@ -18,9 +18,9 @@ from vramcast.dataset_builder.executors._worker_process import (
     interrupts_held,
     patience_seconds,
 )
-from vramcast.dataset_builder.measure._base import Backend, BackendResult
-from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import UserError, WorkerError
+from vramcast.jobs.spec import Spec
+from vramcast.simulation.sandbox.child_process import KILL_SECONDS
 
 CHECK_SECONDS = 0.05
 """Interval between checks of workers while outcomes arrive."""

@@ -14,11 +14,11 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vramcast.dataset_builder.backends._base import Backend, BackendResult
 from vramcast.dataset_builder.executors._base import Executor, crashed, describe
 from vramcast.dataset_builder.executors._task_host import TaskSettings, WorkerDeath, measure, versions
-from vramcast.dataset_builder.measure._base import Backend, BackendResult
-from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import UserError, WorkerError, check_count
+from vramcast.jobs.spec import Spec
 from vramcast.virtual_gpu.measurement import EVIDENCE_LENGTH
 
 try:

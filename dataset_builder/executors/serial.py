@@ -2,9 +2,9 @@
 
 from collections.abc import Generator, Iterable
 
+from vramcast.dataset_builder.backends._base import Backend, BackendResult
 from vramcast.dataset_builder.executors._base import Executor, attempt
-from vramcast.dataset_builder.measure._base import Backend, BackendResult
-from vramcast.dataset_builder.schema import Spec
+from vramcast.jobs.spec import Spec
 
 
 class SerialExecutor(Executor):

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vramcast.dataset_builder.schema import SCHEMA_VERSION, Row
-from vramcast.dataset_builder.store.durable import held, replacing
+from vramcast.dataset_builder.rows import SCHEMA_VERSION, Row
 from vramcast.dataset_builder.store.journal import JournalWriter
 from vramcast.dataset_builder.store.lines import HEADER, ROW, decode_line, encode_line, read_lines
 from vramcast.dataset_builder.store.reader import JOURNAL_NAME
-from vramcast.virtual_gpu.records import canonical_json
+from vramcast.files.durable import held, replacing
+from vramcast.virtual_gpu.canonical import canonical_json
 
 T = TypeVar("T")
 _CHECKSUM = "crc32"

@@ -13,12 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from vramcast.dataset_builder.schema import SCHEMA_VERSION, Rejection, Row
-from vramcast.dataset_builder.store.durable import BackgroundSync, locked, sync, write_all
+from vramcast.dataset_builder.rows import SCHEMA_VERSION, Rejection, Row
 from vramcast.dataset_builder.store.lines import HEADER, REJECTION, ROW, encode_line, valid_records
 from vramcast.dataset_builder.store.reader import JOURNAL_NAME
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.records import canonical_json
+from vramcast.files.durable import BackgroundSync, locked, sync, write_all
+from vramcast.virtual_gpu.canonical import canonical_json
 
 EXTENSIBLE = "n"
 """The only setting that may change when a build is resumed; the header keeps its first value."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vramcast.dataset_builder.schema import SCHEMA_VERSION
+from vramcast.dataset_builder.rows import SCHEMA_VERSION
 from vramcast.errors import UserError
 
 HEADER, ROW, REJECTION = "header", "row", "rejection"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vramcast.dataset_builder.schema import Rejection, Row
+from vramcast.dataset_builder.rows import Rejection, Row
 from vramcast.dataset_builder.store.lines import ROW, corrupt, valid_records
 from vramcast.errors import UserError
 

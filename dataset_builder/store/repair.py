@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vramcast.dataset_builder.schema import SCHEMA_VERSION
-from vramcast.dataset_builder.store.durable import locked, replacing, sync
+from vramcast.dataset_builder.rows import SCHEMA_VERSION
 from vramcast.dataset_builder.store.lines import HEADER, Line, check_schema, encode_line, read_lines
 from vramcast.dataset_builder.store.reader import locate, to_record
 from vramcast.errors import UserError
+from vramcast.files.durable import locked, replacing, sync
 
 BAD_NAME = "journal.bad"
 

@@ -10,9 +10,9 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Self
 
-from vramcast.dataset_builder.schema import Spec
-from vramcast.dataset_builder.store.durable import replacing
 from vramcast.errors import UserError
+from vramcast.files.durable import replacing
+from vramcast.jobs.spec import Spec
 
 SPLIT_VERSION = 1
 _TOLERANCE = 1e-6

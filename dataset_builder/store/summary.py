@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from vramcast.dataset_builder.schema import Rejection, Row
+from vramcast.dataset_builder.rows import Rejection, Row
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.measurement import Status
-from vramcast.virtual_gpu.sizes import MIB
 
 _REASONS_SHOWN = 12
 _BUCKETS_SHOWN = 20

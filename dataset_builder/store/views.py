@@ -10,13 +10,14 @@ from typing import Any, get_args
 
 import pandas as pd
 
-from vramcast.dataset_builder.schema import Provenance, Row, StaticEstimate
-from vramcast.dataset_builder.store.durable import replacing
+from vramcast.dataset_builder.rows import Provenance, Row
 from vramcast.dataset_builder.store.reader import collector_paused
 from vramcast.errors import UserError
+from vramcast.files.durable import replacing
+from vramcast.jobs.spec import StaticEstimate
+from vramcast.virtual_gpu.canonical import canonical_json
 from vramcast.virtual_gpu.measurement import Measurement
-from vramcast.virtual_gpu.records import canonical_json
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 # The nullable pandas types.
 _DTYPES: Mapping[type, str] = {bool: "boolean", int: "Int64", float: "Float64", str: "string"}

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Self
 
-from vramcast.models._base import Estimator
+from vramcast.models.estimators._base import Estimator
 from vramcast.models.storage import State, read_state, write_state
 
 

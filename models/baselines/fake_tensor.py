@@ -8,8 +8,8 @@ from vramcast.dataset_builder.store.importers import read_rows
 from vramcast.errors import UserError, check_amount
 from vramcast.models.baselines._formula import Formula
 from vramcast.models.example import Example
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.measurement import Status
-from vramcast.virtual_gpu.sizes import MIB
 
 _COLUMN = "faketensor_peak_mib"
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from math import prod
 
-from vramcast.dataset_builder.schema import LayerRecord
+from vramcast.jobs.spec import LayerRecord
 from vramcast.models.baselines._formula import Formula
 from vramcast.models.example import Example
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 _ELEMENT_BYTES = 4
 _CONSTANT_BYTES = 800 * MIB

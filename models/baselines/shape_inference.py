@@ -1,9 +1,9 @@
 """Shape inference as beginners are taught it (Guan, SHARCNET 2020): weights and outputs, each forward and backward."""
 
-from vramcast.dataset_builder.analysis.static import shape_inference_bytes
+from vramcast.jobs.analysis.static import shape_inference_bytes
 from vramcast.models.baselines._formula import Formula
 from vramcast.models.example import Example
-from vramcast.virtual_gpu.training_setup import DTYPE_BYTES
+from vramcast.virtual_gpu.training.setup import DTYPE_BYTES
 
 
 class ShapeInference(Formula):

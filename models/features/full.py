@@ -3,12 +3,12 @@
 import math
 from collections import Counter
 
-from vramcast.dataset_builder.analysis.optimizers import OPTIMIZERS
+from vramcast.jobs.analysis.optimizers import OPTIMIZERS
 from vramcast.models.example import Example
 from vramcast.models.features.layers import ACTIVATIONS, NO_CONVOLUTION, convolutions_of, log_amount, main_activation
 from vramcast.virtual_gpu.distributed.parallelism import SHARDED
 from vramcast.virtual_gpu.measurement import Measurement, Status
-from vramcast.virtual_gpu.training_setup import DTYPE_BYTES, parse_call
+from vramcast.virtual_gpu.training.setup import DTYPE_BYTES, parse_call
 
 _COUNTED = (
     "Linear", "Conv2d", "BatchNorm1d", "BatchNorm2d", "LayerNorm", "GroupNorm", "Dropout", "MultiheadAttention",

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vramcast.dataset_builder.schema import LayerRecord
+from vramcast.jobs.spec import LayerRecord
 from vramcast.models.example import Example, is_convolution
 
 ACTIVATIONS = (

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vramcast.dataset_builder.schema import LayerRecord
+from vramcast.jobs.spec import LayerRecord
 from vramcast.models.example import Example
 from vramcast.models.features.layers import Convolution, convolutions_of, log_amount
 

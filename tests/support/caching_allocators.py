@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from vramcast.virtual_gpu.allocator import AllocatorOptions, CachingAllocator
-from vramcast.virtual_gpu.allocator_state import BlockState
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions, CachingAllocator
+from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.allocator.state import BlockState
 
 GIB = 1 << 30
 

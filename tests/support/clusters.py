@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from vramcast.collocation.simulator.workload import Submission, TraceJob
+from vramcast.collocation.cluster_simulation.workload import Submission, TraceJob
 
 GB = 10**9
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 from fake_child import CONTEXT, MIB, hold
 
-from vramcast.dataset_builder.measure.cuda import child, training_run
+from vramcast.dataset_builder.backends.cuda import child, training_run
 
 TOTAL = 40 * 2**30
 PEAKS = {"requested_bytes": 100 * MIB, "allocated_bytes": 101 * MIB, "reserved_bytes": 500 * MIB}

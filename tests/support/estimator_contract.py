@@ -11,7 +11,7 @@ from synthetic_examples import mlp_examples, without_labels
 from vramcast.errors import UserError
 from vramcast.models import Estimator
 from vramcast.models.buckets import Buckets
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 WIDE = Buckets(width_bytes=250 * MIB, capacity_bytes=1000 * MIB)
 NARROW = Buckets(width_bytes=50 * MIB, capacity_bytes=1000 * MIB)

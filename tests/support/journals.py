@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from vramcast.dataset_builder.schema import Provenance, Rejection, Row, Spec, StaticEstimate
+from vramcast.dataset_builder.rows import Provenance, Rejection, Row
 from vramcast.dataset_builder.store import JournalWriter
+from vramcast.jobs.spec import Spec, StaticEstimate
 from vramcast.virtual_gpu.measurement import Measurement, Status
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 BUILD = {"seed": 1, "n": 10, "family": {"name": "mlp"}}
 

@@ -2,11 +2,11 @@
 
 from itertools import pairwise
 
-from vramcast.dataset_builder.analysis.static import static_estimate
-from vramcast.dataset_builder.schema import LayerRecord, LayerTable
+from vramcast.jobs.analysis.static import static_estimate
+from vramcast.jobs.spec import LayerRecord, LayerTable
 from vramcast.models.example import Example, Label
 from vramcast.virtual_gpu.measurement import Measurement, Status
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 MIB = 2**20
 CARD_BYTES = 40_000 * MIB

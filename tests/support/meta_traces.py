@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vramcast.virtual_gpu.attention import efficient_workspace_bytes
-from vramcast.virtual_gpu.cuda_paths import cuda_paths
-from vramcast.virtual_gpu.kernels import cuda_kernels
-from vramcast.virtual_gpu.replay import FREE
-from vramcast.virtual_gpu.trace import AttentionCall, LibraryCall, Trace, Tracer, Use, call_of
+from vramcast.virtual_gpu.operators.attention import efficient_workspace_bytes
+from vramcast.virtual_gpu.operators.cuda_paths import cuda_paths
+from vramcast.virtual_gpu.operators.kernels import cuda_kernels
+from vramcast.virtual_gpu.replay.replay import FREE
+from vramcast.virtual_gpu.tracing.trace import AttentionCall, LibraryCall, Trace, Tracer, Use, call_of
 
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
 

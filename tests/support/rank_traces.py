@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vramcast.dataset_builder.families.libraries import import_library
-from vramcast.virtual_gpu.allocator import CachingAllocator
+from vramcast.jobs.families.libraries import import_library
+from vramcast.virtual_gpu.allocator.allocator import CachingAllocator
 from vramcast.virtual_gpu.distributed.parallelism import Parallelism
 from vramcast.virtual_gpu.distributed.rank_session import trace_rank
-from vramcast.virtual_gpu.replay import FREE, Replay, replay
-from vramcast.virtual_gpu.trace import Trace, call_of
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.replay.replay import FREE, Replay, replay
+from vramcast.virtual_gpu.tracing.trace import Trace, call_of
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 Make = Callable[[], nn.Module]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from vramcast.dataset_builder.devices import load_profile
-from vramcast.dataset_builder.run.client import RunOptions, run_script
-from vramcast.dataset_builder.run.command_line import parse_command
+from vramcast.device.profiles import load_profile
+from vramcast.simulation.scripts.client import RunOptions, run_script
+from vramcast.simulation.scripts.command_line import parse_command
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 MIB = 2**20

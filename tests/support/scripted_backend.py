@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vramcast.dataset_builder.measure._base import Backend, BackendResult
-from vramcast.dataset_builder.schema import Spec
+from vramcast.dataset_builder.backends._base import Backend, BackendResult
 from vramcast.errors import UserError
+from vramcast.jobs.spec import Spec
 from vramcast.virtual_gpu.measurement import Measurement, Status
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 
 class Scripted(Backend):

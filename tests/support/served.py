@@ -16,7 +16,7 @@ from vramcast.collocation.service.server import HttpServer
 from vramcast.collocation.service.settings import Settings
 from vramcast.collocation.service.tracing import trace
 from vramcast.models.answer import Answer, Bucket
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 MLP = {
     "family": "mlp",

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from vramcast.dataset_builder import filters
-from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.schema import LayerTable
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.jobs import filters
+from vramcast.jobs.families import make_spec
+from vramcast.jobs.spec import LayerTable
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 SETUP = TrainingSetup(batch_size=4)
 NETWORKS: dict[str, dict[str, Any]] = {

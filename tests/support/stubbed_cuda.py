@@ -7,8 +7,8 @@ from pathlib import Path
 
 from nvml_stub import Driver
 
-from vramcast.dataset_builder.measure import Backend, BackendResult
-from vramcast.dataset_builder.measure.cuda.backend import CudaBackend, CudaSettings
+from vramcast.dataset_builder.backends import Backend, BackendResult
+from vramcast.dataset_builder.backends.cuda.backend import CudaBackend, CudaSettings
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.measurement import Measurement, Status
 

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vramcast.dataset_builder.families import make_spec
-from vramcast.dataset_builder.jobs.job import table_of
-from vramcast.dataset_builder.schema import LayerTable, Spec
+from vramcast.jobs.families import make_spec
+from vramcast.jobs.job import table_of
+from vramcast.jobs.spec import LayerTable, Spec
 from vramcast.models.example import Example, Label
 from vramcast.models.examples import example_of_table
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.profile import DeviceProfile
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 PROFILE = DeviceProfile(
     name="plain", title="Plain", total_mib=1096, driver_mib=96, compute_capability=8.0, context_mib=200, cudnn_mib=50

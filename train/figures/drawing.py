@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 from vramcast.models.buckets import Buckets
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 GIB = 2**30
 DOES_NOT_FIT = "does not fit"

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from vramcast.dataset_builder.devices import CONF
+from vramcast.device.profiles import CONF
 from vramcast.errors import UserError, check_choice
 from vramcast.models.comparison import EstimatorReport, text_table
 from vramcast.train.configuration import Configuration, configure

@@ -11,13 +11,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from omegaconf import OmegaConf
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from vramcast.dataset_builder.store.durable import replacing
 from vramcast.errors import UserError
-from vramcast.models.classifiers import NetworkClassifier, PreparedData, prepare
+from vramcast.files.durable import replacing
+from vramcast.models.estimators.classifiers import NetworkClassifier, PreparedData, prepare
 from vramcast.train.configuration import Configuration, check_configuration
 from vramcast.train.experiment import load_parts
 from vramcast.train.fitting import LightningFitter
-from vramcast.virtual_gpu.records import content_hash
+from vramcast.virtual_gpu.canonical import content_hash
 
 _DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 _DECIDED_BY = "configuration"

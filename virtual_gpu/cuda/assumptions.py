@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vramcast.virtual_gpu.source_lines import place_now
+from vramcast.virtual_gpu.tracing.source_lines import place_now
 
 
 @dataclass(frozen=True)

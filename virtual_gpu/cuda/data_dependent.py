@@ -8,11 +8,11 @@ from torch import Tensor
 
 from vramcast.virtual_gpu.cuda.devices import META, is_meta
 from vramcast.virtual_gpu.cuda.operators import aten, map_tensors
-from vramcast.virtual_gpu.embedding import MASKS, put
-from vramcast.virtual_gpu.trace import ASSUMED_SELECTIONS
+from vramcast.virtual_gpu.operators.embedding import MASKS, put
+from vramcast.virtual_gpu.tracing.trace import ASSUMED_SELECTIONS
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.live_tracer import LiveTracer
+    from vramcast.virtual_gpu.cuda.script_tracer import ScriptTracer
 
 _READING = frozenset({aten.index.Tensor, aten._unsafe_index.Tensor})
 _INDEXING = _READING | {aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
@@ -25,7 +25,7 @@ DYNAMIC = frozenset({
 class DynamicShapes:
     """Runs operators whose shapes depend on data, on the device of a tracer."""
 
-    def __init__(self, tracer: "LiveTracer", fraction: float) -> None:
+    def __init__(self, tracer: "ScriptTracer", fraction: float) -> None:
         self._tracer = tracer
         self._fraction = fraction
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from vramcast.virtual_gpu.meta_tensors import function_modes, is_meta
+from vramcast.virtual_gpu.operators.meta_tensors import function_modes, is_meta
 
 Device = torch.device
 """The class of torch; while a script runs, `torch.device` also accepts ordinals (see patches/device_class.py)."""

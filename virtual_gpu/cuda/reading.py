@@ -11,7 +11,7 @@ from vramcast.virtual_gpu.cuda.devices import CPU, META, is_meta
 from vramcast.virtual_gpu.cuda.operators import aten, map_tensors, operator_of
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.live_tracer import LiveTracer
+    from vramcast.virtual_gpu.cuda.script_tracer import ScriptTracer
 
 HOLLOW_FROM_ELEMENTS = 2**20
 """Parameters from this size on have no data on the host."""
@@ -29,7 +29,7 @@ def placeholder(dtype: torch.dtype) -> float | int | bool:
 class Reader:
     """Copies from the device to the host."""
 
-    def __init__(self, tracer: "LiveTracer") -> None:
+    def __init__(self, tracer: "ScriptTracer") -> None:
         self._tracer = tracer
         self._noise = torch.Generator().manual_seed(0)
         self.operators: dict[Any, Callable[[Any, Any], Any]] = {

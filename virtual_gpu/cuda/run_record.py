@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from vramcast.virtual_gpu.cuda.sparse import storage_key
-from vramcast.virtual_gpu.owners import is_layer, named_parts
-from vramcast.virtual_gpu.trace import Use, in_backward
+from vramcast.virtual_gpu.tracing.owners import is_layer, named_parts
+from vramcast.virtual_gpu.tracing.trace import Use, in_backward
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.live_tracer import LiveTracer
+    from vramcast.virtual_gpu.cuda.script_tracer import ScriptTracer
 
 PHASES = ("loading", "forward", "backward", "optimizer", "evaluation")
 
@@ -61,7 +61,7 @@ class LayerCall:
 class RunRecord:
     """Follows a script by hooks of torch: which network runs, in which phase, and at which step."""
 
-    def __init__(self, tracer: "LiveTracer") -> None:
+    def __init__(self, tracer: "ScriptTracer") -> None:
         self._tracer = tracer
         self.phase = "loading"
         self.peak = Peak()
@@ -163,7 +163,7 @@ class RunRecord:
     def _note_layer(self, root: nn.Module, module: nn.Module, args: Any, output: Any) -> None:
         if self._layers or not is_layer(module):
             return
-        if torch.is_autocast_enabled("cpu"):  # CUDA borrows the CPU's switch, see virtual_gpu/autocast.py
+        if torch.is_autocast_enabled("cpu"):  # CUDA borrows the CPU's switch, see virtual_gpu/operators/autocast.py
             self.autocast = torch.get_autocast_dtype("cpu")
         tensors = list(_tensors_in(output))
         if tensors:

@@ -6,18 +6,18 @@ The format is that of torch.cuda.memory._snapshot (torch/csrc/cuda/memory_snapsh
 from collections.abc import Sequence
 from typing import Any
 
-from vramcast.virtual_gpu.allocator import MAIN_STREAM, AllocatorOptions, Block, CachingAllocator, OutOfMemory
-from vramcast.virtual_gpu.allocator_state import BlockState
+from vramcast.virtual_gpu.allocator.allocator import MAIN_STREAM, AllocatorOptions, Block, CachingAllocator, OutOfMemory
+from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.allocator.state import BlockState
+from vramcast.virtual_gpu.allocator.streams import apply_operation
 from vramcast.virtual_gpu.profile import DeviceProfile
-from vramcast.virtual_gpu.replay import FREE, STREAM_OPERATION
-from vramcast.virtual_gpu.simulate import lower
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.streams import apply_operation
-from vramcast.virtual_gpu.trace import Trace, Use
+from vramcast.virtual_gpu.replay.replay import FREE, STREAM_OPERATION
+from vramcast.virtual_gpu.replay.simulate import lower
+from vramcast.virtual_gpu.tracing.trace import Trace, Use
 
 
 def snapshot_of(
-    trace: Trace, places: Sequence[str | None], profile: DeviceProfile, options: AllocatorOptions
+    trace: Trace, source_lines: Sequence[str | None], profile: DeviceProfile, options: AllocatorOptions
 ) -> dict[str, Any]:
     """Return the snapshot of a trace on a device: its last state, and all allocations on the way there."""
     capacity_bytes = profile.capacity_bytes(trace.has_convolutions, trace.has_batch_norm)
@@ -37,7 +37,7 @@ def snapshot_of(
                 history.append(_entry("free_completed", handle, time, []))
                 allocator.free(handle)
         else:
-            frames = _frames(trace, places, block)
+            frames = _frames(trace, source_lines, block)
             try:
                 blocks[block] = allocator.malloc(size, trace.streams.get(block, MAIN_STREAM))
             except OutOfMemory:
@@ -94,9 +94,9 @@ def _entry(action: str, block: Block, time: int, frames: list[dict[str, Any]]) -
     }
 
 
-def _frames(trace: Trace, places: Sequence[str | None], block: int) -> list[dict[str, Any]]:
+def _frames(trace: Trace, source_lines: Sequence[str | None], block: int) -> list[dict[str, Any]]:
     """Return the layer of a block and the user's line, innermost first."""
-    place = places[block] if block < len(places) else None
+    place = source_lines[block] if block < len(source_lines) else None
     use = Use(trace.uses[block]).name.lower()
     frames = [{"filename": trace.owners[block] or "no layer", "line": 0, "name": use}]
     if place:

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vramcast.virtual_gpu.cuda.operators import aten
-from vramcast.virtual_gpu.trace import in_backward
+from vramcast.virtual_gpu.tracing.trace import in_backward
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.live_tracer import LiveTracer
+    from vramcast.virtual_gpu.cuda.script_tracer import ScriptTracer
 
 
 def is_sparse(tensor: Tensor) -> bool:
@@ -38,7 +38,7 @@ def storage_key(tensor: Tensor) -> int:
 class SparseOperators:
     """Operators on sparse device tensors that torch cannot run on meta."""
 
-    def __init__(self, tracer: "LiveTracer") -> None:
+    def __init__(self, tracer: "ScriptTracer") -> None:
         self._tracer = tracer
         self.operators: dict[Any, Callable[[Any, Any], Any]] = {
             aten._coalesce.default: lambda args, kwargs: self._like(args[0]),

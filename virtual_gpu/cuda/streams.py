@@ -1,15 +1,15 @@
 """Streams and events of the virtual GPU: blocks belong to the stream that they were allocated on.
 
-The order of work among streams is that of virtual_gpu/streams.py.
+The order of work among streams is that of virtual_gpu/allocator/streams.py.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from vramcast.virtual_gpu.allocator import MAIN_STREAM
-from vramcast.virtual_gpu.streams import RecordedEvent, RecordEvent, StreamClock
+from vramcast.virtual_gpu.allocator.allocator import MAIN_STREAM
+from vramcast.virtual_gpu.allocator.streams import RecordedEvent, RecordEvent, StreamClock
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.live_tracer import LiveTracer
+    from vramcast.virtual_gpu.cuda.script_tracer import ScriptTracer
 
 
 class Streams:
@@ -17,7 +17,7 @@ class Streams:
 
     active: "Streams"
 
-    def __init__(self, device: Any, tracer: "LiveTracer") -> None:
+    def __init__(self, device: Any, tracer: "ScriptTracer") -> None:
         self.device = device
         self._tracer = tracer
         self._clock = StreamClock()

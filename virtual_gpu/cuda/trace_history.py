@@ -8,12 +8,12 @@ peak, what is alive there, and the snapshot around it are those of the whole run
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vramcast.virtual_gpu.replay import FREE, STREAM_OPERATION, Event
+from vramcast.virtual_gpu.replay.replay import FREE, STREAM_OPERATION, Event
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.live_memory import LiveMemory
-    from vramcast.virtual_gpu.cuda.live_tracer import LiveTracer
     from vramcast.virtual_gpu.cuda.run_record import RunRecord
+    from vramcast.virtual_gpu.cuda.script_memory import ScriptMemory
+    from vramcast.virtual_gpu.cuda.script_tracer import ScriptTracer
 
 MOST_EVENTS = 500_000
 """Of about 100 bytes each."""
@@ -22,7 +22,7 @@ MOST_EVENTS = 500_000
 class TraceHistory:
     """Drops what is not needed of a trace whenever it has grown too long."""
 
-    def __init__(self, tracer: "LiveTracer", memory: "LiveMemory", record: "RunRecord") -> None:
+    def __init__(self, tracer: "ScriptTracer", memory: "ScriptMemory", record: "RunRecord") -> None:
         self.dropped_events = 0
         self.most_events: float = MOST_EVENTS
         self._tracer = tracer

@@ -13,8 +13,8 @@ kernels for tensor cores read and write NHWC (`python -m benchmarks.study.layout
 import math
 from math import prod
 
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.trace import ConvolutionCall
+from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.tracing.trace import ConvolutionCall
 
 HALF_BYTES = 2
 _READ_BYTES = 16

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import IO, Any, cast
 
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.trace import ConvolutionCall
+from vramcast.virtual_gpu.tracing.trace import ConvolutionCall
 
 LIBRARY = "VRAMCAST_CUDNN"
 """Names a directory with cuDNN, if it is not among the packages of the interpreter."""

@@ -13,8 +13,8 @@ import torch.nn.parallel.distributed as ddp_module
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
-from vramcast.virtual_gpu.autocast import replaced
-from vramcast.virtual_gpu.trace import Tracer, Use
+from vramcast.virtual_gpu.operators.autocast import replaced
+from vramcast.virtual_gpu.tracing.trace import Tracer, Use
 
 
 def _nothing(*_: Any, **__: Any) -> None:

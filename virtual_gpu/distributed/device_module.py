@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from vramcast.virtual_gpu.streams import RecordedEvent, RecordEvent, StreamClock
-from vramcast.virtual_gpu.trace import Tracer
+from vramcast.virtual_gpu.allocator.streams import RecordedEvent, RecordEvent, StreamClock
+from vramcast.virtual_gpu.tracing.trace import Tracer
 
 
 class DeviceModule(types.ModuleType):

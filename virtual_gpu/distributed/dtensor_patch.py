@@ -10,7 +10,7 @@ from typing import Any
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import _disable_current_modes
 
-from vramcast.virtual_gpu.autocast import replaced
+from vramcast.virtual_gpu.operators.autocast import replaced
 
 _NAME = "_propagate_tensor_meta_non_cached"
 

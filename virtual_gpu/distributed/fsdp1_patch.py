@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vramcast.virtual_gpu.autocast import replaced
 from vramcast.virtual_gpu.distributed.rank_tracer import RankTracer
+from vramcast.virtual_gpu.operators.autocast import replaced
 
 _MODULES = ("_common_utils", "_flat_param", "_runtime_utils")
 

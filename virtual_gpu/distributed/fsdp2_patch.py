@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-from vramcast.virtual_gpu.autocast import replaced
+from vramcast.virtual_gpu.operators.autocast import replaced
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from vramcast.virtual_gpu.autocast import replaced
+from vramcast.virtual_gpu.operators.autocast import replaced
 
 
 def _broadcast(object_list: list[Any], *_: Any, **__: Any) -> None:

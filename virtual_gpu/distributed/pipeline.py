@@ -13,7 +13,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.distributed.parallelism import Parallelism
 from vramcast.virtual_gpu.distributed.stages import Stage, first_tensor
-from vramcast.virtual_gpu.training_step import loss_of
+from vramcast.virtual_gpu.training.step import loss_of
 
 _SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch.distributed.pipelining import schedules
 
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.autocast import replaced
+from vramcast.virtual_gpu.operators.autocast import replaced
 
 _NAME = "_warmup_p2p"
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from vramcast.virtual_gpu.cuda_paths import cuda_paths
 from vramcast.virtual_gpu.distributed.ddp_patch import ddp_on_meta
 from vramcast.virtual_gpu.distributed.device_module import DeviceModule, device_module
 from vramcast.virtual_gpu.distributed.dtensor_patch import untraced_shape_propagation
@@ -12,7 +11,8 @@ from vramcast.virtual_gpu.distributed.fsdp2_patch import fsdp2_on_meta
 from vramcast.virtual_gpu.distributed.pipeline_patch import static_pipeline
 from vramcast.virtual_gpu.distributed.process_group import fake_process_group
 from vramcast.virtual_gpu.distributed.rank_tracer import RankTracer
-from vramcast.virtual_gpu.storage_resizes import traced_resizes
+from vramcast.virtual_gpu.operators.cuda_paths import cuda_paths
+from vramcast.virtual_gpu.operators.storage_resizes import traced_resizes
 
 
 @contextmanager

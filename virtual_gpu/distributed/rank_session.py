@@ -16,11 +16,11 @@ from vramcast.virtual_gpu.distributed.rank_tracer import RankTracer, local_tenso
 from vramcast.virtual_gpu.distributed.stages import stage_of
 from vramcast.virtual_gpu.distributed.strategies import parallel_optimizer, parallelize, pipeline_group
 from vramcast.virtual_gpu.distributed.zero_stages import ZeroStage
-from vramcast.virtual_gpu.kernels import cuda_kernels
-from vramcast.virtual_gpu.trace import Trace, Use
-from vramcast.virtual_gpu.training_loop import MakeInputs, MakeOptimizer, TrainingLoop
-from vramcast.virtual_gpu.training_setup import TrainingSetup, parse_call
-from vramcast.virtual_gpu.training_step import DTYPES
+from vramcast.virtual_gpu.operators.kernels import cuda_kernels
+from vramcast.virtual_gpu.tracing.trace import Trace, Use
+from vramcast.virtual_gpu.training.loop import MakeInputs, MakeOptimizer, TrainingLoop
+from vramcast.virtual_gpu.training.setup import TrainingSetup, parse_call
+from vramcast.virtual_gpu.training.step import DTYPES
 
 FULL_STEPS = 3
 """Steps with the full batch. DDP rebuilds its buckets after the first, and the optimizer's state is there from the

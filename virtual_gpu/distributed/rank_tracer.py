@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from vramcast.virtual_gpu.distributed.parallelism import NOT_DISTRIBUTED
-from vramcast.virtual_gpu.trace import Tracer
+from vramcast.virtual_gpu.tracing.trace import Tracer
 
 aten = torch.ops.aten
 

@@ -28,8 +28,8 @@ from vramcast.virtual_gpu.distributed.parallelism import Parallelism
 from vramcast.virtual_gpu.distributed.rank_tracer import RankTracer
 from vramcast.virtual_gpu.distributed.tensor_plan import apply_tensor_plan
 from vramcast.virtual_gpu.distributed.wrap_policy import wrapped_modules
-from vramcast.virtual_gpu.training_setup import TrainingSetup
-from vramcast.virtual_gpu.training_step import DTYPES
+from vramcast.virtual_gpu.training.setup import TrainingSetup
+from vramcast.virtual_gpu.training.step import DTYPES
 
 MESH_TYPE = "meta"
 MakeOptimizer = Callable[[list[Any]], torch.optim.Optimizer]

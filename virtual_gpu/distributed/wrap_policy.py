@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.owners import repeated_blocks
+from vramcast.virtual_gpu.tracing.owners import repeated_blocks
 
 
 def wrapped_modules(network: nn.Module, names: Sequence[str]) -> list[nn.Module]:

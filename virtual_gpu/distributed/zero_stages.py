@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from vramcast.virtual_gpu.distributed.parallelism import Parallelism
 from vramcast.virtual_gpu.distributed.rank_tracer import RankTracer
-from vramcast.virtual_gpu.trace import Use
-from vramcast.virtual_gpu.training_setup import TrainingSetup
-from vramcast.virtual_gpu.training_step import DTYPES, loss_of
+from vramcast.virtual_gpu.tracing.trace import Use
+from vramcast.virtual_gpu.training.setup import TrainingSetup
+from vramcast.virtual_gpu.training.step import DTYPES, loss_of
 
 REDUCE_BUCKET_ELEMENTS = 500_000_000
 """zero_optimization.reduce_bucket_size; transformers sets it to hidden_size ** 2 ("auto")."""

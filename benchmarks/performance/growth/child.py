@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from benchmarks.performance.resnet50 import resnet50
-from vramcast.virtual_gpu.session import trace_training
-from vramcast.virtual_gpu.training_setup import TrainingSetup
-from vramcast.virtual_gpu.training_step import random_inputs
+from vramcast.virtual_gpu.tracing.session import trace_training
+from vramcast.virtual_gpu.training.setup import TrainingSetup
+from vramcast.virtual_gpu.training.step import random_inputs
 
 _BATCH = 8
 _WIDTH = 64

@@ -9,7 +9,7 @@ from typing import Any
 def main(text: str) -> None:
     """Simulate the rank of a request and write its result."""
     sys.path[0] = str(Path(__file__).resolve().parents[3])  # the stack has neither vramcast nor this package
-    from vramcast.dataset_builder.families.libraries import tolerate_broken_torchvision  # noqa: PLC0415
+    from vramcast.jobs.families.libraries import tolerate_broken_torchvision  # noqa: PLC0415
     from vramcast.virtual_gpu.profile import parse_profile  # noqa: PLC0415
 
     tolerate_broken_torchvision()

@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vramcast.dataset_builder.isolation import clean_environment
-from vramcast.dataset_builder.simulation.simulation import Simulation
 from vramcast.errors import UserError
+from vramcast.simulation.result import Simulation
+from vramcast.simulation.sandbox.isolation import clean_environment
 
 if TYPE_CHECKING:
     from vramcast.virtual_gpu.profile import DeviceProfile

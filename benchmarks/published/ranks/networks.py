@@ -10,8 +10,8 @@ from benchmarks.published.ranks.litgpt_network import ChunkedLoss, LitGPT
 from benchmarks.published.ranks.lora import add_lora
 from benchmarks.published.ranks.losses import LanguageLoss
 from benchmarks.published.ranks.titan_network import TitanLlama
-from vramcast.dataset_builder.families.libraries import import_library
-from vramcast.virtual_gpu.training_step import DTYPES
+from vramcast.jobs.families.libraries import import_library
+from vramcast.virtual_gpu.training.step import DTYPES
 
 
 def _titan(early: bool, **sizes: Any) -> nn.Module:

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.published.ranks.networks import NETWORKS
-from vramcast.dataset_builder.jobs.job import TABLE_BATCH, dataless_table
-from vramcast.dataset_builder.simulation.library_versions import library_versions
-from vramcast.dataset_builder.simulation.simulation import Peaks, Simulation
-from vramcast.virtual_gpu.allocator import AllocatorOptions
+from vramcast.jobs.job import TABLE_BATCH, dataless_table
+from vramcast.simulation.library_versions import library_versions
+from vramcast.simulation.result import Peaks, Simulation
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions
 from vramcast.virtual_gpu.distributed.rank_session import trace_rank
 from vramcast.virtual_gpu.measurement import Status
 from vramcast.virtual_gpu.profile import DeviceProfile
-from vramcast.virtual_gpu.simulate import measurement_of, replay_on, without_limit
-from vramcast.virtual_gpu.training_loop import MakeInputs
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.replay.simulate import measurement_of, replay_on, without_limit
+from vramcast.virtual_gpu.training.loop import MakeInputs
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 RANK = 0
 """Sources publish the memory of the first rank, or of one that is not named; all are alike but for uneven shards."""

@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F  # noqa: N812 - the name that every PyTorch reader knows
 from torch.utils.checkpoint import checkpoint
 
-from vramcast.dataset_builder.jobs.checkpointing import saving_products
+from vramcast.jobs.checkpointing import saving_products
 
 
 class FloatRMSNorm(nn.Module):

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from vramcast.dataset_builder.analysis.static import static_estimate
-from vramcast.dataset_builder.error_words import message_of
-from vramcast.dataset_builder.schema import Provenance, Row
+from vramcast.dataset_builder.rows import Provenance, Row
 from vramcast.dataset_builder.store.importers import gpumemnet, real_networks, timm, xmem
 from vramcast.dataset_builder.store.importers.gpumemnet import table_of
 from vramcast.dataset_builder.store.importers.layout import Layout, MeasuredColumn, Record
 from vramcast.dataset_builder.store.journal import JournalWriter
+from vramcast.error_words import message_of
 from vramcast.errors import UserError, check_choice
+from vramcast.jobs.analysis.static import static_estimate
 from vramcast.virtual_gpu.measurement import Status
 
 BACKEND = "nvidia-smi"

@@ -7,11 +7,11 @@ their configuration, never by comparing a value with an estimate.
 import ast
 from dataclasses import replace
 
-from vramcast.dataset_builder.families import FAMILIES
-from vramcast.dataset_builder.families.gpumemnet import spec_of_filename
-from vramcast.dataset_builder.filters import Rejected, check
-from vramcast.dataset_builder.schema import LayerTable, Spec
 from vramcast.dataset_builder.store.importers.layout import Layout, MeasuredColumn, Record, measured
+from vramcast.jobs.families import FAMILIES
+from vramcast.jobs.families.gpumemnet import spec_of_filename
+from vramcast.jobs.filters import Rejected, check
+from vramcast.jobs.spec import LayerTable, Spec
 from vramcast.virtual_gpu.measurement import Measurement, Status
 
 CITATION = "GPUMemNet, E. Yousefzadeh-Asl-Miandoab et al., IT University of Copenhagen, CC BY 4.0"

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vramcast.dataset_builder.schema import Spec
 from vramcast.errors import check_amount
+from vramcast.jobs.spec import Spec
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.measurement import Measurement, Status
-from vramcast.virtual_gpu.sizes import MIB
 
 Record = Mapping[str, str]
 

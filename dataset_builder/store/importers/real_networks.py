@@ -5,9 +5,9 @@ Its rows are for validation only: nothing may be fitted to them.
 
 from collections.abc import Callable, Sequence
 
-from vramcast.dataset_builder.recipes import spec_of_recipe
-from vramcast.dataset_builder.schema import Spec
 from vramcast.dataset_builder.store.importers.layout import Layout, MeasuredColumn, Record, measured
+from vramcast.jobs.recipes import spec_of_recipe
+from vramcast.jobs.spec import Spec
 from vramcast.virtual_gpu.measurement import VARYING, Measurement, Status
 
 _CITATION = "GPUMemNet, CARMA and AEGIS, E. Yousefzadeh-Asl-Miandoab et al., IT University of Copenhagen, CC BY 4.0"

@@ -5,12 +5,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vramcast.dataset_builder.schema import Spec
 from vramcast.dataset_builder.store.importers.gpumemnet import CITATION
 from vramcast.dataset_builder.store.importers.layout import Layout, MeasuredColumn, Record, measured
+from vramcast.jobs.spec import Spec
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.measurement import TRIAL, Measurement, Status
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 _TIMM_CLASSES = {
     "usable": (Status.OK, None),

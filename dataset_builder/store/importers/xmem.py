@@ -6,12 +6,12 @@ while the weights were copied: the need lies in a band above the label, and the 
 
 from collections.abc import Callable, Mapping, Sequence
 
-from vramcast.dataset_builder.schema import Spec
 from vramcast.dataset_builder.store.importers.layout import Layout, MeasuredColumn, Record
 from vramcast.dataset_builder.store.importers.xmem_networks import CLASSIFIERS, IMAGE, LANGUAGE_NETWORKS
+from vramcast.jobs.spec import Spec
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.measurement import VARYING, Measurement, Status
-from vramcast.virtual_gpu.sizes import MIB
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 CITATION = "xMem, J. Shi et al., Middleware 2025, MIT"
 _CNN = "CNN"

@@ -27,7 +27,7 @@ from vramcast.virtual_gpu.cuda.libraries import (
 from vramcast.virtual_gpu.cuda.patches import Patches
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+    from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 Apply = Callable[[ModuleType, Patches, Any], None]
 _LIBRARIES = (
@@ -44,7 +44,7 @@ _LIBRARIES = (
 )
 
 
-def apply(patches: Patches, gpu: "VirtualCuda") -> None:
+def apply(patches: Patches, gpu: "CudaEmulation") -> None:
     """Patch the libraries that are imported already, and the others when they are."""
     stand_ins.install(gpu.stand_ins, gpu)
     wanted: dict[str, list[Apply]] = {}

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from vramcast.virtual_gpu.cuda.patches import Patches
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+    from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 
-def _apply(module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> None:
+def _apply(module: ModuleType, patches: Patches, gpu: "CudaEmulation") -> None:
     """Do without managed memory, which is the host's: paged optimizers keep their state there."""
 
     def paged(*shape: int, dtype: Any = None, device: Any = None) -> Any:
@@ -27,7 +27,7 @@ def _apply(module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> None:
         patches.set(module, "prefetch_tensor", lambda *_, **__: None)
 
 
-def _quiet(module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> None:
+def _quiet(module: ModuleType, patches: Patches, gpu: "CudaEmulation") -> None:
     """Leave out the traceback of a compiled library that does not load where there is no CUDA."""
     logging.getLogger("bitsandbytes.cextension").setLevel(logging.CRITICAL)
 

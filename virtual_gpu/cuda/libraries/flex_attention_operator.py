@@ -14,13 +14,13 @@ from torch import Tensor
 from vramcast.virtual_gpu.cuda.patches import Patches
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+    from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 _FUSED = "compiled flex_attention is simulated by the tensors of its kernel: inputs, output and log-sum-exp"
 _DENSE = "flex_attention without torch.compile computes all scores; its backward pass is an upper estimate"
 
 
-def _apply(module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> None:
+def _apply(module: ModuleType, patches: Patches, gpu: "CudaEmulation") -> None:
     """Replace the operator behind flex_attention, after torch has checked its arguments."""
 
     def operator(

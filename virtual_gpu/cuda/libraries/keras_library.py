@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 from vramcast.virtual_gpu.cuda.patches import Patches
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+    from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 
-def _apply(module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> None:
+def _apply(module: ModuleType, patches: Patches, gpu: "CudaEmulation") -> None:
     """Count the steps of Keras optimizers, and mark their states."""
     optimizer: Any = module.BaseOptimizer
     original = optimizer.apply
@@ -24,7 +24,7 @@ def _apply(module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> None:
     patches.set(optimizer, "apply", apply)
 
 
-def _use_device(module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> None:
+def _use_device(module: ModuleType, patches: Patches, gpu: "CudaEmulation") -> None:
     """Let Keras choose the virtual GPU, also if it was imported before."""
     patches.set(module, "DEFAULT_DEVICE", "cuda")
 

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 from vramcast.virtual_gpu.cuda.patches import Patches
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+    from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 
-def _environment(module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> None:
+def _environment(module: ModuleType, patches: Patches, gpu: "CudaEmulation") -> None:
     """Let Lightning believe that all ranks were started."""
     patches.set(module.LightningEnvironment, "creates_processes_externally", property(lambda _: True))
 
 
-def _device_parser(module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> None:
+def _device_parser(module: ModuleType, patches: Patches, gpu: "CudaEmulation") -> None:
     """Have as many devices as the script asks for."""
     original: Any = module._sanitize_gpu_ids
 

@@ -8,10 +8,10 @@ from vramcast.virtual_gpu.cuda.patches import Patches
 from vramcast.virtual_gpu.cuda.patches.saving import has_hollow_data
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+    from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 
-def _apply(module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> None:
+def _apply(module: ModuleType, patches: Patches, gpu: "CudaEmulation") -> None:
     original: Any = module._atomic_save
 
     def atomic_save(checkpoint: dict[str, Any], filepath: Any) -> None:

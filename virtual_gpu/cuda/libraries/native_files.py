@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from vramcast.virtual_gpu.cuda.patches import Patches
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+    from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 
 def _always(*_: Any) -> bool:
@@ -74,7 +74,7 @@ _OPENERS = {
 """By module. Checked on Python 3.11, torch 2.13, safetensors 0.8, tokenizers 0.23, pyarrow 26 and h5py 3.16."""
 
 
-def _apply(openers: tuple[_Opener, ...], module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> None:
+def _apply(openers: tuple[_Opener, ...], module: ModuleType, patches: Patches, gpu: "CudaEmulation") -> None:
     if gpu.native_path is None:
         return
     for opener in openers:

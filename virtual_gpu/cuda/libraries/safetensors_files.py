@@ -16,7 +16,7 @@ from vramcast.virtual_gpu.cuda.hollow_files import MARK
 from vramcast.virtual_gpu.cuda.patches import Patches
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+    from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 
 class _Hollow:
@@ -41,7 +41,7 @@ class _Hollow:
         return len(text).to_bytes(8, "little") + text, end
 
 
-def _apply(module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> None:
+def _apply(module: ModuleType, patches: Patches, gpu: "CudaEmulation") -> None:
     """Replace what save_file calls: other modules may have imported save_file itself before."""
     flatten: Any = module._flatten_as_ptr
     serialize_file: Any = module.serialize_file

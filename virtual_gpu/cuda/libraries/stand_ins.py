@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from vramcast.errors import check_choice
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+    from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 STAND_INS = {"flash_attn": "vramcast.virtual_gpu.cuda.libraries.flash_attn_stand_in"}
 """The module that takes the place of a library and of the modules below it."""
@@ -26,7 +26,7 @@ _TRITON = "vramcast.virtual_gpu.cuda.libraries.triton_stand_in"
 _TRITON_USER = "liger_kernel"
 
 
-def install(names: Iterable[str], gpu: "VirtualCuda") -> None:
+def install(names: Iterable[str], gpu: "CudaEmulation") -> None:
     """Let a script import stand-ins for those libraries that are absent, until the virtual GPU is left."""
     for name in names:
         check_choice("a stand-in", name, sorted(STAND_INS))
@@ -40,7 +40,7 @@ def install(names: Iterable[str], gpu: "VirtualCuda") -> None:
         _find_by(_Finder("triton", importlib.import_module(_TRITON), user=_TRITON_USER), gpu)
 
 
-def _find_by(finder: "_Finder", gpu: "VirtualCuda") -> None:
+def _find_by(finder: "_Finder", gpu: "CudaEmulation") -> None:
     sys.meta_path.append(finder)
     gpu.callbacks.callback(sys.meta_path.remove, finder)
     gpu.callbacks.callback(_forget, finder.name)

@@ -14,7 +14,7 @@ from torch import Tensor
 from vramcast.virtual_gpu.cuda.patches import Patches
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+    from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 _BOXES_A_WORD = 64
 
@@ -32,7 +32,7 @@ class _RoIAlign(torch.autograd.Function):
         return torch.zeros(ctx.shape, dtype=ctx.dtype, device=gradient.device), None, None
 
 
-def _apply_nms(module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> None:
+def _apply_nms(module: ModuleType, patches: Patches, gpu: "CudaEmulation") -> None:
     original: Any = module.nms
 
     def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
@@ -54,7 +54,7 @@ def _apply_nms(module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> None
             patches.set(other, "nms", nms)
 
 
-def _apply_roi_align(module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> None:
+def _apply_roi_align(module: ModuleType, patches: Patches, gpu: "CudaEmulation") -> None:
     original: Any = module.roi_align
 
     def roi_align(input: Tensor, boxes: Any, output_size: Any, *args: Any, **kwargs: Any) -> Any:

@@ -14,12 +14,12 @@ from vramcast.virtual_gpu.cuda.devices import META
 from vramcast.virtual_gpu.cuda.patches import Patches
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+    from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json", "*.gguf", "*.h5", "*.msgpack")
 
 
-def _apply_trainer(module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> None:
+def _apply_trainer(module: ModuleType, patches: Patches, gpu: "CudaEmulation") -> None:
     """Let checkpoints, and the removal of old ones, happen beside the script's own directory."""
     if gpu.files_are_protected:
         return
@@ -36,7 +36,7 @@ def _apply_trainer(module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> 
     patches.set(module.Trainer, "_get_output_dir", output_dir)
 
 
-def _apply_models(module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> None:
+def _apply_models(module: ModuleType, patches: Patches, gpu: "CudaEmulation") -> None:
     """Give a network that has no weights on disk weights without data."""
     model_class: Any = module.PreTrainedModel
     original: Any = vars(model_class)["from_pretrained"].__func__
@@ -58,7 +58,7 @@ def _has_config_alone(folder: Path) -> bool:
     return (folder / "config.json").is_file() and not any(next(folder.glob(name), None) for name in _WEIGHTS)
 
 
-def _weights(cls: Any, config: Any, kwargs: dict[str, Any], gpu: "VirtualCuda") -> dict[str, Any]:
+def _weights(cls: Any, config: Any, kwargs: dict[str, Any], gpu: "CudaEmulation") -> dict[str, Any]:
     """Return a state dict without data in the dtype of the checkpoint."""
     wanted = kwargs.get("dtype", kwargs.get("torch_dtype"))
     saved = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)

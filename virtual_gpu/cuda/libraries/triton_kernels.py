@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from vramcast.virtual_gpu.cuda.patches import Patches
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+    from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 _LAUNCHERS = ("JITFunction", "Autotuner", "Heuristics")
 
 
-def _apply(module: ModuleType, patches: Patches, gpu: "VirtualCuda") -> None:
+def _apply(module: ModuleType, patches: Patches, gpu: "CudaEmulation") -> None:
     def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
         gpu.tracer.values.forget_numbers(args, kwargs)
 

@@ -8,10 +8,10 @@ from vramcast.virtual_gpu.cuda.devices import Device
 from vramcast.virtual_gpu.cuda.patches import Patches
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+    from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 
-def apply(patches: Patches, gpu: "VirtualCuda") -> None:
+def apply(patches: Patches, gpu: "CudaEmulation") -> None:
     """Replace the functions that ask for the accelerator or for autocast's state on CUDA."""
     cuda = torch.cuda
     functions: dict[str, Any] = {
@@ -56,7 +56,7 @@ class _Generator(torch._C.Generator):
 
 
 def _autocast(patches: Patches) -> None:
-    """Autocast on CUDA borrows the switches of the CPU, see virtual_gpu/autocast.py."""
+    """Autocast on CUDA borrows the switches of the CPU, see virtual_gpu/operators/autocast.py."""
     enabled, dtype_of = torch.is_autocast_enabled, torch.get_autocast_dtype
     set_enabled, set_dtype = torch.set_autocast_enabled, torch.set_autocast_dtype
     chosen = [torch.float16]
@@ -87,7 +87,7 @@ def _autocast(patches: Patches) -> None:
         patches.set(owner, "is_autocast_available", lambda device_type: True)
 
 
-def _groups(patches: Patches, gpu: "VirtualCuda") -> None:
+def _groups(patches: Patches, gpu: "CudaEmulation") -> None:
     """Report the virtual device when optimizers group tensors by device, where C++ would report 'meta'."""
     original = torch._C._group_tensors_by_device_and_dtype
 

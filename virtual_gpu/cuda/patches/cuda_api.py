@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.cuda.patches import Patches
 from vramcast.virtual_gpu.cuda.streams import Event, ExternalStream, Stream, StreamContext
-from vramcast.virtual_gpu.replay import EMPTY_CACHE
-from vramcast.virtual_gpu.sizes import MIB
+from vramcast.virtual_gpu.replay.replay import EMPTY_CACHE
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+    from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 _VERSION = "12.8"
 _CUDNN_VERSION = 91002
 _POOLS = ("all", "small_pool", "large_pool")
 
 
-def apply(patches: Patches, gpu: "VirtualCuda") -> None:
+def apply(patches: Patches, gpu: "CudaEmulation") -> None:
     """Replace the functions of torch.cuda, and of its modules that re-export them."""
     fakes = {**_device_functions(gpu), **_memory_functions(gpu), **_random_functions(), **_streams(gpu)}
     for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
@@ -50,7 +50,7 @@ class _NoGraph:
         )
 
 
-def _device_functions(gpu: "VirtualCuda") -> dict[str, Any]:
+def _device_functions(gpu: "CudaEmulation") -> dict[str, Any]:
     profile = gpu.profile
     capability = divmod(round(profile.compute_capability * 10), 10)
     properties = SimpleNamespace(
@@ -97,7 +97,7 @@ class _DeviceGuard(nullcontext[None]):
         self.idx = self.prev_idx = 0
 
 
-def _memory_functions(gpu: "VirtualCuda") -> dict[str, Any]:
+def _memory_functions(gpu: "CudaEmulation") -> dict[str, Any]:
     allocator = gpu.memory.allocator
 
     def statistics(device: Any = None) -> OrderedDict[str, int]:
@@ -160,7 +160,7 @@ def _random_functions() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _streams(gpu: "VirtualCuda") -> dict[str, Any]:
+def _streams(gpu: "CudaEmulation") -> dict[str, Any]:
     streams = gpu.streams
     return {
         "Stream": Stream, "ExternalStream": ExternalStream, "Event": Event, "StreamContext": StreamContext,
@@ -169,7 +169,7 @@ def _streams(gpu: "VirtualCuda") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _legacy_types(patches: Patches, gpu: "VirtualCuda") -> None:
+def _legacy_types(patches: Patches, gpu: "CudaEmulation") -> None:
     """Support torch.cuda.FloatTensor(3) and isinstance(x, torch.cuda.FloatTensor)."""
     names = {"Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16, "Double": torch.float64,
              "Long": torch.int64, "Int": torch.int32, "Bool": torch.bool, "Byte": torch.uint8}  # fmt: skip
@@ -178,7 +178,7 @@ def _legacy_types(patches: Patches, gpu: "VirtualCuda") -> None:
         patches.set_where_present(torch.cuda, {f"{name}Tensor": legacy})
 
 
-def _legacy_type(gpu: "VirtualCuda", name: str, dtype: torch.dtype) -> Any:
+def _legacy_type(gpu: "CudaEmulation", name: str, dtype: torch.dtype) -> Any:
     class Legacy(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             if args and not isinstance(args[0], int):

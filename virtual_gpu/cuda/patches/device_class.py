@@ -8,7 +8,7 @@ from vramcast.virtual_gpu.cuda.devices import Device
 from vramcast.virtual_gpu.cuda.patches import Patches
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+    from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 
 class _DeviceClass(type):
@@ -34,7 +34,7 @@ class _OrdinalDevice(metaclass=_DeviceClass):
     """Stands for torch.device; its instances are those of torch."""
 
 
-def apply(patches: Patches, gpu: "VirtualCuda") -> None:
+def apply(patches: Patches, gpu: "CudaEmulation") -> None:
     """Replace torch.device."""
     _OrdinalDevice.__module__, _OrdinalDevice.__qualname__, _OrdinalDevice.__name__ = "torch", "device", "device"
     patches.set(torch, "device", _OrdinalDevice)

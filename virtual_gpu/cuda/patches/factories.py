@@ -12,7 +12,7 @@ from vramcast.virtual_gpu.cuda.patches import Patches
 from vramcast.virtual_gpu.cuda.sparse import is_sparse
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+    from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 _FROM_SHAPES = [
     "empty",
@@ -50,7 +50,7 @@ _FROM_VALUES = ("tensor", "as_tensor", "asarray")
 _METHODS = ["new_tensor", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided"]
 
 
-def apply(patches: Patches, gpu: "VirtualCuda") -> None:
+def apply(patches: Patches, gpu: "CudaEmulation") -> None:
     """Wrap the factories of torch and the `new_*` methods."""
     _device_constructors()  # cached: `with torch.device(...)` must know the functions of torch
     for name in _FROM_SHAPES:
@@ -81,7 +81,7 @@ def _is_meta_name(device: Any) -> bool:
     return device is not None and not isinstance(device, int) and str(device).startswith("meta")
 
 
-def _from_shape(gpu: "VirtualCuda", original: Any) -> Any:
+def _from_shape(gpu: "CudaEmulation", original: Any) -> Any:
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
@@ -98,7 +98,7 @@ def _from_shape(gpu: "VirtualCuda", original: Any) -> Any:
     return make
 
 
-def _from_values(gpu: "VirtualCuda", original: Any) -> Any:
+def _from_values(gpu: "CudaEmulation", original: Any) -> Any:
     """Make a tensor on the host and move it: its values stay known."""
 
     @functools.wraps(original)
@@ -122,7 +122,7 @@ def _from_values(gpu: "VirtualCuda", original: Any) -> Any:
     return make
 
 
-def _sparse(gpu: "VirtualCuda", original: Any) -> Any:
+def _sparse(gpu: "CudaEmulation", original: Any) -> Any:
     """Make a sparse tensor where its values are: torch would look at the device in C++, which is meta."""
 
     @functools.wraps(original)
@@ -137,7 +137,7 @@ def _sparse(gpu: "VirtualCuda", original: Any) -> Any:
     return make
 
 
-def _legacy_new(gpu: "VirtualCuda", original: Any) -> Any:
+def _legacy_new(gpu: "CudaEmulation", original: Any) -> Any:
     """Let the old constructor Tensor.new, which optimizers call on sparse gradients, make tensors on the device."""
 
     @functools.wraps(original)
@@ -154,7 +154,7 @@ def _legacy_new(gpu: "VirtualCuda", original: Any) -> Any:
     return make
 
 
-def _new_tensor(gpu: "VirtualCuda", original: Any) -> Any:
+def _new_tensor(gpu: "CudaEmulation", original: Any) -> Any:
     @functools.wraps(original)
     def make(self: Tensor, data: Any, **kwargs: Any) -> Any:
         kwargs.setdefault("dtype", self.dtype)

@@ -9,13 +9,13 @@ from torch.optim import optimizer as optimizer_hooks
 from vramcast.virtual_gpu.cuda.devices import META, is_meta
 from vramcast.virtual_gpu.cuda.patches import Patches
 from vramcast.virtual_gpu.cuda.reading import HOLLOW_FROM_ELEMENTS
-from vramcast.virtual_gpu.trace import Use
+from vramcast.virtual_gpu.tracing.trace import Use
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+    from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 
-def apply(patches: Patches, gpu: "VirtualCuda") -> None:
+def apply(patches: Patches, gpu: "CudaEmulation") -> None:
     """Empty large parameters of the host, and mark what moves to the device as parameters."""
     _parameters(patches, gpu)
     _moves(patches, gpu)
@@ -23,7 +23,7 @@ def apply(patches: Patches, gpu: "VirtualCuda") -> None:
     _optimizers(gpu)
 
 
-def _parameters(patches: Patches, gpu: "VirtualCuda") -> None:
+def _parameters(patches: Patches, gpu: "CudaEmulation") -> None:
     make = nn.Parameter.__new__
 
     def new(cls: Any, data: Any = None, requires_grad: bool = True, *args: Any, **kwargs: Any) -> Any:
@@ -36,7 +36,7 @@ def _parameters(patches: Patches, gpu: "VirtualCuda") -> None:
     patches.set(nn.Parameter, "__new__", new)
 
 
-def _moves(patches: Patches, gpu: "VirtualCuda") -> None:
+def _moves(patches: Patches, gpu: "CudaEmulation") -> None:
     apply_to: Any = nn.Module._apply
 
     def apply_all(self: nn.Module, function: Any, recurse: bool = True) -> Any:
@@ -59,7 +59,7 @@ def _moves(patches: Patches, gpu: "VirtualCuda") -> None:
     patches.set(nn.Module, "_apply", apply_all)
 
 
-def _calls(patches: Patches, gpu: "VirtualCuda") -> None:
+def _calls(patches: Patches, gpu: "CudaEmulation") -> None:
     """Observe calls of modules; the global hooks of torch do not see keyword arguments."""
     call: Any = nn.Module.__call__
     record = gpu.record
@@ -77,7 +77,7 @@ def _calls(patches: Patches, gpu: "VirtualCuda") -> None:
     patches.set(nn.Module, "__call__", observed)
 
 
-def _optimizers(gpu: "VirtualCuda") -> None:
+def _optimizers(gpu: "CudaEmulation") -> None:
     record = gpu.record
     for handle in (
         optimizer_hooks.register_optimizer_step_pre_hook(record.enter_optimizer),

@@ -8,10 +8,10 @@ from torch.profiler import profiler
 from vramcast.virtual_gpu.cuda.patches import Patches
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+    from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 
-def apply(patches: Patches, gpu: "VirtualCuda") -> None:
+def apply(patches: Patches, gpu: "CudaEmulation") -> None:
     """Profile the host alone."""
     original: Any = profiler._KinetoProfile.__init__
     activity: Any = torch.profiler.ProfilerActivity

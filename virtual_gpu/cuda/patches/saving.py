@@ -16,12 +16,12 @@ from vramcast.virtual_gpu.cuda.hollow_files import MARK
 from vramcast.virtual_gpu.cuda.patches import Patches
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+    from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 _KEY_BYTES = 16
 
 
-def apply(patches: Patches, gpu: "VirtualCuda") -> None:
+def apply(patches: Patches, gpu: "CudaEmulation") -> None:
     """Keep checkpoints of device tensors in this process, by their path."""
     saved = gpu.saved
     real_save, real_load = torch.save, torch.load
@@ -89,13 +89,13 @@ def _storage_of(saved: bytes, dtype: torch.dtype | None) -> Any:
 class _Described:
     """A tensor of a checkpoint: its layout, its device, and its values where they are known."""
 
-    def __init__(self, gpu: "VirtualCuda", tensor: Tensor) -> None:
+    def __init__(self, gpu: "CudaEmulation", tensor: Tensor) -> None:
         self.shape, self.stride, self.dtype = tensor.shape, tensor.stride(), tensor.dtype
         self.was_device = gpu.tracer.is_device(tensor)
         value = gpu.tracer.values.of(tensor) if is_meta(tensor) else tensor
         self.value = None if value is None else value.clone()
 
-    def tensor(self, gpu: "VirtualCuda", on_device: bool) -> Tensor:
+    def tensor(self, gpu: "CudaEmulation", on_device: bool) -> Tensor:
         """Return a tensor like the one that was saved."""
         if self.value is not None:
             return self.value.to(gpu.device) if on_device else self.value.clone()
@@ -120,12 +120,12 @@ def _map(function: Any, value: Any, kind: type) -> Any:
     return value
 
 
-def described(gpu: "VirtualCuda", value: Any) -> Any:
+def described(gpu: "CudaEmulation", value: Any) -> Any:
     """Return a checkpoint whose tensors are replaced by descriptions, which hold no memory of the device."""
     return _map(lambda tensor: _Described(gpu, tensor), value, Tensor)
 
 
-def _restored(gpu: "VirtualCuda", value: Any, location: Any) -> Any:
+def _restored(gpu: "CudaEmulation", value: Any, location: Any) -> Any:
     def restore(item: _Described) -> Tensor:
         on_device = item.was_device if location is None else names_cuda(location)
         return item.tensor(gpu, on_device)
@@ -151,7 +151,7 @@ def _saved_in(saved: dict[str, Any], f: Any) -> Any:
     return None
 
 
-def _location(gpu: "VirtualCuda", location: Any) -> Any:
+def _location(gpu: "CudaEmulation", location: Any) -> Any:
     """Return a map_location that puts storages on the virtual GPU where the script, or the file, says cuda."""
 
     def place(storage: torch.UntypedStorage, saved_on: str) -> torch.UntypedStorage:

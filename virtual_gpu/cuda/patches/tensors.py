@@ -9,7 +9,7 @@ from vramcast.virtual_gpu.cuda.devices import CPU, is_meta, names_cuda, real_dev
 from vramcast.virtual_gpu.cuda.patches import Patches
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+    from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 _Base = torch._C.TensorBase
 _TYPE_NAMES = {
@@ -19,7 +19,7 @@ _TYPE_NAMES = {
 }  # fmt: skip
 
 
-def apply(patches: Patches, gpu: "VirtualCuda") -> None:
+def apply(patches: Patches, gpu: "CudaEmulation") -> None:
     """Replace what tells where a tensor is, and what moves or prints it."""
     _attributes(patches, gpu)
     _moves(patches, gpu)
@@ -28,7 +28,7 @@ def apply(patches: Patches, gpu: "VirtualCuda") -> None:
     _storages(patches, gpu)
 
 
-def _attributes(patches: Patches, gpu: "VirtualCuda") -> None:
+def _attributes(patches: Patches, gpu: "CudaEmulation") -> None:
     tracer, cuda = gpu.tracer, gpu.device
     on_device, hollow = tracer.looks_like_device, tracer.looks_hollow
 
@@ -62,7 +62,7 @@ def _pinned(self: Tensor, device: Any = None) -> Tensor:
     return pinned
 
 
-def _moves(patches: Patches, gpu: "VirtualCuda") -> None:
+def _moves(patches: Patches, gpu: "CudaEmulation") -> None:
     tracer, cuda = gpu.tracer, gpu.device
     real_to, real_type = _Base.to, Tensor.type
 
@@ -145,7 +145,7 @@ def _converted(self: Tensor, real_to: Any, args: Any, kwargs: Any) -> Tensor:
     return result
 
 
-def _reads(patches: Patches, gpu: "VirtualCuda") -> None:
+def _reads(patches: Patches, gpu: "CudaEmulation") -> None:
     tracer = gpu.tracer
     real_numpy, real_tolist = _Base.numpy, _Base.tolist
     real_repr: Any = Tensor.__repr__
@@ -191,7 +191,7 @@ def _reads(patches: Patches, gpu: "VirtualCuda") -> None:
     patches.set(Tensor, "__format__", format_)
 
 
-def _data(patches: Patches, gpu: "VirtualCuda") -> None:
+def _data(patches: Patches, gpu: "CudaEmulation") -> None:
     """Let `parameter.data = moved` keep the parameter's identity: nn.Module.to relies on it."""
     real_data = vars(_Base)["data"]
 
@@ -216,7 +216,7 @@ def _data(patches: Patches, gpu: "VirtualCuda") -> None:
     patches.set(torch, "_has_compatible_shallow_copy_type", compatible)
 
 
-def _storages(patches: Patches, gpu: "VirtualCuda") -> None:
+def _storages(patches: Patches, gpu: "CudaEmulation") -> None:
     storage, tracer = torch.UntypedStorage, gpu.tracer
     live, hollow = tracer._live, tracer.hollow
     real_pointer, real_device_of = storage.data_ptr, storage.device

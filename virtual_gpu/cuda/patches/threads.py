@@ -12,10 +12,10 @@ from torch.utils.data._utils import worker
 from vramcast.virtual_gpu.cuda.patches import Patches
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+    from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 
-_active: WeakSet["VirtualCuda"] = WeakSet()
+_active: WeakSet["CudaEmulation"] = WeakSet()
 
 
 def _after_fork() -> None:
@@ -26,7 +26,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def apply(patches: Patches, gpu: "VirtualCuda") -> None:
+def apply(patches: Patches, gpu: "CudaEmulation") -> None:
     """Run threads of the script on the virtual GPU, and loader processes without it."""
     _active.add(gpu)
     gpu.callbacks.callback(_active.discard, gpu)

@@ -11,7 +11,7 @@ from torch import nn
 from vramcast.virtual_gpu.cuda.patches import Patches
 
 if TYPE_CHECKING:
-    from vramcast.virtual_gpu.cuda.virtual_cuda import VirtualCuda
+    from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 _COMPILED = "compiled code is simulated as eager code: the memory that Inductor saves or adds is not modelled"
 _COMPILED_BY_TORCH = ("_flex_attention_hop_wrapper",)
@@ -23,7 +23,7 @@ _NCCL = (2, 27, 5)
 """A release of NCCL, for code that asks: none runs."""
 
 
-def apply(patches: Patches, gpu: "VirtualCuda") -> None:
+def apply(patches: Patches, gpu: "CudaEmulation") -> None:
     """Replace the wrappers around a network."""
     _compile(patches, gpu)
     _data_parallel(patches, gpu)
@@ -31,7 +31,7 @@ def apply(patches: Patches, gpu: "VirtualCuda") -> None:
         _process_group(patches, gpu)
 
 
-def _compile(patches: Patches, gpu: "VirtualCuda") -> None:
+def _compile(patches: Patches, gpu: "CudaEmulation") -> None:
     def compile_(model: Any = None, **kwargs: Any) -> Any:
         if model is None:
             return compile_
@@ -61,7 +61,7 @@ def _compile(patches: Patches, gpu: "VirtualCuda") -> None:
     patches.set(nn.Module, "compile", compile_module)
 
 
-def _data_parallel(patches: Patches, gpu: "VirtualCuda") -> None:
+def _data_parallel(patches: Patches, gpu: "CudaEmulation") -> None:
     def forward(self: nn.DataParallel[Any], *args: Any, **kwargs: Any) -> Any:
         gpu.assumptions.note_once(_PARALLEL)
         return self.module(*args, **kwargs)
@@ -69,7 +69,7 @@ def _data_parallel(patches: Patches, gpu: "VirtualCuda") -> None:
     patches.set(nn.DataParallel, "forward", forward)
 
 
-def _process_group(patches: Patches, gpu: "VirtualCuda") -> None:
+def _process_group(patches: Patches, gpu: "CudaEmulation") -> None:
     """Stand in for NCCL with a group that does not communicate."""
     distributed: Any = torch.distributed
     c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
@@ -80,7 +80,7 @@ def _process_group(patches: Patches, gpu: "VirtualCuda") -> None:
         ranks = int(os.environ.get("WORLD_SIZE", "1")) if world_size < 1 else world_size
         if ranks != 1:
             own = int(os.environ.get("RANK", "0")) if rank < 0 else rank
-            live: Any = importlib.import_module("vramcast.virtual_gpu.distributed.live_rank")
+            live: Any = importlib.import_module("vramcast.virtual_gpu.distributed.script_rank")
             live.join_fake_group(real_init, own, ranks, gpu)
             return
         fake = importlib.import_module("torch.testing._internal.distributed.fake_pg")

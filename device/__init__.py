@@ -1,0 +1,1 @@
+"""Profiles of devices: read by name, calibrated, and verified."""

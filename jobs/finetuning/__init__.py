@@ -1,0 +1,1 @@
+"""Adapters, quantized bases and optimizers with few bits."""

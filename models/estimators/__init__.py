@@ -1,0 +1,1 @@
+"""Estimators: what is fitted to rows and predicts memory."""

@@ -1,6 +1,0 @@
-"""Networks of the classifiers: modules from encoded examples to the parameters of a density."""
-
-from vramcast.models.networks.mlp import ResidualMlp, VectorNetwork
-from vramcast.models.networks.transformer import TokenNetwork
-
-__all__ = ["VectorNetwork", "ResidualMlp", "TokenNetwork"]

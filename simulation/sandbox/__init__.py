@@ -1,0 +1,1 @@
+"""Child processes that run the code of a user, and what keeps it in bounds."""

@@ -1,0 +1,226 @@
+"""The parent's side of a run: start the child, pass on what the script prints, and keep it within its limits."""
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vramcast import start
+from vramcast.errors import UserError
+from vramcast.simulation.result import Peaks
+from vramcast.simulation.sandbox.child_process import TICK_SECONDS, ChildProcess, describe_exit
+from vramcast.simulation.sandbox.client import InternalError, NetworkError
+from vramcast.simulation.sandbox.file_protection.changes import Changes
+from vramcast.simulation.sandbox.file_protection.kernel import can_refuse_writes
+from vramcast.simulation.sandbox.file_protection.protection import FORCED, REDIRECT
+from vramcast.simulation.sandbox.isolation import SECRET_WORDS, clean_environment
+from vramcast.simulation.sandbox.process_tree import continue_stopped, descendants, memory_bytes
+from vramcast.simulation.scripts.child import DONE, FILES, INTERNAL, NO_SNAPSHOT, REFUSED, REPORTING, STARTED
+from vramcast.simulation.scripts.command_line import ScriptCommand
+from vramcast.simulation.scripts.ranks import with_distinct_ranks
+from vramcast.simulation.scripts.report import RunReport
+from vramcast.simulation.scripts.report_memory import MOST_BYTES
+from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.measurement import Status
+from vramcast.virtual_gpu.replay.length_orders import LengthOrders
+
+if TYPE_CHECKING:
+    from vramcast.virtual_gpu.profile import DeviceProfile
+
+TIMEOUT_SECONDS = 600.0
+MEMORY_MIB = 16_384
+_START_SECONDS = 120.0
+"""For the imports of torch, before the script starts."""
+_GRACE_SECONDS = 10.0
+"""For the report to begin, after the script's own time is over."""
+_REPORT_SECONDS = 300.0
+"""For the replays of the report."""
+_QUIET = {"WANDB_MODE": "disabled", "PYTHONUNBUFFERED": "1"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a script is run."""
+
+    steps: int | None = None
+    timeout_seconds: float = TIMEOUT_SECONDS
+    memory_mib: int = MEMORY_MIB
+    nonzero_fraction: float = 1.0
+    allow_network: bool = False
+    keep_files: bool = False
+    """Copy files that the script makes anew to the disk."""
+    unprotected: bool = False
+    """Let the script change files where they cannot be protected."""
+    snapshot: Path | None = None
+    rank: int | None = None
+    """The rank of a run on several GPUs that is simulated; None for all that differ."""
+    stand_ins: tuple[str, ...] = ()
+    """Libraries that a stand-in replaces where they are absent."""
+    protection: str | None = None
+    """The only way to protect files that is tried; None for all."""
+    results: tuple[Path, ...] = ()
+    """Files that the script writes for the caller: they stay."""
+    world_size: int = 1
+    """The number of ranks, known after the first has run."""
+    orders: LengthOrders | None = None
+    """Orders of batches that the steps of the script are replayed with."""
+
+
+def run_script(
+    command: ScriptCommand, profile: "DeviceProfile", others: Sequence["DeviceProfile"], options: RunOptions
+) -> RunReport:
+    """Run a command on a virtual GPU; on several, each rank that may differ from the first."""
+    report = _run_with_need(command, profile, others, options)
+
+    def run_rank(rank: int) -> RunReport:
+        print(f"vramcast run: rank {rank} of {report.world_size}", file=sys.stderr)
+        return _run_with_need(command, profile, others, replace(options, rank=rank, world_size=report.world_size))
+
+    if options.rank is None:
+        return with_distinct_ranks(report, run_rank, profile.name)
+    return replace(report, assumptions=(*report.assumptions, f"rank {options.rank} alone is simulated"))
+
+
+def _run_with_need(
+    command: ScriptCommand, profile: "DeviceProfile", others: Sequence["DeviceProfile"], options: RunOptions
+) -> RunReport:
+    """Run a rank; where it runs out of memory, once more on an unbounded device, for its need.
+
+    Where it fails at a write that an overlay cannot take, it runs once more with redirected files.
+    """
+    report = _run_once(command, profile, others, options, unbounded=False)
+    if report.overlay_refused and FORCED not in os.environ and can_refuse_writes():
+        print(
+            "vramcast run: the overlay over the files refused a write; running again with redirection", file=sys.stderr
+        )
+        return _run_with_need(command, profile, others, replace(options, protection=REDIRECT))
+    if not report.ran_out_of_memory:
+        return report
+    print("vramcast run: out of memory; running again on an unbounded device to find the need", file=sys.stderr)
+    need = _run_once(command, profile, others, options, unbounded=True)
+    return _with_need(report, need, profile.name)
+
+
+def _with_need(report: RunReport, need: RunReport, device: str) -> RunReport:
+    """Return a report whose figures are those of the unbounded run, and whose verdict is that of the device."""
+    if need.simulation is None:
+        return report
+    unbounded = need.simulation.peaks[device].unbounded
+    if report.simulation is None:  # it ran out before any network ran
+        bounded = replace(need.simulation.peaks[device].bounded, status=Status.OOM, evidence=report.failure)
+    else:
+        bounded = report.simulation.peaks[device].bounded
+    peaks = {**need.simulation.peaks, device: Peaks(bounded, unbounded)}
+    values = {**vars(need), "ending": report.ending, "failure": report.failure, "ran_out_of_memory": True}
+    values["simulation"] = replace(need.simulation, peaks=peaks)
+    return RunReport(**values)
+
+
+def _run_once(
+    command: ScriptCommand,
+    profile: "DeviceProfile",
+    others: Sequence["DeviceProfile"],
+    options: RunOptions,
+    *,
+    unbounded: bool,
+) -> RunReport:
+    request = {
+        "program": command.program.to_json(),
+        "device": asdict(profile),
+        "devices": [asdict(item) for item in others],
+        "steps": options.steps,
+        "timeout": options.timeout_seconds,
+        "unbounded": unbounded,
+        "nonzero_fraction": options.nonzero_fraction,
+        "allow_network": options.allow_network,
+        "keep_files": options.keep_files,
+        "unprotected": options.unprotected,
+        "rank": options.rank or 0,
+        "stand_ins": list(options.stand_ins),
+        "world_size": options.world_size,
+        "orders": asdict(options.orders) if options.orders else None,
+        "snapshot": _real_path(options.snapshot) if options.snapshot else None,
+        "results": list(map(_real_path, options.results)),
+    }
+    words = [command.interpreter, *command.flags, start.__file__, "vramcast.simulation.scripts.child"]
+    child = _EchoingChild(words, _environment(options), MOST_BYTES)
+    try:
+        child.send(json.dumps(request).encode() + b"\n")
+        return _received(child, options)
+    finally:
+        child.end()
+
+
+def _real_path(path: Path) -> str:
+    """Return where a file is written: protections know directories without links."""
+    return str(path.parent.resolve() / path.name)
+
+
+class _EchoingChild(ChildProcess):
+    """A child whose output is passed on to the standard error."""
+
+    def _printed(self, data: bytes) -> None:
+        super()._printed(data)
+        sys.stderr.write(data.decode(errors="replace"))
+        sys.stderr.flush()
+
+
+def _received(child: ChildProcess, options: RunOptions) -> RunReport:
+    """Wait for the report, and for the changes of files, which follow when all processes of the script have ended."""
+    patience = {STARTED: options.timeout_seconds + _GRACE_SECONDS, REPORTING: _REPORT_SECONDS, DONE: math.inf}
+    deadline = time.monotonic() + _START_SECONDS + options.timeout_seconds
+    time_over = math.inf
+    report: RunReport | None = None
+    changes = Changes("none")
+    while True:
+        ended = child.has_ended()
+        for event in child.reports(0.0 if ended else TICK_SECONDS):
+            kind = event["event"]
+            deadline = time.monotonic() + patience.get(kind, deadline - time.monotonic())
+            if kind == STARTED:
+                time_over = time.monotonic() + options.timeout_seconds
+            elif kind == DONE:
+                report = RunReport.from_json(event["report"])
+            elif kind == NO_SNAPSHOT:
+                changes = replace(changes, lost=(f"{options.snapshot}: {event['reason']}",))
+            elif kind == FILES and report is not None:
+                final = Changes.from_json(event["changes"])
+                return replace(report, changes=replace(final, lost=(*changes.lost, *final.lost)))
+            elif kind == INTERNAL:
+                raise InternalError(str(event["reason"]), None, str(event["traceback"]))
+            elif kind == REFUSED:
+                raise UserError(str(event["reason"]))
+        if ended and report is not None:
+            return replace(report, changes=changes)
+        if ended or child.fault is not None:
+            child.process.wait()
+            raise NetworkError(child.fault or describe_exit(child.process.returncode), None, child.last_output)
+        continue_stopped([child.process.pid])  # the supervisor: the script may have stopped whoever started it
+        if time.monotonic() >= time_over:
+            continue_stopped(descendants(child.process.pid))
+        if time.monotonic() >= deadline:
+            raise UserError(
+                f"expected a report within {options.timeout_seconds:g} s, found none: the script waits outside of "
+                "Python; raise --timeout"
+            )
+        _check_memory(child, options.memory_mib)
+
+
+def _check_memory(child: ChildProcess, most_mib: int) -> None:
+    if memory_bytes(descendants(child.process.pid), most_mib * MIB) > most_mib * MIB:
+        raise UserError(
+            f"expected a script within {most_mib} MiB of this machine's memory, found that it took more: raise "
+            "--memory-limit-mib, or let it load less data"
+        )
+
+
+def _environment(options: RunOptions) -> dict[str, str]:
+    """Return the user's variables without those that look like secrets: a script may need any other."""
+    passed = {name: value for name, value in os.environ.items() if not any(word in name for word in SECRET_WORDS)}
+    forced = {FORCED: options.protection} if options.protection else {}
+    return {**passed, **clean_environment(os.environ, allow_network=options.allow_network), **_QUIET, **forced}

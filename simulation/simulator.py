@@ -1,0 +1,316 @@
+"""The simulator: traces a job as rarely as the devices allow and replays the trace on each of them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Protocol
+
+from vramcast.errors import UntraceableError, UserError
+from vramcast.jobs.analysis.optimizers import OPTIMIZERS
+from vramcast.jobs.batches import input_shapes, with_length
+from vramcast.jobs.families import FAMILIES
+from vramcast.jobs.families.script_jobs import script_subject
+from vramcast.jobs.job import Job, ModuleJob, PreparedJob, SpecJob
+from vramcast.jobs.optimizers import SPARSE, stand_in
+from vramcast.jobs.script_spec import ScriptSpecJob
+from vramcast.jobs.spec import LayerTable
+from vramcast.jobs.subject import batch_in_channels_last, in_channels_last
+from vramcast.simulation.emulated_job import EmulatedJob
+from vramcast.simulation.library_versions import library_versions
+from vramcast.simulation.replays import Replays, UnboundedReplay, costs_of, curve_of
+from vramcast.simulation.result import Curve, OrderPeaks, RankPeaks, Simulation
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions
+from vramcast.virtual_gpu.distributed.parallelism import RankGroup
+from vramcast.virtual_gpu.measurement import Measurement, Status
+from vramcast.virtual_gpu.profile import DeviceProfile
+from vramcast.virtual_gpu.replay.length_orders import SHORTEST, STEP_BATCHES, LengthOrders
+from vramcast.virtual_gpu.replay.replay import FREE
+from vramcast.virtual_gpu.replay.simulate import simulate
+from vramcast.virtual_gpu.replay.varying_lengths import VaryingRun
+from vramcast.virtual_gpu.tracing.capability import RecordedCapability
+from vramcast.virtual_gpu.tracing.session import trace_lengths, trace_training
+from vramcast.virtual_gpu.tracing.trace import Trace, Use
+from vramcast.virtual_gpu.training.setup import TrainingSetup, parse_call
+
+_UNBOUNDED_MIB = 2**30
+_CURVE_POINTS = 600
+_MOST_COSTS = 50
+
+
+class JobSimulator(Protocol):
+    """Simulates one job under any training options, in this process or in a child process."""
+
+    def simulate(self, options: Mapping[str, Any], profiles: Sequence[DeviceProfile]) -> Simulation:
+        """Simulate the job on some devices."""
+
+    def curve(self, options: Mapping[str, Any], profile: DeviceProfile) -> Curve:
+        """Return the memory over time on a device."""
+
+    def by_order(self, options: Mapping[str, Any], profile: DeviceProfile, orders: LengthOrders) -> OrderPeaks:
+        """Return the peaks of runs whose batches come in these orders; the job's own sequences are the longest."""
+
+
+_RankTraces = list[tuple[RankGroup, Trace]]
+
+
+class Simulator:
+    """Simulates a job on the virtual GPU in this process."""
+
+    def __init__(self, job: Job, allocator: AllocatorOptions | None = None) -> None:
+        script = script_subject(job.spec) if isinstance(job, SpecJob) else None
+        self.job: Job = ScriptSpecJob(job.spec, script) if isinstance(job, SpecJob) and script else job
+        self.allocator = allocator or AllocatorOptions()
+        self._table: LayerTable | None = None
+        self._tabled: str | None = None
+        self._setup: TrainingSetup | None = None
+        self._resolved: TrainingSetup | None = None
+        self._facts: tuple[str, ...] = ()
+        self._inputs: tuple[Mapping[str, Any], ...] = ()
+        self._traced_with: Mapping[str, str] = {}
+        self._traces: list[tuple[bool, RecordedCapability, _RankTraces]] = []
+        self._replays = Replays(self.allocator)
+        self._emulated: EmulatedJob | None = None
+
+    def simulate(self, options: Mapping[str, Any], profiles: Sequence[DeviceProfile]) -> Simulation:
+        """Simulate the job on some devices; the costs of layers are those on the first device.
+
+        A network that fails on meta tensors may ask for CUDA: it runs on a virtual GPU that it sees as CUDA. If it
+        fails there, too, the first error is its own.
+        """
+        training = self.job.setup(options)
+        job = self._emulated_job(training)
+        if job is not None:
+            return self._run_emulated(job, training, profiles)
+        try:
+            return self._simulate(training, profiles)
+        except Exception as error:
+            is_bad_input = isinstance(error, UserError) and not isinstance(error, UntraceableError)
+            if not isinstance(self.job, ModuleJob) or is_bad_input:
+                raise
+            if replace(training, adapter=None, quantize=None, checkpointing=False, loss_form="default").needs_trace:
+                raise
+            try:
+                self._emulated = EmulatedJob(self.job, training, profiles[0])
+            except Exception as second:  # the first error is about the network as it was given
+                if parse_call(training.optimizer)[0] == SPARSE and "dense gradients" in str(second):
+                    raise UserError(
+                        f"expected a network whose gradients are all sparse beside {SPARSE}, found dense ones: make "
+                        "its embeddings sparse=True, or name another optimizer"
+                    ) from second
+                raise error from None
+            return self._emulated.simulation(profiles)
+
+    def _emulated_job(self, training: TrainingSetup) -> ModuleJob | None:
+        """Return the job if it must train on a virtual GPU that it sees as CUDA, None if meta tensors are enough."""
+        if not isinstance(self.job, ModuleJob):
+            if training.needs_cuda:
+                raise UserError(
+                    "expected a network by its name or file beside liger or checkpointing=offload, found a spec: name "
+                    "the network itself, or leave them out"
+                )
+            return None
+        return self.job if self.job.runs_emulated or training.needs_cuda else None
+
+    def _run_emulated(self, job: ModuleJob, training: TrainingSetup, profiles: Sequence[DeviceProfile]) -> Simulation:
+        self._emulated = EmulatedJob(job, training, profiles[0])
+        simulation = self._emulated.simulation(profiles)
+        simulation = replace(simulation, family=job.family)
+        if job.runs_emulated:
+            self._table = simulation.table
+        return simulation
+
+    def _simulate(self, training: TrainingSetup, profiles: Sequence[DeviceProfile]) -> Simulation:
+        self._emulated = None
+        with self._spec_errors():
+            self._use(training)
+            if self._table is None or training.adapter != self._tabled:
+                self._table, self._tabled = self.job.table(training), training.adapter
+            ranks = {profile.name: self._largest_first(profile) for profile in profiles}
+        return Simulation(
+            table=self._table,
+            training=self._resolved or training,
+            peaks={item.name: self._replays.peaks(ranks[item.name][0][1].trace, item) for item in profiles},
+            costs=costs_of(ranks[profiles[0].name][0][1], self._table),
+            family=self.job.family,
+            notes=self._facts,
+            inputs=self._inputs,
+            traced_with=self._traced_with,
+            ranks=_rank_peaks(ranks[profiles[0].name]) if training.parallel else (),
+        )
+
+    def measure(self, options: Mapping[str, Any], profile: DeviceProfile) -> Measurement:
+        """Simulate the job on one device, without its layers: one trace and one replay."""
+        training = self.job.setup(options)
+        job = self._emulated_job(training)
+        if job is not None:
+            simulation = self._run_emulated(job, training, [profile])
+            measurement = simulation.peaks[profile.name].bounded
+            return replace(measurement, notes=(*measurement.notes, *simulation.notes))
+        self._use(training)
+        ranks = self._trace(profile.compute_capability, owners=False)
+        measurements = [simulate(trace, profile, self.allocator) for _, trace in ranks]
+        return max(measurements, key=lambda item: (item.status is not Status.OK, item.reserved_bytes or 0))
+
+    def table(self) -> LayerTable:
+        """Return the layers of the network; those of a network that ran on a virtual GPU are of its first step."""
+        return self._table or self.job.table()
+
+    def trace(self, options: Mapping[str, Any], compute_capability: float) -> Trace:
+        """Trace the job (its first rank) for devices of a compute capability, without the owners of blocks."""
+        self._use(self.job.setup(options))
+        return self._trace(compute_capability, owners=False)[0][1]
+
+    def curve(self, options: Mapping[str, Any], profile: DeviceProfile) -> Curve:
+        """Return the memory over time on a device, unbounded where the job does not fit."""
+        self._use(self.job.setup(options))
+        trace = self._emulated.trace if self._emulated is not None else self._largest_first(profile)[0][1].trace
+        return curve_of(trace, profile, self.allocator)
+
+    def by_order(self, options: Mapping[str, Any], profile: DeviceProfile, orders: LengthOrders) -> OrderPeaks:
+        """Trace steps of some lengths and replay the orders with them, the first also with expandable segments."""
+        lengths = {length for order in orders.orders for length in order}
+        if len(lengths) == 1 or max(lengths) < SHORTEST:
+            return OrderPeaks(reason="all batches are equally long" if len(lengths) == 1 else "the batches are short")
+        if self._emulated is not None:
+            return OrderPeaks(reason="the network cannot be traced on meta tensors")
+        try:
+            trace, starts = self._trace_lengths(options, profile, orders)
+            run = VaryingRun(trace, profile, starts, orders.traced)
+        except Exception as error:  # the longest batch was traced, so the job has an answer without orders
+            return OrderPeaks(reason=f"steps of other lengths cannot be replayed: {error}")
+        reserved = tuple(run.reserved_bytes(order, orders.accumulate, self.allocator) for order in orders.orders)
+        expandable = replace(self.allocator, expandable_segments=True)
+        return OrderPeaks(reserved, run.reserved_bytes(orders.orders[0], orders.accumulate, expandable))
+
+    def _trace_lengths(
+        self, options: Mapping[str, Any], profile: DeviceProfile, orders: LengthOrders
+    ) -> tuple[Trace, list[list[int]]]:
+        setup = self.job.setup(options)
+        setup = replace(setup, accumulate=min(setup.accumulate, STEP_BATCHES))
+        prepared = self._prepared(setup)
+        return trace_lengths(
+            prepared.subject,
+            lambda length: with_length(prepared.make_inputs(setup.batch_size), length),
+            prepared.training,
+            orders.traced,
+            profile.compute_capability,
+            prepared.make_optimizer,
+        )
+
+    @contextmanager
+    def _spec_errors(self) -> Iterator[None]:
+        """Turn an exception of a library into an error of the spec whose settings it rejects."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, UserError) or not isinstance(self.job, SpecJob) or self.job.family in FAMILIES:
+                raise
+            message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise UserError(
+                f"expected a spec that {self.job.family} can build and train, found {message}; fix it"
+            ) from error
+
+    def _use(self, training: TrainingSetup) -> None:
+        if training != self._setup:
+            self._setup, self._traces, self._replays = training, [], Replays(self.allocator)
+
+    def _prepared(self, setup: TrainingSetup) -> PreparedJob:
+        """Prepare the job, and convert it to channels-last layout if the setup says so."""
+        job = self.job.prepare(setup)
+        if not setup.channels_last:
+            return job
+        return replace(
+            job,
+            subject=in_channels_last(job.subject),
+            make_inputs=lambda size: batch_in_channels_last(job.make_inputs(size)),
+        )
+
+    def _trace(self, compute_capability: float, owners: bool = True) -> _RankTraces:
+        """Return the trace of each distinct rank; one for a run on one GPU.
+
+        A trace serves all devices whose compute capability leads to the same decisions.
+        """
+        alike = (
+            traces
+            for kind, capability, traces in self._traces
+            if kind == owners and capability.decides_alike(compute_capability)
+        )
+        traces = next(alike, None)
+        if traces is None:
+            if self._setup is None:
+                raise RuntimeError("there is no setup to trace")
+            capability = RecordedCapability(compute_capability)
+            prepared = self._prepared(self._setup)
+            self._inputs = input_shapes(prepared.make_inputs(self._setup.batch_size))
+            self._traced_with = library_versions(prepared.subject)
+            if self._setup.parallel:
+                traces = self._trace_ranks(prepared, capability)
+                self._resolved = prepared.training
+            else:
+                trace = trace_training(
+                    prepared.subject,
+                    prepared.make_inputs,
+                    prepared.training,
+                    compute_capability=capability,
+                    make_optimizer=prepared.make_optimizer,
+                    owners=owners,
+                )
+                self._resolved = _with_known_optimizer(prepared, trace)
+                traces = [(RankGroup(0, 1), trace)]
+            places = self.job.places
+            for _, trace in traces:
+                trace.approximations = {
+                    f"{phrase} (at {places[phrase]})" if phrase in places else phrase for phrase in trace.approximations
+                } | set(prepared.assumptions)
+            self._facts = prepared.facts
+            self._traces.append((owners, capability, traces))
+        return traces
+
+    def _trace_ranks(self, prepared: PreparedJob, compute_capability: float) -> _RankTraces:
+        """Trace one rank of each kind; each wraps a subject of its own."""
+        from vramcast.virtual_gpu.distributed.distinct_ranks import distinct_ranks  # noqa: PLC0415 - slow to import
+        from vramcast.virtual_gpu.distributed.rank_session import trace_rank  # noqa: PLC0415
+
+        parallelism = prepared.training.parallelism
+        if parallelism is None or self._setup is None:
+            raise RuntimeError("there are no ranks to trace")
+        traces: _RankTraces = []
+        for group in distinct_ranks(prepared.subject, parallelism):
+            job = self._prepared(self._setup) if traces else prepared
+            trace = trace_rank(
+                job.subject,
+                job.make_inputs,
+                job.training,
+                parallelism,
+                group.rank,
+                compute_capability,
+                job.make_optimizer,
+            )
+            traces.append((group, trace))
+        return traces
+
+    def _largest_first(self, profile: DeviceProfile) -> list[tuple[RankGroup, UnboundedReplay]]:
+        """Replay each rank without a memory limit, the largest first."""
+        traces = self._trace(profile.compute_capability)
+        replays = [(group, self._replays.unbounded(trace, profile)) for group, trace in traces]
+        return sorted(replays, key=lambda item: -item[1].replay.peak_reserved_bytes)
+
+
+def _rank_peaks(ranks: Sequence[tuple[RankGroup, UnboundedReplay]]) -> tuple[RankPeaks, ...]:
+    return tuple(
+        RankPeaks(group.rank, group.count, item.replay.peak_allocated_bytes, item.replay.peak_reserved_bytes)
+        for group, item in ranks
+    )
+
+
+def _with_known_optimizer(prepared: PreparedJob, trace: Trace) -> TrainingSetup:
+    """Replace an optimizer that estimators do not know by the one of torch.optim with about as much state."""
+    if parse_call(prepared.training.optimizer)[0] in OPTIMIZERS:
+        return prepared.training
+    dead = {block for block, size in trace.events if size == FREE}
+    state_bytes = sum(
+        size for block, size in trace.events
+        if size != FREE and trace.uses[block] == Use.OPTIMIZER_STATE and trace.owners[block] and block not in dead
+    )  # fmt: skip
+    trainable = sum(item.numel() * item.element_size() for item in prepared.subject.parameters() if item.requires_grad)
+    return replace(prepared.training, optimizer=stand_in(state_bytes, trainable))

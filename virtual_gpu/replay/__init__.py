@@ -1,0 +1,1 @@
+"""Replay a trace through the allocator of a device."""

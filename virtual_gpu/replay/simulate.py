@@ -1,0 +1,112 @@
+"""Simulation of a trace on a device: lower it onto the device's libraries and replay it through the allocator."""
+
+from dataclasses import dataclass, replace
+
+from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions, CachingAllocator
+from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.measurement import Measurement, Status
+from vramcast.virtual_gpu.profile import DeviceProfile
+from vramcast.virtual_gpu.replay.replay import FREE, Event, Replay, replay
+from vramcast.virtual_gpu.replay.trials import trials_of
+from vramcast.virtual_gpu.tracing.trace import ConvolutionCall, Trace, Use, call_of
+
+_UNBOUNDED_MIB = 2**30
+
+
+def without_limit(profile: DeviceProfile) -> DeviceProfile:
+    """Return the device with more memory than any job needs."""
+    return replace(profile, total_mib=_UNBOUNDED_MIB)
+
+
+def simulate(trace: Trace, profile: DeviceProfile, options: AllocatorOptions) -> Measurement:
+    """Return the memory that a trace takes on a device."""
+    return measurement_of(trace, profile, *replay_on(trace, profile, options))
+
+
+def measurement_of(trace: Trace, profile: DeviceProfile, lowered: "Lowered", replayed: Replay) -> Measurement:
+    """Return the measurement that a replay on a device amounts to."""
+    parts = trace.has_convolutions, trace.has_batch_norm, trace.world_size
+    overhead_bytes = profile.overhead_bytes(*parts)
+    peak_bytes = replayed.peak_reserved_bytes
+    trials = list(trials_of(trace, replayed, profile.capacity_bytes(*parts), profile.largest_workspace_bytes))
+    return Measurement(
+        status=Status.OK if replayed.oom_event is None else Status.OOM,
+        requested_bytes=replayed.peak_requested_bytes,
+        allocated_bytes=replayed.peak_allocated_bytes,
+        reserved_bytes=replayed.peak_reserved_bytes,
+        device_used_bytes=replayed.peak_reserved_bytes + overhead_bytes,
+        trial_bytes=max(peak_bytes, *(item.reserved_bytes for item in trials)) if trials else None,
+        tried_bytes=sum(item.workspace_bytes for item in trials if item.reserved_bytes > peak_bytes) or None,
+        breakdown={**breakdown(trace, lowered, replayed), "context": overhead_bytes},
+        evidence=replayed.oom_message,
+        notes=(
+            *sorted(trace.approximations),
+            *profile.notes,
+            *profile.rank_notes(trace.world_size),
+            *_forgone_notes(replayed),
+        ),
+    )
+
+
+def _forgone_notes(replayed: Replay) -> tuple[str, ...]:
+    if not replayed.forgone:
+        return ()
+    return (f"memory is short: cuDNN runs {len(replayed.forgone)} convolutions without their workspace, more slowly",)
+
+
+def replay_on(
+    trace: Trace, profile: DeviceProfile, options: AllocatorOptions, timeline: bool = False
+) -> tuple["Lowered", Replay]:
+    """Lower a trace onto a device and replay it through an allocator with the memory that the device leaves it."""
+    capacity_bytes = profile.capacity_bytes(trace.has_convolutions, trace.has_batch_norm, trace.world_size)
+    allocator = CachingAllocator(capacity_bytes, options, total_bytes=profile.total_mib * MIB)
+    lowered = lower(trace, profile)
+    replayed = replay(
+        lowered.events,
+        allocator,
+        optional=lowered.workspaces,
+        timeline=timeline,
+        streams=trace.streams,
+        operations=trace.stream_operations,
+    )
+    return lowered, replayed
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A trace with the sizes that depend on a device."""
+
+    events: list[Event]
+    workspaces: frozenset[int]
+    """Blocks for the duration of a convolution: cuDNN takes less if an allocation fails."""
+
+
+def lower(trace: Trace, profile: DeviceProfile) -> Lowered:
+    """Give each library call its workspace on a device."""
+    sizes = [profile.workspace_bytes(call) for call in trace.calls]
+    events, absent, workspaces = [], set(), []
+    for block, size in trace.events:
+        index = call_of(size) if block >= 0 else None
+        if index is None:
+            if size != FREE or block not in absent:
+                events.append((block, size))
+        elif sizes[index]:
+            events.append((block, sizes[index]))
+            if isinstance(trace.calls[index], ConvolutionCall):
+                workspaces.append(block)
+        else:
+            absent.add(block)
+    return Lowered(events, frozenset(workspaces))
+
+
+def breakdown(trace: Trace, lowered: Lowered, replayed: Replay) -> dict[str, int]:
+    """Return the bytes by use when the requested bytes peaked; the rest of the reserved peak is cache.
+
+    Freed blocks that another stream still uses count as cache.
+    """
+    live = set(replayed.live_at_peak)
+    totals = dict.fromkeys((use.name.lower() for use in Use), 0)
+    for block, size in lowered.events:
+        if size != FREE and block in live:
+            totals[Use(trace.uses[block]).name.lower()] += size
+    return {**totals, "allocator_cache": replayed.peak_reserved_bytes - sum(totals.values())}

@@ -1,0 +1,1 @@
+"""Record what a training step allocates and frees."""

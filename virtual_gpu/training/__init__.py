@@ -1,0 +1,1 @@
+"""The options of training, its step and its loop."""

@@ -1,0 +1,1 @@
+"""The commands: their arguments, their pages and their exit codes."""
