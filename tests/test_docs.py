@@ -18,7 +18,7 @@ from vramcast.dataset_builder.configuration import compose_build
 from vramcast.dataset_builder.rows import Provenance, Row
 from vramcast.device.profiles import device_names, load_profile
 from vramcast.jobs import families
-from vramcast.jobs import shape_rules as specification
+from vramcast.jobs import shape_rules
 from vramcast.jobs.spec import StaticEstimate
 from vramcast.models.checkpoint import KINDS
 from vramcast.models.released import RELEASED
@@ -152,7 +152,7 @@ def test_the_paths_of_the_glossary_exist():
 
 @pytest.mark.parametrize("page", ["extending.md", "checkpoint-format.md"])
 def test_examples_run(page):
-    added_to = (specification.SPECIFICATION, families.FAMILIES)
+    added_to = (shape_rules.SPECIFICATION, families.FAMILIES)
     before = [set(mapping) for mapping in added_to]
     names: dict[str, object] = {}
     try:
