@@ -17,8 +17,7 @@ import vramcast.cli
 from vramcast.dataset_builder.configuration import compose_build
 from vramcast.dataset_builder.rows import Provenance, Row
 from vramcast.device.profiles import device_names, load_profile
-from vramcast.jobs import families
-from vramcast.jobs import shape_rules
+from vramcast.jobs import families, shape_rules
 from vramcast.jobs.spec import StaticEstimate
 from vramcast.models.checkpoint import KINDS
 from vramcast.models.released import RELEASED
