@@ -1,0 +1,1 @@
+"""`vramcast build` and its sub-commands."""
