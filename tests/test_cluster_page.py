@@ -1,4 +1,4 @@
-"""What docs/cluster.md shows can be read by what it is for, and its keys are those of the executor."""
+"""The files in deploy/ray can be read by their programs, and docs/building.md has the keys of the executor."""
 
 import re
 import shlex
@@ -10,22 +10,18 @@ import yaml
 from vramcast.dataset_builder.configuration import compose_build
 from vramcast.device.profiles import CONF
 
-PAGE = (Path(__file__).parents[1] / "docs" / "cluster.md").read_text()
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "building.md").read_text()
+SCRIPT, MANIFEST = ((ROOT / "deploy" / "ray" / name).read_text() for name in ("build.sh", "raycluster.yaml"))
 
 
 def test_the_script_is_a_script():
-    (script,) = blocks("bash")
-    result = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+    result = subprocess.run(["bash", "-n"], input=SCRIPT, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_the_manifest_is_a_ray_cluster():
-    (manifest,) = blocks("yaml")
-    cluster = yaml.safe_load(manifest)
+    cluster = yaml.safe_load(MANIFEST)
     assert (cluster["kind"], cluster["apiVersion"]) == ("RayCluster", "ray.io/v1")
     head = cluster["spec"]["headGroupSpec"]["template"]["spec"]
     assert (
@@ -43,7 +39,7 @@ def test_the_keys_are_those_of_the_executor():
 
 
 def test_the_commands_compose():
-    commands = re.findall(r"^ *vramcast build (.*?)(?: &)?$", PAGE, re.MULTILINE)
+    commands = re.findall(r"^ *vramcast build (.*executor\..*?)(?: &)?$", PAGE + SCRIPT, re.MULTILINE)
     assert len(commands) == 4
     for command in commands:
         words = [word for word in shlex.split(command) if word != "..." and not word.startswith("backend=cuda")]

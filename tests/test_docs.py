@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from pages import DOCS, ROOT, blocks, prose
+from pages import DOCS, README, ROOT, blocks, prose
 
 import vramcast.cli
 from vramcast.dataset_builder.configuration import compose_build
@@ -27,7 +27,9 @@ from vramcast.virtual_gpu.measurement import Measurement
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.training.setup import TrainingSetup
 
-PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *ROOT.glob("benchmarks/*/README.md")])
+WORDS = 1500
+"""A page for readers has at most so many; tables of experiments are beside their code, in `benchmarks`."""
 PLACEHOLDERS = {"FAMILY": "cnn", "ESTIMATOR": "mlp", "N": "1000", "NAME": "t4", "$peak": "9000"}
 """Values for placeholders on a page that a command would refuse."""
 
@@ -46,6 +48,29 @@ def test_links_exist(page):
 def test_the_index_names_every_page():
     listed = set(re.findall(r"\]\((\w[^)/]*\.md)\)", text_of("README.md")))
     assert listed == {path.name for path in DOCS.glob("*.md")} - {"README.md"}
+
+
+LONG = {
+    "architecture",
+    "collocation",
+    "devices",
+    "distributed",
+    "estimators",
+    "finetuning",
+    "gpu",
+    "run",
+    "study",
+    "virtual-gpu",
+}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [README, *sorted(set(DOCS.glob("*.md")) - {DOCS / f"{name}.md" for name in LONG})],
+    ids=lambda page: page.name,
+)
+def test_a_page_is_short(page):
+    assert len(page.read_text().split()) <= WORDS
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
@@ -132,7 +157,7 @@ def test_the_page_of_devices_names_every_field_and_every_profile():
 
 
 def test_the_page_of_checkpoints_describes_the_format():
-    text = text_of("checkpoint-format.md")
+    text = text_of("training.md")
     assert f"| `format` | `{FORMAT}` |" in text
     assert f"| `version` | {FORMAT_VERSION}." in text
     assert all(f"`{kind}`" in text for kind in KINDS)
@@ -149,7 +174,7 @@ def test_the_paths_of_the_glossary_exist():
 # --- examples --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", ["extending.md", "checkpoint-format.md"])
+@pytest.mark.parametrize("page", ["extending.md", "training.md"])
 def test_examples_run(page):
     added_to = (shape_rules.SPECIFICATION, families.FAMILIES)
     before = [set(mapping) for mapping in added_to]

@@ -13,11 +13,11 @@ from synthetic_examples import mlp_spec
 
 from benchmarks.field import __main__ as field_command
 from benchmarks.field.estimators import FAKE, TABLE, TRACE, TRACKED, Entry, SafeBucket, in_order, supported_by
-from benchmarks.field.page import render
+from benchmarks.field.page import COLUMNS, MAKER, parts
 from benchmarks.field.pictures import draw_all, errors_table, scatter_table, unseen_table_of
 from benchmarks.field.published import Published, fold_lines
 from benchmarks.field.rows import TITLES, UNSEEN, UNSEEN_2024, EvaluatedRow, Field
-from benchmarks.field.tables import HEADS, OVERALL, Line, line_of, markdown_table, predict, to_frame
+from benchmarks.field.tables import OVERALL, Line, error_table, line_of, predict, to_frame
 from benchmarks.field.timing import seconds_of
 from benchmarks.field.tracked import Tracked, in_sample, tracked_figures, tracked_mib
 from vramcast.device.profiles import load_profile
@@ -76,16 +76,20 @@ def test_the_safe_bucket_is_an_estimator():
     assert safe.used_bytes(EXAMPLES[0]) == pytest.approx(1515 * MIB)
 
 
-def test_a_markdown_table_has_all_cells_and_marks_the_best():
-    worse = Line(
-        part=OVERALL, estimator="worse", group="field", figure="computed", rows=1200, median_error=0.5, too_low=0
-    )
-    better = Line(part=OVERALL, estimator="better", group="ours", figure="simulated", rows=1200, median_error=0.001)
-    lines = markdown_table([worse, better]).splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert {len(row) for row in cells} == {len(HEADS)}
-    assert cells[2][:5] == ["worse", "computed", "1,200", "50%", "-"]
-    assert cells[3][:4] == ["better", "simulated", "1,200", "**0.10%**"]
+def test_the_table_of_errors_has_all_estimators_and_marks_the_best():
+    def line(estimator, part, error, rows=1200):
+        return Line(part=part, estimator=estimator, group="field", figure="computed", rows=rows, mean_error=error)
+
+    lines = [line("worse", OVERALL, 0.5), line("better", OVERALL, 0.001), line("better", "mlp", 0.2)]
+    table = error_table([*lines, line("few rows", OVERALL, 0.0, rows=3)], {OVERALL: "all", "mlp": "MLPs"}).splitlines()
+    cells = [[cell.strip() for cell in text.strip("|").split("|")] for text in table]
+    assert cells[0] == ["estimator", "all", "MLPs"]
+    assert cells[2:] == [
+        ["rows", "1,200", "1,200"],
+        ["worse", "50%", "-"],
+        ["better", "**0.10%**", "**20%**"],
+        ["few rows", "0.00%", "-"],
+    ]
 
 
 def test_the_csv_has_a_column_for_each_figure(tmp_path):
@@ -97,14 +101,14 @@ def test_the_csv_has_a_column_for_each_figure(tmp_path):
     assert set(again["group"]) == {"field", "published"}
 
 
-def test_the_page_has_a_table_for_each_part_and_marks_published_figures():
-    lines = [Line(**{**vars(TEMPLATE), "part": part, "rows": 7}) for part in (OVERALL, *TITLES)]
+def test_the_parts_of_the_page_count_rows_and_estimators():
+    lines = [Line(**{**vars(TEMPLATE), "part": part, "rows": 7, "mean_error": 0.5}) for part in (OVERALL, *TITLES)]
     counts = {"tested": 755, "unseen": 69, "train": 5913, "validation": 727, "one_in": 4, "tracked": 180, "failed": ""}
-    page = render([*lines, *fold_lines()], {**counts, "transformers": "4.2"})
-    assert all(title in page for title in TITLES.values())
-    assert page.count("| fixed | computed | 7 |") == len(TITLES) + 1
-    assert page.count("(published)") == len(fold_lines())
-    assert "python -m benchmarks.field" in page and "traced with transformers 4.2." in page
+    made = parts([*lines, *fold_lines()], {**counts, "transformers": "4.2"})
+    assert COLUMNS.keys() <= {OVERALL, *TITLES}
+    assert f"| fixed |{' **50%** |' * len(COLUMNS)}" in made["mean error"]
+    assert "(published)" not in made["mean error"]
+    assert "The 755 test rows" in made["rows"] and "traced with transformers 4.2." in made["rows"]
 
 
 def test_rows_need_the_release_of_transformers_that_they_were_measured_with(tmp_path, monkeypatch, capsys):
@@ -198,11 +202,11 @@ def test_pictures_are_small(tmp_path):
 
 def test_one_command_writes_page_csv_and_points(tmp_path, monkeypatch):
     specs = [mlp_spec(width=64 + 8 * index) for index in range(6)]
-    parts = [("mlp",)] * 4 + [(UNSEEN, UNSEEN_2024)] * 2
+    membership = [("mlp",)] * 4 + [(UNSEEN, UNSEEN_2024)] * 2
     profile = load_profile("a100_40gb")
     tested = [
         EvaluatedRow(example_of_spec(spec, profile=profile), spec, part)
-        for spec, part in zip(specs, parts, strict=True)
+        for spec, part in zip(specs, membership, strict=True)
     ]
     examples = [item.example for item in tested]
     monkeypatch.setattr(field_command, "load_field", lambda *_: Field(examples[:2], examples[2:3], tested))
@@ -217,12 +221,19 @@ def test_one_command_writes_page_csv_and_points(tmp_path, monkeypatch):
     monkeypatch.setattr(field_command, "draw_all", lambda points, directory: None)
     words = ["--data", str(tmp_path), "--docs", str(tmp_path / "docs"), "--results", str(tmp_path / "results")]
     monkeypatch.setattr("sys.argv", ["field", *words])
+    (tmp_path / "docs").mkdir()
+    marks = [
+        f"<!-- made by benchmarks.{MAKER}: {end}{name} -->"
+        for name in ("rows", "mean error")
+        for end in ("", "end of ")
+    ]
+    (tmp_path / "docs" / "accuracy.md").write_text("\n".join(marks))
     assert field_command.main() == 0
-    rows = pd.read_csv(tmp_path / "docs" / "benchmark.csv").set_index(["estimator", "part"])["rows"]
+    rows = pd.read_csv(tmp_path / "docs" / "accuracy.csv").set_index(["estimator", "part"])["rows"]
     assert (rows["majority", OVERALL], rows["majority", UNSEEN], rows["majority", "mlp"]) == (6, 2, 4)
     assert rows["PyTorch's MemTracker", OVERALL] == 1
-    page = (tmp_path / "docs" / "benchmark.md").read_text()
-    assert "the 4 test rows" in page
+    page = (tmp_path / "docs" / "accuracy.md").read_text()
+    assert "The 4 test rows" in page
     assert "1 rows; it failed on 1 networks" in page
     points = pd.read_csv(tmp_path / "results" / "points.csv")
     assert points["estimator"].value_counts().to_dict() == {"majority": 6, "PyTorch's MemTracker": 1}

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("virtual_gpu", "dataset_builder", "models", "train", "collocation")
+PACKAGES = ("virtual_gpu", "device", "jobs", "simulation", "dataset_builder", "models", "train", "collocation")
 ERRORS = {"UserError", "UntraceableError", "Refused"}
 FOREIGN = object()
 """Stands for a message that is made elsewhere: by a child process, a service, or a function."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.field`: write docs/benchmark.md, its CSV and its pictures."""
+"""`python -m benchmarks.field`: write the marked parts of docs/accuracy.md, its CSV and its pictures."""
 
 import argparse
 import os
@@ -11,13 +11,14 @@ import pandas as pd
 import torch
 
 from benchmarks.field.estimators import Entry, fit_all, in_order, ready, supported_by, unfitted
-from benchmarks.field.page import ABSENT, render
+from benchmarks.field.page import ABSENT, MAKER, parts
 from benchmarks.field.pictures import draw_all
 from benchmarks.field.published import fold_lines
 from benchmarks.field.rows import TITLES, UNSEEN, Field, load_field
 from benchmarks.field.tables import OVERALL, Line, Predictions, line_of, predict, to_frame
 from benchmarks.field.timing import seconds_of
 from benchmarks.field.tracked import in_sample, tracked_figures
+from benchmarks.page import write_part
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.allocator.sizes import MIB
 
@@ -26,7 +27,7 @@ ONE_IN = 4
 
 
 def main() -> int:
-    """Write the page. Without the measurements, print how to get them and change nothing."""
+    """Write the parts of the page. Without the measurements, print how to get them and change nothing."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.field", description=__doc__)
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("VRAMCAST_DATA", "data")))
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="the directory of page, CSV and pictures")
@@ -45,12 +46,13 @@ def main() -> int:
         print(f"benchmarks.field: {error}", file=sys.stderr)
         return 2
     arguments.docs.mkdir(parents=True, exist_ok=True)
-    to_frame(lines).to_csv(arguments.docs / "benchmark.csv", index=False, float_format="%.6g", lineterminator="\n")
-    (arguments.docs / "benchmark.md").write_text(render(lines, notes), encoding="utf-8")
+    to_frame(lines).to_csv(arguments.docs / "accuracy.csv", index=False, float_format="%.6g", lineterminator="\n")
+    for name, text in parts(lines, notes).items():
+        write_part(arguments.docs / "accuracy.md", MAKER, name, text)
     arguments.results.mkdir(parents=True, exist_ok=True)
     points.to_csv(arguments.results / "points.csv", index=False)
     draw_all(points, arguments.docs)
-    print(f"benchmark.md, benchmark.csv and pictures are in {arguments.docs}")
+    print(f"accuracy.md, accuracy.csv and pictures are in {arguments.docs}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The pictures of docs/benchmark.md. Each consists of two functions: one computes a table, one draws it.
+"""The pictures of docs/accuracy.md. Each consists of two functions: one computes a table, one draws it.
 
 `python -m benchmarks.field.pictures` redraws them from the results of the last run of `python -m benchmarks.field`.
 """

@@ -98,54 +98,28 @@ def to_frame(lines: Iterable[Line]) -> pd.DataFrame:
     return pd.DataFrame([asdict(line) for line in lines], columns=[item.name for item in fields(Line)])
 
 
-HEADS = (
-    "estimator", "its figure is", "rows", "median", "mean", "p95", "1 GB", "2 GB", "8 GB", "too low", "over MiB",
-    "CPU s", "needs a GPU",
-)  # fmt: skip
+def error_table(lines: Sequence[Line], columns: Mapping[str, str]) -> str:
+    """Return a Markdown table of mean errors, estimators by parts of the rows, with the best of each column in bold."""
+    errors = {(line.estimator, line.part): line.mean_error for line in lines if line.mean_error is not None}
+    estimators = list(dict.fromkeys(estimator for estimator, _ in errors))
+    most = {part: max((line.rows or 0 for line in lines if line.part == part), default=0) for part in columns}
+    whole = {(line.estimator, line.part) for line in lines if line.rows == most.get(line.part)}
+    best = {
+        part: min((errors[key] for key in errors.keys() & whole if key[1] == part), default=None) for part in columns
+    }
+    counts = ["rows", *(f"{rows:,}" for rows in most.values())]
+    rows = [["estimator", *columns.values()], ["---", *["---:"] * len(columns)], counts]
+    for estimator in estimators:
+        cells = [_percent(errors.get((estimator, part))) for part in columns]
+        rows.append([estimator, *(_bold(cell, best[part]) for cell, part in zip(cells, columns, strict=True))])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def markdown_table(lines: Sequence[Line]) -> str:
-    """Return a Markdown table with the best cell of each column in bold."""
-    best = _best(lines)
-    most = max((line.rows or 0 for line in lines), default=0)
-    rows = [_cells(line, best, most) for line in lines]
-    marks = ["---", "---", *["---:"] * (len(HEADS) - 3), "---"]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (HEADS, marks, *rows))
+def _bold(cell: str, best: float | None) -> str:
+    return f"**{cell}**" if cell == _percent(best) != _percent(None) else cell
 
 
-_HIGHER = ("accuracy_1000", "accuracy_2000", "accuracy_8000")
-_LOWER = ("median_error", "mean_error", "p95_error", "too_low")
-
-
-def _best(lines: Sequence[Line]) -> dict[str, str]:
-    """Return the best formatted cell of each column, among the estimators that support all rows."""
-    most = max((line.rows or 0 for line in lines), default=0)
-    best = {}
-    for name, choose in [*((name, max) for name in _HIGHER), *((name, min) for name in _LOWER)]:
-        values = [getattr(line, name) for line in lines if line.rows == most and getattr(line, name) is not None]
-        if values:
-            best[name] = _formatted(name, choose(values))
-    return best
-
-
-def _cells(line: Line, best: Mapping[str, str], most: int) -> list[str]:
-    def cell(name: str) -> str:
-        text = _formatted(name, getattr(line, name))
-        return f"**{text}**" if best.get(name) == text and line.rows == most else text
-
-    rows = "" if line.rows is None else f"{line.rows:,}"
-    seconds = "" if line.seconds is None else f"{line.seconds:.2g}"
-    figures = [
-        cell(name) for name in ("median_error", "mean_error", "p95_error", *_HIGHER, "too_low", "over_reservation_mib")
-    ]
-    return [line.estimator, line.figure, rows, *figures, seconds, line.needs_gpu]
-
-
-def _formatted(name: str, value: float | None) -> str:
+def _percent(value: float | None) -> str:
     if value is None:
         return "-"
-    if name.startswith("accuracy"):
-        return f"{value:.3f}"
-    if name.endswith("_mib"):
-        return f"{value:,.0f}"
     return f"{value:.2%}" if value < 0.1 else f"{value:.0%}"

@@ -79,7 +79,7 @@ class RayExecutor(Executor):
             check_count("executor.in_flight", self.in_flight)
         if self.runtime_env is not None and not isinstance(self.runtime_env, Mapping):
             raise UserError(
-                f"expected executor.runtime_env to have keys, found {self.runtime_env!r}: see docs/cluster.md"
+                f"expected executor.runtime_env to have keys, found {self.runtime_env!r}: see docs/building.md"
             )
 
     def run(self, backend: Backend, specs: Iterable[Spec]) -> Generator[tuple[Spec, BackendResult], None, None]:
