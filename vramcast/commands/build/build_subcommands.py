@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from vramcast.defaults import BUCKET_MIB
 from vramcast.commands.exit_codes import CommandParser
 from vramcast.dataset_builder.rows import Row
-from vramcast.jobs.spec import Spec
 from vramcast.dataset_builder.store import iter_records, locate, read_header, read_journal, repair
+from vramcast.defaults import BUCKET_MIB
 from vramcast.errors import UserError, check_count
+from vramcast.jobs.spec import Spec
 
 
 def status(arguments: argparse.Namespace) -> None:
