@@ -133,7 +133,7 @@ def test_unknown_values_are_placeholders_with_the_line_that_read_them(gpu):
     assert [item.phrase.split(" was")[0] for item in found] == [
         "an unknown float32 value", "an unknown bool value", "an unknown int64 value"
     ]  # fmt: skip
-    assert all("test_virtual_cuda.py" in item.place for item in found)
+    assert all("test_cuda_emulation.py" in item.place for item in found)
     assert bool(torch.isfinite(x).all()) and not bool(torch.isnan(x).any())
 
 
@@ -390,7 +390,7 @@ def test_snapshots_have_the_format_of_torch(gpu, tmp_path):
     snapshot = pickle.loads(path.read_bytes())
     assert x.is_cuda and snapshot["segments"][0]["total_size"] == 20 * MIB
     assert [item["action"] for item in snapshot["device_traces"][0]] == ["alloc"]
-    assert snapshot["device_traces"][0][0]["frames"][-1]["filename"].endswith("test_virtual_cuda.py")
+    assert snapshot["device_traces"][0][0]["frames"][-1]["filename"].endswith("test_cuda_emulation.py")
     from torch.cuda import _memory_viz
 
     assert "3.0MiB" in _memory_viz.segsum(snapshot)
