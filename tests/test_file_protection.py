@@ -344,6 +344,36 @@ def test_what_scripts_do_works_with_redirected_files(run, tmp_path, monkeypatch)
     assert after.keys() == before.keys() and all(after[key] == before[key] for key in before if key != ".")
 
 
+def test_root_changes_nothing_in_the_directory_of_devices(way, run):
+    if os.geteuid():
+        pytest.skip("only root may change /dev")
+    with tempfile.NamedTemporaryFile(dir="/dev", prefix="vramcast-test-") as file:
+        Path(file.name).write_text("as it was")
+        before = fingerprint(Path(file.name))
+        code = f"""
+        import shutil
+        path = {file.name!r}
+        open("/dev/null", "w").write("to nowhere")
+        for change in (
+            lambda: os.chmod(path, 0o604),
+            lambda: os.fchmod(os.open(path, os.O_RDONLY), 0o604),
+            lambda: os.chmod(f"/dev/fd/{{os.open(path, os.O_RDONLY)}}", 0o604),
+            lambda: os.utime(path, (1, 1)),
+            lambda: os.remove(path),
+            lambda: open(path, "w"),
+            lambda: open(path + ".new", "w"),
+            lambda: shutil.move(__file__, path),
+        ):
+            try: change()
+            except OSError: continue
+            raise AssertionError("changed")
+        """
+        status, _, err = run(code)
+        assert status == 0, err
+        assert fingerprint(Path(file.name)) == before
+        assert not Path(f"{file.name}.new").exists()
+
+
 def test_a_new_file_does_not_follow_a_link_of_the_disk(way, run, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "out").symlink_to("elsewhere")

@@ -267,7 +267,7 @@ def test_children_that_a_dying_process_passes_on_are_ended(monkeypatch):
 def test_a_supervisor_whose_reports_nobody_reads_ends_all():
     lines = """
     import os, subprocess, time
-    from vramcast.dataset_builder.isolation import supervise
+    from vramcast.simulation.sandbox.isolation import supervise
     reader, writer = os.pipe()
     os.close(reader)
     until = time.monotonic() + 0.5

@@ -18,7 +18,7 @@ _CODE = """
 import json, sys, time
 from vramcast.dataset_builder.families.libraries import tolerate_broken_torchvision
 from vramcast.dataset_builder.jobs.building import build_job
-from vramcast.dataset_builder.simulation.simulator import Simulator
+from vramcast.simulation.simulator import Simulator
 from vramcast.models.classify_command.command import _parser, _values
 from vramcast.models.classify_command.job_answers import page_of_request
 from vramcast.models.classify_command.request import ClassifyRequest

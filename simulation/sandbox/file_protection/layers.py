@@ -99,6 +99,16 @@ class Layers:
 
     def resolve(self, place: Place, *, follow: bool = True) -> str | None:
         """Return the logical path, with links followed; None for what is not redirected."""
+        resolved = self._resolved(place, follow)
+        return None if resolved is None or self.is_passed(resolved) else resolved
+
+    def is_special(self, place: Place, *, follow: bool = True) -> bool:
+        """Return True for a path or a descriptor in /dev, /proc or /sys: a change there reaches the machine."""
+        path = place[0]
+        resolved = posix.readlink(f"/proc/self/fd/{path}") if isinstance(path, int) else self._resolved(place, follow)
+        return resolved is not None and self.is_passed(resolved) and not f"{resolved}/".startswith(f"{self.root}/")
+
+    def _resolved(self, place: Place, follow: bool) -> str | None:
         path, directory = place
         if isinstance(path, int):
             return None
@@ -108,8 +118,7 @@ class Layers:
         if directory is not None and not text.startswith("/") and not stat.S_ISDIR(posix.fstat(directory).st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         base = self.logical(posix.readlink(f"/proc/self/fd/{directory}") if directory is not None else posix.getcwd())
-        resolved = self._walk(base if not text.startswith("/") else "/", text, follow)
-        return None if self.is_passed(resolved) else resolved
+        return self._walk(base if not text.startswith("/") else "/", text, follow)
 
     def native_path(self, path: Any, *, writes: bool) -> Any:
         """Return where native code finds a path, and may write it if asked."""

@@ -18,13 +18,13 @@ from vramcast.simulation.sandbox.file_protection import kernel
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _NOT_FILES = {
-    "autofs", "bdev", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "cpuset", "debugfs", "devpts", "devtmpfs",
-    "efivarfs", "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs",
-    "sysfs", "tracefs",
+    "autofs", "bdev", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "cpuset", "debugfs", "devpts", "efivarfs",
+    "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs",
+    "tracefs",
 }  # fmt: skip
 _IN_MEMORY = {"tmpfs", "ramfs"}
 _DEVICES = Path("/dev")
-"""It becomes read-only where it is no mount: devices can be used there, and not under an overlay."""
+"""It becomes read-only: devices can be used there, and not under an overlay."""
 MEMORY, COVERS = "memory", "covers"
 """Where the file system in memory is mounted, and the upper directories of the covers; both below the scratch."""
 _VARIANTS = ("redirect_dir=on", "userxattr", "")

@@ -159,6 +159,7 @@ class _Redirected:
             else:
                 logical = self._resolve(path, kwargs, follow)
             if logical is None:
+                self._refuse_special(path, kwargs, follow)
                 return function(path, *args, **kwargs)
             target = self._layers.locate(logical)
             if exists(target):
@@ -167,6 +168,12 @@ class _Redirected:
             return self._native(function, path, target, *args, **_without_place(kwargs))
 
         return call
+
+    def _refuse_special(self, path: Any, kwargs: dict[str, Any], follow: bool) -> None:
+        """Raise what users other than root get for a device; a path in /proc/self/fd is a file of the disk."""
+        follow = follow and kwargs.get("follow_symlinks", True)
+        if self._layers.is_special((path, kwargs.get("dir_fd")), follow=follow):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
 
     def _check_change(self, function: Callable[..., Any], target: str, path: Any) -> None:
         """Raise where the kernel would not let the script change this file of the disk."""
