@@ -17,6 +17,7 @@ from script_runs import SCRIPTS, interpreter_for
 from benchmarks.soak import file_sequences
 from benchmarks.soak.file_sequences import fingerprint
 from vramcast.cli import main
+from vramcast.errors import UserError
 from vramcast.simulation.sandbox.file_protection import kernel, overlay, protection
 from vramcast.simulation.sandbox.file_protection.protection import FORCED, OVERLAY, REDIRECT
 
@@ -436,8 +437,33 @@ def test_classify_of_user_code_changes_nothing(way, tmp_path, capfd):
     assert fingerprint(tmp_path) == before
 
 
+def test_a_disk_without_space_for_a_scratch_directory_is_bad_input(tmp_path, monkeypatch):
+    monkeypatch.setattr(protection, "_LASTING", tmp_path / "absent")
+    monkeypatch.setattr(tempfile, "tempdir", "/proc")
+    with pytest.raises(UserError, match=r"absent: No such file or directory; /proc: .*TMPDIR"):
+        protection.FileProtection()
+
+
+def test_a_run_inside_a_run_is_protected(way, tmp_path, run):
+    (tmp_path / "precious").write_text("as it was")
+    inner = TRAIN + f"open({str(tmp_path / 'precious')!r}, 'w').write('ruined')\n"
+    (tmp_path / "inner.py").write_text(inner)
+    code = f"""
+    import subprocess
+    environment = {{**os.environ, "PYTHONPATH": {str(CHECKOUT)!r}}}
+    del environment[{FORCED!r}]
+    command = [sys.executable, "-m", "vramcast", "run", "--", sys.executable, {str(tmp_path / "inner.py")!r}]
+    subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=True)
+    assert Path({str(tmp_path / "precious")!r}).read_text() == "as it was"
+    """
+    status, answer, err = run(code)
+    assert status == 0 and "the disk is as it was" in err, err
+    assert answer["run"]["files"]["written"] == []
+    assert (tmp_path / "precious").read_text() == "as it was"
+
+
 def test_scratch_directories_of_killed_runs_are_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(protection, "_scratch_directory", lambda: tmp_path)
+    monkeypatch.setattr(protection, "_LASTING", tmp_path)
     stale, fresh, foreign = (tmp_path / name for name in ("vramcast-files-a", "vramcast-files-b", "other"))
     for path in (stale, fresh, foreign):
         (path / "upper/deep").mkdir(parents=True)

@@ -35,9 +35,9 @@ def main(network: str, files: str, report_fd: int) -> int:
         files: 'protected' or 'open'.
         report_fd: The pipe to the parent.
     """
-    protection = FileProtection(Keep(downloads=network == ALLOWED), wanted=files == PROTECTED)
-    supervise(protection)
     try:
+        protection = FileProtection(Keep(downloads=network == ALLOWED), wanted=files == PROTECTED)
+        supervise(protection)
         protection.enter()
     except UserError as error:
         write_line(report_fd, {"event": REFUSED, "reason": str(error)})

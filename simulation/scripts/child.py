@@ -57,7 +57,11 @@ _exit_at_once = os._exit
 def main(report_fd: int) -> None:
     """Run the program of the request on the standard input, report, and leave without unwinding."""
     request = json.loads(sys.stdin.buffer.readline())
-    protection = FileProtection(_keep(request), wanted=not request["unprotected"])
+    try:
+        protection = FileProtection(_keep(request), wanted=not request["unprotected"])
+    except UserError as error:
+        write_line(report_fd, {"event": REFUSED, "reason": str(error)})
+        return
     memory = ReportMemory()
     supervise(
         protection,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from vramcast.errors import UserError
 from vramcast.simulation.sandbox.file_protection import kernel, overlay
@@ -31,6 +31,8 @@ _PREFIX, _LOCK, _MOVED = "vramcast-files-", "lock", "moved"
 _MOST_DESCRIPTORS = 2
 _FRESH_SECONDS = 60
 """A younger scratch directory may be without its lock yet."""
+_LASTING = Path("/var/tmp")  # noqa: S108 - mkdtemp makes a private directory in it
+"""Where scratch directories are, if it can be written."""
 _DEVICES = ("null", "zero", "full", "tty", "ptmx", "pts", "shm", "fd", "urandom", "random")
 
 
@@ -57,7 +59,11 @@ def _caches() -> list[Path]:
 
 
 class FileProtection:
-    """A scratch directory, and the way in which the changes of a worker get there."""
+    """A scratch directory, and the way in which the changes of a worker get there.
+
+    Raises:
+        UserError: No scratch directory can be made.
+    """
 
     def __init__(self, keep: Keep | None = None, *, wanted: bool = True) -> None:
         self._keep = keep or Keep()
@@ -69,11 +75,7 @@ class FileProtection:
         self.native_path: Callable[..., Any] | None = None
         """Returns where native code finds a path, if not where it is named."""
         if wanted:
-            directory = _scratch_directory()
-            _remove_stale(directory)
-            self._scratch = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=directory))
-            self._lock = (self._scratch / _LOCK).open("wb")
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self._scratch, self._lock = _new_scratch()
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -196,12 +198,27 @@ class FileProtection:
         return copied, lost
 
 
-def _scratch_directory() -> Path:
-    """Return a directory for scratch directories: on disk, where the changes may be large."""
-    for path in (Path("/var/tmp"), Path(tempfile.gettempdir())):  # noqa: S108 - mkdtemp makes a private one in it
-        if os.access(path, os.W_OK | os.X_OK):
-            return path.resolve()
-    return Path(tempfile.gettempdir()).resolve()
+def _new_scratch() -> tuple[Path, BinaryIO]:
+    """Make a scratch directory on disk, where the changes may be large, and lock it.
+
+    Raises:
+        UserError: The disk is full, or no directory for it can be written.
+    """
+    reasons = []
+    for directory in dict.fromkeys([_LASTING, Path(tempfile.gettempdir()).resolve()]):
+        try:
+            _remove_stale(directory)
+            scratch = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=directory))
+            lock = (scratch / _LOCK).open("wb")
+        except OSError as error:
+            reasons.append(f"{directory}: {error.strerror}")
+        else:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return scratch, lock
+    raise UserError(
+        "expected a directory for the file changes of the code, found none that can be written "
+        f"({'; '.join(reasons)}): set TMPDIR to one on a disk with space"
+    )
 
 
 def _remove_stale(directory: Path) -> None:
