@@ -78,15 +78,15 @@ soak: $(STAMP)
 breadth: $(STAMP)
 	$(BIN)/python -W ignore -m benchmarks.breadth
 
-# Tables and pictures of docs/study.md, from the public tables in DATA. Takes hours; resumes from runs/study.
+# Tables and pictures of benchmarks/study/README.md, from the public tables in DATA. Takes hours; resumes from runs/study.
 DATA ?= $(or $(VRAMCAST_DATA),data)
-STUDY = $(BIN)/python -W ignore -m benchmarks.study.$(1) --data $(DATA) --page docs/study.md --picture docs/study_$(1).png
+STUDY = $(BIN)/python -W ignore -m benchmarks.study.$(1) --data $(DATA) --page benchmarks/study/README.md --picture benchmarks/study/$(1).png
 
 study: $(STAMP)
 	$(call STUDY,staircase)
 	$(call STUDY,projections)
 	$(call STUDY,regression)
-	$(BIN)/python -W ignore -m benchmarks.study.vgg_depth --page docs/study.md --picture docs/study_vgg_depth.png
+	$(BIN)/python -W ignore -m benchmarks.study.vgg_depth --page benchmarks/study/README.md --picture benchmarks/study/vgg_depth.png
 	$(call STUDY,ablation)
 	$(call STUDY,sampling_curves)
 

@@ -1,19 +1,24 @@
 """Writes generated tables into documentation pages, between two marks that name the command."""
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 _MARK = "<!-- made by benchmarks.{}: {} -->"
 
 
-def write_part(page: Path, maker: str, name: str, text: str) -> None:
-    """Replace the text between the marks of a part."""
-    before, start, rest = page.read_text(encoding="utf-8").partition(_MARK.format(maker, name))
-    _, end, after = rest.partition(_MARK.format(maker, f"end of {name}"))
-    if not (start and end):
-        raise SystemExit(f"expected the marks of {name!r} by {maker} in {page}, found none: add them")
-    page.write_text(f"{before}{start}\n{text}\n{end}{after}", encoding="utf-8")
+def write_part(pages: Path | Sequence[Path], maker: str, name: str, text: str) -> None:
+    """Replace the text between the marks of a part, in each page that has them."""
+    pages = [pages] if isinstance(pages, Path) else pages
+    marks = [_MARK.format(maker, name), _MARK.format(maker, f"end of {name}")]
+    marked = [page for page in pages if all(mark in page.read_text(encoding="utf-8") for mark in marks)]
+    if not marked:
+        names = " and ".join(map(str, pages))
+        raise SystemExit(f"expected the marks of {name!r} by {maker} in {names}, found none: add them")
+    for page in marked:
+        before, start, rest = page.read_text(encoding="utf-8").partition(marks[0])
+        _, end, after = rest.partition(marks[1])
+        page.write_text(f"{before}{start}\n{text}\n{end}{after}", encoding="utf-8")
 
 
 def study_parser(description: str | None, measured: bool = True) -> ArgumentParser:

@@ -50,18 +50,7 @@ def test_the_index_names_every_page():
     assert listed == {path.name for path in DOCS.glob("*.md")} - {"README.md"}
 
 
-LONG = {
-    "architecture",
-    "collocation",
-    "devices",
-    "distributed",
-    "estimators",
-    "finetuning",
-    "gpu",
-    "run",
-    "study",
-    "virtual-gpu",
-}
+LONG = {"architecture", "distributed", "estimators", "finetuning", "run"}
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,10 @@ def test_a_part_of_a_page_is_written_between_its_marks(tmp_path):
     assert page.read_text() == "a\n<!-- made by benchmarks.x: t -->\nnew\n<!-- made by benchmarks.x: end of t -->\nb\n"
     with pytest.raises(SystemExit, match="add them"):
         write_part(page, "x", "other", "new")
+    without = tmp_path / "without.md"
+    without.write_text("no marks")
+    write_part([without, page], "x", "t", "newer")
+    assert ("newer" in page.read_text(), without.read_text()) == (True, "no marks")
 
 
 def test_publish_writes_table_and_picture_where_the_options_say(tmp_path, capsys):

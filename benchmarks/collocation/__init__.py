@@ -1,1 +1,1 @@
-"""The tables and the picture of docs/collocation.md."""
+"""The tables of README.md and docs/collocation.md, and their picture."""

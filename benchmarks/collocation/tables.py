@@ -1,4 +1,4 @@
-"""Write the tables and the picture of docs/collocation.md: `python -m benchmarks.collocation.tables DIR`.
+"""Write the tables and the picture of README.md and docs/collocation.md: `python -m benchmarks.collocation.tables DIR`.
 
 DIR is the directory of the public traces. All figures are simulated; peaks and solo times were measured by others.
 """
@@ -208,7 +208,12 @@ def main() -> None:
     parser.add_argument("--risk", type=float, default=AnswerSettings().risk)
     parser.add_argument("--bucket-mib", type=int, default=AnswerSettings().bucket_mib)
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--page", type=Path, help="write into the marked parts of this page instead of printing")
+    parser.add_argument(
+        "--page",
+        type=Path,
+        action="append",
+        help="write into its marked parts instead of printing; repeat",
+    )
     parser.add_argument("--picture", type=Path, help="draw the Gantt chart")
     arguments = parser.parse_args()
     settings = AnswerSettings(arguments.checkpoint, arguments.risk, arguments.bucket_mib)

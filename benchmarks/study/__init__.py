@@ -1,1 +1,1 @@
-"""Studies of what decides memory and accuracy: the tables and pictures of docs/study.md (`make study`)."""
+"""Studies of what decides memory and accuracy: the tables and pictures of README.md (`make study`)."""

@@ -34,7 +34,7 @@ class ClusterRules:
     slowdown: float = 0.4
     """The cost of sharing: k jobs on a GPU run at 1 / (1 + slowdown * (k - 1)) of their solo speed.
 
-    An assumption. With 0.4, sharing under known peaks saves as much time as AEGIS measured (docs/collocation.md).
+    An assumption. With 0.4, sharing under known peaks saves as much time as AEGIS measured (benchmarks/collocation).
     """
     peak_after_s: float = 22.6
     """From start to peak. AEGIS lost 22.6 s on average to a job that ran out of memory."""

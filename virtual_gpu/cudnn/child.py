@@ -103,7 +103,7 @@ _DEVICE = {
     "maxSharedMemoryPerBlock": 49152, "maxSharedMemoryPerBlockOptin": 101376, "reservedSharedMemoryPerBlock": 1024,
     "smClockRateKHz": 1500000, "memClockRateKHz": 7000000, "memoryBusWidth": 256,
 }  # fmt: skip
-"""Members that a description must have. No other value of one of them changed a workspace (docs/devices.md)."""
+"""Members that a description must have. No value changed a workspace (tests/test_cudnn_library.py)."""
 _DRIVER_FUNCTIONS = (
     "cuGetErrorString", "cuModuleGetFunction", "cuModuleLoadData", "cuModuleUnload", "cuTensorMapEncodeIm2col",
     "cuTensorMapEncodeTiled",
