@@ -6,11 +6,11 @@ share one capacity. Graph capture and private pools are not modelled.
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from vramcast.errors import UserError, check_count
-from vramcast.virtual_gpu.allocator import expandable
+from vramcast.virtual_gpu.allocator import expandable, restoring
 from vramcast.virtual_gpu.allocator import state as inspection
 from vramcast.virtual_gpu.allocator.blocks import Block, Device, Pool, SearchCount
 from vramcast.virtual_gpu.allocator.options import AllocatorOptions
@@ -55,7 +55,7 @@ class CachingAllocator:
 
     The capacity is the memory that the device leaves to the allocator: its total without the CUDA context and other
     processes. `total_bytes` is the whole device and defaults to the capacity; only a memory fraction and error
-    messages refer to it.
+    messages refer to it. `device` stands for another source of memory, with the same capacity.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class CachingAllocator:
         options: AllocatorOptions | None = None,
         *,
         total_bytes: int | None = None,
+        device: Device | None = None,
     ) -> None:
         self.options = options or AllocatorOptions()
         self.requested_bytes = 0
@@ -75,7 +76,7 @@ class CachingAllocator:
         self.retries = 0
         """Number of times that the whole cache was returned because the device was full (num_alloc_retries)."""
         self.ooms = 0
-        self._device = Device(capacity_bytes)
+        self._device = device or Device(capacity_bytes)
         self._total_bytes = _total(capacity_bytes, total_bytes, self.options)
         self._allowed_bytes = self._allowed()
         self._collects = self._allowed_bytes is not None and self.options.garbage_collection_threshold > 0
@@ -219,6 +220,41 @@ class CachingAllocator:
         while self._awaited:
             self._stop_waiting(self._awaited.popleft()[1])
 
+    def finish(self, block: Block) -> None:
+        """Free one block that waits for streams: its own events have completed."""
+        self._awaited = deque(entry for entry in self._awaited if entry[1] is not block)
+        self._stop_waiting(block)
+
+    def restore(
+        self, segments: Sequence[inspection.SegmentView], lowest: Mapping[tuple[int, bool], int] | None = None
+    ) -> dict[int, Block]:
+        """Take over the state of another allocator, before the first request; return its active blocks by address.
+
+        `lowest` is an address that an expandable segment is known to reach down to, by stream and kind (True: small).
+        """
+        if self._pools.keys() != {MAIN_STREAM} or any(pool.segments for pool in self._main):
+            raise ValueError("expected an allocator without segments")
+        blocks: dict[int, Block] = {}
+        for pool, views in restoring.by_pool(segments, self._pools_of):
+            space_bytes = expandable.address_space_bytes(self._total_bytes, pool.page_bytes) if pool.page_bytes else 0
+            floor = (lowest or {}).get((pool.stream, pool.small))
+            restoring.add_segments(pool, views, space_bytes, floor, blocks)
+        for block in blocks.values():
+            self._device.take(block.size_bytes)
+            self._restore_block(block)
+        for pool in self._each_pool():
+            self._device.take(sum(size for size, _, _ in pool.free))
+        self.reset_peaks()
+        return blocks
+
+    def _restore_block(self, block: Block) -> None:
+        self.requested_bytes += block.requested_bytes
+        if block.waits:
+            self._awaiting_bytes += block.size_bytes
+            self._awaited.append((self._recorded_events, block))
+        else:
+            self.allocated_bytes += block.size_bytes
+
     def _stop_waiting(self, block: Block) -> None:
         self._awaiting_bytes -= block.size_bytes
         self.requested_bytes -= block.requested_bytes
@@ -278,18 +314,26 @@ class CachingAllocator:
         if self._awaiting_bytes:
             self._peak_awaiting_active_bytes = max(self._peak_awaiting_active_bytes, self.active_bytes)
 
+    def has_fit(self, size_bytes: int, stream: int = MAIN_STREAM) -> bool:
+        """Return True if a free block can serve a request, so that it asks the device for nothing."""
+        size = self.round_size(size_bytes)
+        return self._fit(self._pools_of(stream)[size > SMALL_SIZE_BYTES], size) is not None
+
     def _best_fit(self, pool: Pool, size: int) -> Block | None:
-        """Return the smallest sufficient free block, the lowest of equal ones (get_free_block, 3125-)."""
+        """Take out the smallest sufficient free block, the lowest of equal ones (get_free_block, 3125-)."""
         if self._collects:
             pool.searches.value += 1
+        index = self._fit(pool, size)
+        return None if index is None else pool.free.pop(index)[2]
+
+    def _fit(self, pool: Pool, size: int) -> int | None:
+        """Return the place of the best fit in the free list."""
         index = bisect_left(pool.free, (size,))
         if index == len(pool.free):
             return None
         if pool.page_bytes:
             index = expandable.past_growing(pool, index)
-        if self._is_oversize(pool.free[index][0], size):
-            return None
-        return pool.free.pop(index)[2]
+        return None if self._is_oversize(pool.free[index][0], size) else index
 
     def _is_oversize(self, block_bytes: int, size: int) -> bool:
         """Return True if a block above the split limit must not serve a request of this size."""

@@ -1,0 +1,1 @@
+"""Recordings of real GPUs beside the virtual GPU."""
