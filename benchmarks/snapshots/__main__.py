@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vramcast.commands.exit_codes import CommandParser, exit_code
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.recordings.agreement import Agreement, Tally, agreement
+from vramcast.virtual_gpu.recordings.agreement import ReplayAgreement, Tally, agreement
 from vramcast.virtual_gpu.recordings.files import read_recording
 
 _SUFFIXES = (".pickle", ".pkl", ".json", ".json.xz", ".json.gz")
@@ -25,7 +25,7 @@ class Replayed:
     file: str
     device: int
     events: int
-    agreement: Agreement
+    agreement: ReplayAgreement
 
 
 def replay_all(files: Sequence[Path]) -> list[Replayed]:

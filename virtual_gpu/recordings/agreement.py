@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions, Block, CachingAllocator, OutOfMemory
 from vramcast.virtual_gpu.allocator.blocks import Device
 from vramcast.virtual_gpu.allocator.state import SegmentView
-from vramcast.virtual_gpu.recordings.recording import Action, DeviceRecording, RecordedEvent
+from vramcast.virtual_gpu.recordings.recording import Action, DeviceRecording, MemoryEvent
 from vramcast.virtual_gpu.recordings.rewinding import reserved_over_time, start_state
 
 _OTHER_STREAM = -1
@@ -33,7 +33,7 @@ class Tally:
 
 
 @dataclass
-class Agreement:
+class ReplayAgreement:
     """A replay beside the recording that it came from."""
 
     addresses: Tally = field(default_factory=Tally)
@@ -49,7 +49,7 @@ class Agreement:
     """The largest size of all segments."""
     peak_reserved_bytes: int = 0
     peak_allocated_bytes: int = 0
-    """As torch.cuda.max_memory_allocated() would have said."""
+    """As torch.cuda.max_memory_allocated() counts it."""
     cut_allocations: int = 0
     """1 if the history begins in the midst of an allocation, which then is not compared."""
     first_event: int | None = None
@@ -63,7 +63,7 @@ class Agreement:
         return all(item.agrees for item in tallies) and self.recorded_peak_bytes == self.peak_reserved_bytes
 
 
-def agreement(device: DeviceRecording, options: AllocatorOptions, name: str) -> Agreement:
+def agreement(device: DeviceRecording, options: AllocatorOptions, name: str) -> ReplayAgreement:
     """Replay a recording and compare every address, segment and block with it."""
     result = _compare(device, options, name)
     first = next((index for index, event in enumerate(device.events) if event.action is Action.ALLOC), None)
@@ -74,7 +74,7 @@ def agreement(device: DeviceRecording, options: AllocatorOptions, name: str) -> 
     return replace(rest, cut_allocations=1) if rest.agrees else result
 
 
-def _compare(device: DeviceRecording, options: AllocatorOptions, name: str) -> Agreement:
+def _compare(device: DeviceRecording, options: AllocatorOptions, name: str) -> ReplayAgreement:
     start = start_state(device, options, name)
     return _Comparison(device, start, options).run()
 
@@ -97,7 +97,7 @@ class RecordedDevice(Device):
 
     def __init__(self) -> None:
         super().__init__(None)
-        self.expected: deque[RecordedEvent] = deque()
+        self.expected: deque[MemoryEvent] = deque()
         """Segments that were made since the last allocation, and that the next one must ask for."""
         self.made = Tally()
         self.unexpected = 0
@@ -130,7 +130,7 @@ class RecordedDevice(Device):
         self.freed.append(size_bytes)
 
 
-def _bytes(events: Iterable[RecordedEvent]) -> int:
+def _bytes(events: Iterable[MemoryEvent]) -> int:
     return sum(event.size_bytes for event in events)
 
 
@@ -149,12 +149,12 @@ class _Comparison:
         self._live = self._allocator.restore(start, _lowest_pages(device, options))
         self._device.made, self._device.unexpected = Tally(), 0
         self._completed: list[Block] = []
-        self._released: list[RecordedEvent] = []
+        self._released: list[MemoryEvent] = []
         self._made_first = 0
         """Bytes that were taken before the cache was returned: an attempt that failed."""
-        self.result = Agreement()
+        self.result = ReplayAgreement()
 
-    def run(self) -> Agreement:
+    def run(self) -> ReplayAgreement:
         """Replay all events and return the comparison."""
         for index, event in enumerate(self._recording.events):
             self._replay(index, event)
@@ -169,7 +169,7 @@ class _Comparison:
         result.peak_allocated_bytes = self._allocator.peak_allocated_bytes
         return result
 
-    def _replay(self, index: int, event: RecordedEvent) -> None:
+    def _replay(self, index: int, event: MemoryEvent) -> None:
         action = event.action
         if action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP):
             self._device.expected.append(event)
@@ -185,7 +185,7 @@ class _Comparison:
         elif action is Action.FREE_COMPLETED:
             self._complete_free(index, event)
 
-    def _allocate(self, index: int, event: RecordedEvent) -> None:
+    def _allocate(self, index: int, event: MemoryEvent) -> None:
         """Replay an allocation, or one that failed."""
         failed = event.action is Action.OOM
         if (failed or self._released) and self._is_retry(event):
@@ -206,13 +206,13 @@ class _Comparison:
             else:
                 self._compare_address(index, event, block)
 
-    def _malloc(self, event: RecordedEvent) -> Block | None:
+    def _malloc(self, event: MemoryEvent) -> Block | None:
         try:
             return self._allocator.malloc(event.size_bytes, event.stream)
         except OutOfMemory:
             return None
 
-    def _is_retry(self, event: RecordedEvent) -> bool:
+    def _is_retry(self, event: MemoryEvent) -> bool:
         """Return True if `malloc` itself returned the segments, because the device was full.
 
         Otherwise the script did, with torch.cuda.empty_cache(). Both are tried on a copy of the state.
@@ -233,14 +233,14 @@ class _Comparison:
         first = self._device.taken_bytes + self._made_first
         return max(first, self._device.taken_bytes + _bytes(self._device.expected) - _bytes(self._released))
 
-    def _compare_address(self, index: int, event: RecordedEvent, block: Block) -> None:
+    def _compare_address(self, index: int, event: MemoryEvent, block: Block) -> None:
         equal = block.address == event.address
         self.result.addresses.count(equal)
         if not equal:
             self._differ(index, f"{event.size_bytes} bytes at {event.address:#x}, simulated at {block.address:#x}")
         self._live[event.address] = block
 
-    def _request_free(self, index: int, event: RecordedEvent) -> None:
+    def _request_free(self, index: int, event: MemoryEvent) -> None:
         block = self._live.get(event.address)
         if block is None or not block.allocated or block.waits:
             self._differ(index, f"a free at {event.address:#x}, simulated none")
@@ -251,7 +251,7 @@ class _Comparison:
             self._allocator.record_stream(block, _OTHER_STREAM)
             self._allocator.free(block)
 
-    def _complete_free(self, index: int, event: RecordedEvent) -> None:
+    def _complete_free(self, index: int, event: MemoryEvent) -> None:
         block = self._live.pop(event.address, None)
         if block is None or not block.allocated:
             self._differ(index, f"a completed free at {event.address:#x}, simulated none")
@@ -277,13 +277,13 @@ class _Comparison:
         """Compare what was returned with the recording."""
         if self._released or self._device.freed:
             recorded = Counter(item.size_bytes for item in self._released)
-            given = Counter(self._device.freed)
+            simulated = Counter(self._device.freed)
             tally = self.result.segments_freed
             self.result.releases += 1
-            tally.recorded += max(recorded.total(), given.total())
-            tally.equal += (recorded & given).total()
-            if recorded != given:
-                self._differ(index, f"segments returned: {sorted(recorded)}, simulated {sorted(given)}")
+            tally.recorded += max(recorded.total(), simulated.total())
+            tally.equal += (recorded & simulated).total()
+            if recorded != simulated:
+                self._differ(index, f"segments returned: {sorted(recorded)}, simulated {sorted(simulated)}")
         self._released.clear()
         self._device.freed.clear()
         self._made_first = 0
@@ -297,9 +297,9 @@ class _Comparison:
 
     def _compare_final(self) -> None:
         recorded = {block.address: block for view in self._recording.final for block in view.blocks}
-        given = {block.address: block for view in self._allocator.segments() for block in view.blocks}
-        for address in recorded.keys() | given.keys():
-            equal = recorded.get(address) == given.get(address)
+        simulated = {block.address: block for view in self._allocator.segments() for block in view.blocks}
+        for address in recorded.keys() | simulated.keys():
+            equal = recorded.get(address) == simulated.get(address)
             self.result.final_blocks.count(equal)
             if not equal:
                 self._differ(len(self._recording.events), f"the last block at {address:#x}: {recorded.get(address)}")

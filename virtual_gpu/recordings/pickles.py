@@ -63,9 +63,9 @@ class _Machine:
             ) from None
 
     def _unknown(self, code: int) -> PickleError:
-        found = "one that names code, which is never run" if code in _CALLS else f"the opcode {code:#04x}"
+        kind = "one that names code, which is never run" if code in _CALLS else f"the opcode {code:#04x}"
         return PickleError(
-            f"expected a pickle of containers and scalars in {self._name}, found {found}: record it with "
+            f"expected a pickle of containers and scalars in {self._name}, found {kind}: record it with "
             "torch.cuda.memory._dump_snapshot"
         )
 

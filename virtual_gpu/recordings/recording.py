@@ -49,7 +49,7 @@ Stack = tuple[Frame, ...]
 """Innermost frame first."""
 
 
-class RecordedEvent(NamedTuple):
+class MemoryEvent(NamedTuple):
     """One event of a device."""
 
     action: Action
@@ -82,7 +82,7 @@ class DeviceRecording:
     device: int
     segments: tuple[RecordedSegment, ...]
     """By address."""
-    events: tuple[RecordedEvent, ...]
+    events: tuple[MemoryEvent, ...]
 
     @property
     def final(self) -> list[SegmentView]:
@@ -105,8 +105,8 @@ class Recording:
 class RecordingError(UserError):
     """A snapshot that cannot be understood."""
 
-    def __init__(self, name: str, expected: str, found: str):
-        super().__init__(f"expected {expected} in {name}, found {found}: record it again with _dump_snapshot")
+    def __init__(self, name: str, expected: str, actual: str):
+        super().__init__(f"expected {expected} in {name}, found {actual}: record it again with _dump_snapshot")
 
 
 def recording_of(values: Any, name: str) -> Recording:
@@ -165,14 +165,14 @@ class _Reader:
         self._by_value: dict[Stack, int] = {}
         self._shared = [self._stack(item) for item in stacks] if isinstance(stacks, list) else []
 
-    def events(self, trace: Any) -> tuple[RecordedEvent, ...]:
+    def events(self, trace: Any) -> tuple[MemoryEvent, ...]:
         """Return the events of a device."""
         if not isinstance(trace, list):
             raise RecordingError(self._name, "events as a list", type(trace).__name__)
         read = map(self._event, trace)
         return tuple(event for event in read if event is not None)
 
-    def _event(self, entry: Any) -> RecordedEvent | None:
+    def _event(self, entry: Any) -> MemoryEvent | None:
         if not isinstance(entry, dict):
             raise RecordingError(self._name, "an event as a mapping", type(entry).__name__)
         action = entry.get("action")
@@ -182,7 +182,7 @@ class _Reader:
         if kind is None:
             raise RecordingError(self._name, f"an action out of {sorted(Action)}", repr(action)[:60])
         address = entry.get("device_free" if action == "oom" else "addr", entry.get("addr", 0))
-        return RecordedEvent(
+        return MemoryEvent(
             kind,
             self._count(address, "an address"),
             self._count(entry.get("size", 0), "a size"),
@@ -245,9 +245,9 @@ class _Reader:
 
     def _stack(self, frames: Any) -> int:
         """Return the index of a stack; equal ones share it."""
-        known = self._by_identity.get(id(frames))  # containers live as long as the snapshot that is being read
-        if known is not None:
-            return known
+        index = self._by_identity.get(id(frames))  # containers live as long as the snapshot that is being read
+        if index is not None:
+            return index
         if not isinstance(frames, list) or len(frames) > MOST_FRAMES:
             raise RecordingError(self._name, f"a stack of at most {MOST_FRAMES} frames", type(frames).__name__)
         stack = tuple(map(self._frame, frames))

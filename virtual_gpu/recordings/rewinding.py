@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions, CachingAllocator
 from vramcast.virtual_gpu.allocator.sizes import SMALL_SEGMENT_BYTES, SMALL_SIZE_BYTES
 from vramcast.virtual_gpu.allocator.state import BlockState, BlockView, SegmentView
-from vramcast.virtual_gpu.recordings.recording import Action, DeviceRecording, RecordedEvent, RecordingError
+from vramcast.virtual_gpu.recordings.recording import Action, DeviceRecording, MemoryEvent, RecordingError
 
 _NEAR_BYTES = 1 << 36
 """Distance within one address space."""
@@ -88,7 +88,7 @@ class _State:
                 runs.append([block])
         return [_segment(run) for run in runs]
 
-    def undo_alloc(self, event: RecordedEvent) -> bool:
+    def undo_alloc(self, event: MemoryEvent) -> bool:
         """Free a block."""
         block = self._starts.get(event.address)
         if block is None or block.state is BlockState.FREE:
@@ -113,7 +113,7 @@ class _State:
         left.uncertain = False
         self._insert(left)
 
-    def undo_request(self, event: RecordedEvent) -> bool:
+    def undo_request(self, event: MemoryEvent) -> bool:
         """Let a caller hold a block again."""
         block = self._starts.get(event.address)
         if block is None or block.state is not BlockState.AWAITING_FREE:
@@ -121,7 +121,7 @@ class _State:
         block.state = BlockState.ALLOCATED
         return True
 
-    def undo_free(self, event: RecordedEvent) -> bool:
+    def undo_free(self, event: MemoryEvent) -> bool:
         """Take a block out of the free one that it merged into."""
         size = self._round(event.size_bytes)
         whole = self._free_around(event.address, size)
@@ -143,7 +143,7 @@ class _State:
             self._insert(_Block(event.address + size, rest, whole.owner))
         return True
 
-    def undo_segment_alloc(self, event: RecordedEvent) -> bool:
+    def undo_segment_alloc(self, event: MemoryEvent) -> bool:
         """Remove free memory that was not there before."""
         whole = self._free_around(event.address, event.size_bytes)
         if whole is None:
@@ -156,15 +156,15 @@ class _State:
             self._insert(_Block(end, whole_end - end, whole.owner))
         return True
 
-    def undo_segment_free(self, event: RecordedEvent) -> bool:
-        """Bring back free memory that was returned."""
+    def undo_segment_free(self, event: MemoryEvent) -> bool:
+        """Restore free memory that was returned."""
         expandable = event.action is Action.SEGMENT_UNMAP
         small = self._is_small(event, expandable)
         owner = (-1 if expandable else event.address, event.stream, small)
         self._insert_free(_Block(event.address, event.size_bytes, owner))
         return True
 
-    def _is_small(self, event: RecordedEvent, expandable: bool) -> bool:
+    def _is_small(self, event: MemoryEvent, expandable: bool) -> bool:
         """Return True for memory of a small pool.
 
         Pools of large blocks unmap whole pages of `large_segment_size_bytes`, pools of small ones rarely as much; then
@@ -218,7 +218,7 @@ def _segment(blocks: list[_Block]) -> SegmentView:
     return SegmentView(blocks[0].address, sum(block.size_bytes for block in blocks), small, views, stream)
 
 
-_UNDO: dict[Action, Callable[[_State, RecordedEvent], bool]] = {
+_UNDO: dict[Action, Callable[[_State, MemoryEvent], bool]] = {
     Action.ALLOC: _State.undo_alloc,
     Action.FREE_REQUESTED: _State.undo_request,
     Action.FREE_COMPLETED: _State.undo_free,
