@@ -50,14 +50,7 @@ def test_the_index_names_every_page():
     assert listed == {path.name for path in DOCS.glob("*.md")} - {"README.md"}
 
 
-LONG = {"architecture", "distributed", "estimators", "finetuning", "run"}
-
-
-@pytest.mark.parametrize(
-    "page",
-    [README, *sorted(set(DOCS.glob("*.md")) - {DOCS / f"{name}.md" for name in LONG})],
-    ids=lambda page: page.name,
-)
+@pytest.mark.parametrize("page", [README, *sorted(DOCS.glob("*.md"))], ids=lambda page: page.name)
 def test_a_page_is_short(page):
     assert len(page.read_text().split()) <= WORDS
 
@@ -161,6 +154,16 @@ def test_the_paths_of_the_glossary_exist():
 
 
 # --- examples --------------------------------------------------------------------------------------------------------
+
+
+def test_the_paths_of_the_architecture_exist():
+    text = text_of("architecture.md")
+    paths = re.findall(r"`([\w/.]+/[\w/.]*|test_\w+\.py)`", prose(DOCS / "architecture.md"))
+    rooms = [ROOT, ROOT / "tests", ROOT / "virtual_gpu", ROOT / "vramcast", ROOT / "simulation"]
+    assert len(paths) > 30
+    assert [path for path in paths if not any((room / path).exists() for room in rooms)] == []
+    benchmarks = re.search(r"`benchmarks/` \| (.*)\. Not installed", text)[1]
+    assert set(re.findall(r"`(\w+)`", benchmarks)) == {path.parent.name for path in ROOT.glob("benchmarks/*/README.md")}
 
 
 @pytest.mark.parametrize("page", ["extending.md", "training.md"])
