@@ -84,6 +84,11 @@ class EmulatedJob:
     def __init__(self, job: ModuleJob, training: TrainingSetup, profile: DeviceProfile) -> None:
         if training.liger:
             liger_release()  # an absent library fails before the network is built
+        if training.is_compiled:
+            raise UserError(
+                "expected no --compile beside a network that needs CUDA, Liger's kernels or offloaded checkpoints, "
+                "found it: leave one out, or run your own script by vramcast run"
+            )
         self.training = training
         self.profile = profile
         self._inputs: tuple[Mapping[str, Any], ...] = ()

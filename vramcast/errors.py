@@ -77,6 +77,12 @@ def check_flag(name: str, value: Any) -> None:
         raise UserError(f"expected {name} to be true or false, found {value!r}: change it")
 
 
+def check_fraction(name: str, value: Any) -> None:
+    """Raise UserError unless the value is a number from 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise UserError(f"expected {name} to be a number from 0 to 1, found {value!r}: change it")
+
+
 def check_amount(name: str, value: Any, zero: bool = True) -> None:
     """Raise UserError unless the value is finite and at least 0 (above 0 if `zero` is false); NaN passes `<`."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

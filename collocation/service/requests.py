@@ -35,6 +35,8 @@ def _training_fields() -> dict[str, Any]:
         kind: Any = {"flag": bool, "text": Text, "form": bool | Text}.get(option.kind)
         if option.kind == "count":
             kind = Annotated[int, Field(ge=option.least, le=option.most)]
+        elif option.kind == "fraction":
+            kind = Annotated[float, Field(ge=0, le=1)]
         elif option.kind == "choice":
             kind = Literal[tuple(name for name in option.accepted if name != "own")]
         default = ... if item.default is MISSING else item.default

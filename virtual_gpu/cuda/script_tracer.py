@@ -85,6 +85,8 @@ class ScriptTracer(Tracer):  # type: ignore[no-untyped-call]
         return not self.local.depth and is_meta(tensor) and storage_key(tensor) in self.hollow
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.is_silent():
+            return func(*args, **(kwargs or {}))
         if self.distributed is not None:
             out = self.distributed(func, types, args, kwargs or {})
             if out is not NOT_DISTRIBUTED:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vramcast.errors import UserError
+from vramcast.virtual_gpu.compiled.networks import compiled_network
 from vramcast.virtual_gpu.distributed.local_optimizer import ELEMENTWISE, LocalOptimizer
 from vramcast.virtual_gpu.distributed.parallelism import MODELLED, Parallelism
 from vramcast.virtual_gpu.distributed.pipeline import Pipeline
@@ -104,7 +105,10 @@ class _RankRun(TrainingLoop):
 
     def trace(self) -> Trace:
         """Wrap the network, run its steps and return the trace."""
-        with rank_context(self.rank_tracer, self.rank, self.parallelism.world_size, self.compute_capability):
+        with (
+            rank_context(self.rank_tracer, self.rank, self.parallelism.world_size, self.compute_capability),
+            compiled_network(self.tracer, self.subject, self.setup),
+        ):
             network = self._wrapped()
             with self.tracer:
                 optimizer = self._rank_optimizer(network)

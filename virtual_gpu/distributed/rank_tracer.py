@@ -20,6 +20,8 @@ class RankTracer(Tracer):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.is_silent():
+            return func(*args, **kwargs)
         out = distributed_result(func, types, args, kwargs)
         if out is not NOT_DISTRIBUTED:
             return out

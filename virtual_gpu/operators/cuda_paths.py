@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vramcast.virtual_gpu.compiled.tracing import traces_graph
 from vramcast.virtual_gpu.operators.attention import attention
 from vramcast.virtual_gpu.operators.autocast import autocast_rules, replaced
 from vramcast.virtual_gpu.operators.recurrent import recurrent_paths
@@ -33,6 +34,8 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
 
 def _mish_backward(grad: Tensor, x: Tensor) -> Tensor:
     """Allocate the output alone: one kernel on CUDA, without the composite's temporaries (native_functions.yaml)."""
+    if traces_graph():  # the node of the output must depend on the inputs
+        return aten.mish_backward.default.decompose(grad, x)  # type: ignore[no-any-return]
     return torch.empty_like(x)
 
 
@@ -59,7 +62,32 @@ class _FusedRmsNorm(torch.autograd.Function):
         return of_input, None, torch.empty_like(weight) if ctx.needs_input_grad[2] else None
 
 
+class _RecordedRmsNorm(torch.autograd.Function):
+    """The same as nodes of a graph: torch's operators, which the compiler decomposes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> Any:
+        """Record the operator."""
+        with torch._C._AutoDispatchBelowAutograd():
+            out, scales = aten._fused_rms_norm.default(x, shape, weight, eps)
+        ctx.save_for_backward(x, weight, scales)
+        ctx.shape = shape
+        ctx.mark_non_differentiable(scales)
+        ctx.set_materialize_grads(False)
+        return out, scales
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Record its gradient (derivatives.yaml)."""
+        x, weight, scales = ctx.saved_tensors
+        mask = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
+        of_input, of_weight = aten._fused_rms_norm_backward.default(grads[0], x, ctx.shape, scales, weight, mask)
+        return of_input, None, of_weight, None
+
+
 def _fused_rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> Any:
+    if traces_graph():
+        return _RecordedRmsNorm.apply(x, shape, weight, eps)  # type: ignore[no-untyped-call]
     return _FusedRmsNorm.apply(x, shape, weight)  # type: ignore[no-untyped-call]
 
 

@@ -1,6 +1,6 @@
 """Traces a whole training run: parameters, a dry run, the first steps, then repetitions of the steady step."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vramcast.virtual_gpu.compiled.networks import compiled_network
 from vramcast.virtual_gpu.operators.cuda_paths import cuda_paths
 from vramcast.virtual_gpu.operators.kernels import cuda_kernels
 from vramcast.virtual_gpu.operators.storage_resizes import traced_resizes
@@ -45,8 +46,12 @@ def trace_training(
     block.
     """
     run = _Run(subject, make_inputs, setup, make_optimizer)
-    watched = _watched(subject, run.tracer) if owners else nullcontext()
-    with cuda_paths(compute_capability), traced_resizes(run.tracer), watched:
+    with (
+        cuda_paths(compute_capability),
+        traced_resizes(run.tracer),
+        compiled_network(run.tracer, subject, setup) as compiled,
+        _watched(subject, run.tracer, compiled.hidden()) if owners else nullcontext(),
+    ):
         return run.trace(epochs)
 
 
@@ -63,7 +68,11 @@ def trace_lengths(
     Return the trace, and [steps, batches] the first event of each batch.
     """
     run = _Run(subject, make_inputs, setup, make_optimizer)
-    with cuda_paths(compute_capability), traced_resizes(run.tracer):
+    with (
+        cuda_paths(compute_capability),
+        traced_resizes(run.tracer),
+        compiled_network(run.tracer, subject, setup),
+    ):
         trace = run.trace_each([*lengths, lengths[-1]])  # a step ends where the next one begins
     count = setup.accumulate
     starts = [run.starts[at : at + count] for at in range(0, len(run.starts), count)]
@@ -214,9 +223,11 @@ class _Layers:
 
 
 @contextmanager
-def _watched(subject: nn.Module, tracer: Tracer) -> Iterator[None]:
+def _watched(subject: nn.Module, tracer: Tracer, hidden: Set[int]) -> Iterator[None]:
+    """Watch all modules but those inside of compiled code, which has no calls of modules."""
     layers = _Layers(tracer)
     with ExitStack() as stack:
         for name, module in named_parts(subject):
-            stack.enter_context(layers.on(name, module))
+            if id(module) not in hidden:
+                stack.enter_context(layers.on(name, module))
         yield

@@ -1,9 +1,11 @@
 """Records a training step: every storage that is allocated on the device or freed, in order."""
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -203,8 +205,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Keep torch from wrapping the class: the wrapper would import torch._dynamo, which takes seconds."""
         return False
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let Dynamo compile code that runs under the tracer (torch/_dynamo/convert_frame.py)."""
+        return True
+
     def __init__(self, kernels: dict[Any, Kernel], *, cudnn_benchmark: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._silent_thread: int | None = None
         self.trace = Trace()
         self._tried: set[Call] | None = set() if cudnn_benchmark else None
         self.phase = Use.ACTIVATIONS
@@ -216,8 +224,23 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The current stream, which new blocks belong to."""
         self._emit: Callable[[tuple[int, int]], None] = self.trace.events.append
 
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Record nothing of what this thread runs: torch compiles a graph."""
+        before, self._silent_thread = self._silent_thread, get_ident()
+        try:
+            yield
+        finally:
+            self._silent_thread = before
+
+    def is_silent(self) -> bool:
+        """Return whether this thread compiles a graph."""
+        return self._silent_thread is not None and self._silent_thread == get_ident()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._silent_thread is not None and self.is_silent():
+            return func(*args, **kwargs)
         kernel = self._kernels.get(func)
         if kernel is not None:
             out = kernel(self, args, kwargs)

@@ -7,7 +7,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from vramcast.errors import UserError, check_choice, check_count, check_flag
+from vramcast.errors import UserError, check_choice, check_count, check_flag, check_fraction
 from vramcast.virtual_gpu.distributed.parallelism import STRATEGIES, Parallelism, parallelism_of, split_options
 from vramcast.virtual_gpu.training.checkpointing_forms import (
     CHECKPOINTING_WORDS,
@@ -22,6 +22,7 @@ LOSSES = ("cross_entropy", "bce_with_logits", "bce", "mse", "own")
 """'own' is for networks that return their loss, as those of transformers do."""
 IMPLEMENTATIONS = ("default", "foreach", "fused", "single", "in_backward")
 """'in_backward' updates each parameter as soon as its gradient is there."""
+COMPILED = ("none", "blocks", "model")
 ZERO_GRAD = ("before_forward", "before_backward", "after_step")
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 DTYPE_SYNONYMS: Mapping[str, str] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -101,7 +102,7 @@ class Option:
     """The definition of a training option, which the command line, the jobs file and the service read."""
 
     kind: str
-    """'count', 'flag', 'choice', 'text', or 'form': a flag that also takes a text."""
+    """'count', 'flag', 'choice', 'fraction', 'text', or 'form': a flag that also takes a text."""
     help: str
     choices: tuple[str, ...] = ()
     least: int = 1
@@ -178,20 +179,18 @@ class TrainingSetup:
         "form",
         "use Liger's kernels in a network of transformers: its default ones, or some as in rms_norm,rope",
     )
+    compile: str = _option(
+        "none", "choice", "what torch.compile compiles: blocks, each by itself, or the whole network (model)",
+        choices=COMPILED, bare="model",
+    )  # fmt: skip
+    compile_loss: bool = _option(False, "flag", "compile the loss by torch.compile")
+    memory_budget: float | None = _option(
+        None, "fraction", "the activation_memory_budget of torch.compile: the part of activations that it may save"
+    )
 
     def __post_init__(self) -> None:
-        for name, option in OPTIONS.items():
-            value = getattr(self, name)
-            if value is None and name in _OPTIONAL:
-                continue
-            if option.kind == "count":
-                check_count(f"training.{name}", value, option.least, _MOST_SAMPLES if "batch_size" in name else None)
-            elif option.kind == "flag":
-                check_flag(f"training.{name}", value)
-            elif option.kind == "choice":
-                canonical = DTYPE_SYNONYMS.get(value, value) if isinstance(value, str) else value
-                check_choice(f"training.{name}", canonical, option.choices)
-                object.__setattr__(self, name, canonical)
+        self._check_values()
+        self._check_compiled()
         self._normalise_optimizer()
         object.__setattr__(self, "checkpointing", canonical_checkpointing(self.checkpointing))
         self._normalise_loss()
@@ -218,6 +217,31 @@ class TrainingSetup:
                 )
         if self.dry_run_batch_size is None:
             object.__setattr__(self, "dry_run_passes", 1)
+
+    def _check_values(self) -> None:
+        """Raise if an option is not of its kind; replace synonyms."""
+        for name, option in OPTIONS.items():
+            value = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
+            if option.kind == "count":
+                check_count(f"training.{name}", value, option.least, _MOST_SAMPLES if "batch_size" in name else None)
+            elif option.kind == "flag":
+                check_flag(f"training.{name}", value)
+            elif option.kind == "choice":
+                canonical = DTYPE_SYNONYMS.get(value, value) if isinstance(value, str) else value
+                check_choice(f"training.{name}", canonical, option.choices)
+                object.__setattr__(self, name, canonical)
+            elif option.kind == "fraction":
+                check_fraction(f"training.{name}", value)
+
+    def _check_compiled(self) -> None:
+        """Raise if an option of the compiler has nothing to act on."""
+        if self.memory_budget is not None and self.compile == "none":
+            raise UserError(
+                f"expected compile=blocks or compile=model beside memory_budget={self.memory_budget}, found none: "
+                "the budget is that of torch.compile; add --compile model"
+            )
 
     def _normalise_loss(self) -> None:
         """Move the fused form of the loss to the kernels of Liger, whose it is."""
@@ -271,6 +295,8 @@ class TrainingSetup:
             "checkpointing": isinstance(self.checkpointing, str),
             "loss_form": self.loss_form != "default",
             "liger": bool(self.liger),
+            "compile": self.compile != "none",
+            "compile_loss": self.compile_loss,
         }
         return tuple(f"{name}={getattr(self, name)}" for name, is_used in used.items() if is_used)
 
@@ -279,6 +305,11 @@ class TrainingSetup:
         """True if the step must see its tensors on a CUDA device: Liger asks for it, and offloading has two devices."""
         form = self.checkpointing_form
         return bool(self.liger) or (form is not None and form.offload)
+
+    @property
+    def is_compiled(self) -> bool:
+        """True if torch.compile compiles a part of the step."""
+        return self.compile != "none" or self.compile_loss
 
     @property
     def checkpointing_form(self) -> CheckpointingForm | None:
@@ -307,7 +338,8 @@ _OPTIONAL = {item.name for item in fields(TrainingSetup) if item.default is None
 def check_trained_whole(training: TrainingSetup) -> None:
     """Raise if a setup changes the network or what it saves, which a layer table cannot follow."""
     others = {"checkpointing": isinstance(training.checkpointing, str), "liger": bool(training.liger),
-              "loss_form": training.loss_form != "default", "channels_last": training.channels_last}  # fmt: skip
+              "loss_form": training.loss_form != "default", "channels_last": training.channels_last,
+              "compile": training.compile != "none", "compile_loss": training.compile_loss}  # fmt: skip
     for name, is_used in others.items():
         if is_used:
             raise UserError(

@@ -17,6 +17,8 @@ class LanguageLoss(nn.Module):
         self.subject = subject
         self.keeps = keeps
         self.own = own
+        self.loss_function = cross_entropy
+        """Compiled by the training setup's compile_loss."""
 
     def forward(self, tokens: Tensor, labels: Tensor) -> "Output":
         """Return the loss of next tokens."""
@@ -25,8 +27,13 @@ class LanguageLoss(nn.Module):
             shifted = logits[..., :-1, :].contiguous()
             return Output(F.cross_entropy(shifted.view(-1, shifted.shape[-1]), labels[..., 1:].reshape(-1)), None)
         logits = self.subject(tokens)
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        loss = self.loss_function(logits, labels)
         return Output(loss, logits if self.keeps else None)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross entropy in fp32 (torchtitan, components/loss.py)."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
 
 class Output:

@@ -62,10 +62,16 @@ def _repeated(x: Tensor, repeats: int) -> Tensor:
 
 
 class TitanBlock(nn.Module):
-    """A Transformer block of Llama."""
+    """A Transformer block of Llama, whose checkpointing is inside of what FSDP shards and torch.compile compiles.
 
-    def __init__(self, attention: nn.Module, width: int, hidden: int, norm: Callable[[int], nn.Module]) -> None:
+    torchtitan applies checkpointing first, then torch.compile, then FSDP (parallelize_llama.py).
+    """
+
+    def __init__(
+        self, attention: nn.Module, width: int, hidden: int, norm: Callable[[int], nn.Module], checkpointing: str
+    ) -> None:
         super().__init__()
+        self.checkpointing = checkpointing
         self.attention = attention
         self.w1 = nn.Linear(width, hidden, bias=False)
         self.w2 = nn.Linear(hidden, width, bias=False)
@@ -73,6 +79,16 @@ class TitanBlock(nn.Module):
         self.attention_norm, self.ffn_norm = norm(width), norm(width)
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        """Apply attention and MLP, and recompute them as the checkpointing says."""
+        if self.checkpointing == "none":
+            return self._block(x, angles)
+        options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+        if self.checkpointing == "selective":
+            options["context_fn"] = saving_products
+        out: Tensor = checkpoint(self._block, x, angles, **options)
+        return out
+
+    def _block(self, x: Tensor, angles: Tensor) -> Tensor:
         """Apply attention and MLP, each beside a residual."""
         x = x + self.attention(self.attention_norm(x), angles)
         normed = self.ffn_norm(x)
@@ -107,12 +123,12 @@ class TitanLlama(nn.Module):
         self.tok_embeddings = nn.Embedding(vocabulary, width)
         head = head or width // heads
         self.layers = nn.ModuleList(
-            TitanBlock(Attention(width, heads, kv_heads, head, normed), width, hidden, norm) for _ in range(layers)
+            TitanBlock(Attention(width, heads, kv_heads, head, normed), width, hidden, norm, checkpointing)
+            for _ in range(layers)
         )
         self.norm = norm(width)
         self.output = nn.Linear(width, vocabulary, bias=False)
         self.register_buffer("angles", torch.empty(length, head // 2, dtype=torch.complex64))
-        self.checkpointing = checkpointing
         self.early = early
         self.keeps_last = keeps_last
 
@@ -122,13 +138,7 @@ class TitanLlama(nn.Module):
         if self.keeps_last and isinstance(last, FSDPModule):  # the backward pass would gather it first (apply_fsdp)
             last.set_reshard_after_forward(False, recurse=False)
         x = self.tok_embeddings(tokens)
-        options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
         for layer in self.layers:
-            if self.checkpointing == "none":
-                x = layer(x, self.angles)
-            elif self.checkpointing == "full":
-                x = checkpoint(layer, x, self.angles, **options)
-            else:
-                x = checkpoint(layer, x, self.angles, context_fn=saving_products, **options)
+            x = layer(x, self.angles)
         logits: Tensor = self.output(self.norm(x))
         return logits.float() if self.early else logits

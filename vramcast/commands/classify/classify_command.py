@@ -99,6 +99,8 @@ def _parser() -> argparse.ArgumentParser:
             add(flag, action="store_true", default=None, help=option.help)
         elif option.kind == "count":
             add(flag, type=int, metavar="N", help=option.help)
+        elif option.kind == "fraction":
+            add(flag, type=float, metavar="F", help=option.help)
         elif option.kind == "form":
             add(flag, nargs="?", const=True, metavar="FORM", help=option.help)
         else:

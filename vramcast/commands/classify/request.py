@@ -9,7 +9,7 @@ from vramcast.commands.classify.lengths import batch_lengths, read_lengths
 from vramcast.commands.classify.training_configs import read_training_config
 from vramcast.defaults import RISK
 from vramcast.device.profiles import DEFAULT_DEVICE, device_file
-from vramcast.errors import UserError, check_choice, check_count, check_flag
+from vramcast.errors import UserError, check_choice, check_count, check_flag, check_fraction
 from vramcast.jobs.targets import BuildRequest, parse_shape, parse_target
 from vramcast.virtual_gpu.distributed.parallelism import PARALLEL_OPTIONS
 from vramcast.virtual_gpu.training.checkpointing_forms import canonical_checkpointing
@@ -127,6 +127,8 @@ def _check_training(chosen: Mapping[str, Any]) -> None:
                 _check_bounded(name, chosen[name], option.least)
             elif option.kind == "flag":
                 check_flag(name, chosen[name])
+            elif option.kind == "fraction":
+                check_fraction(name, chosen[name])
             elif name in _FORMS:
                 _FORMS[name](chosen[name])  # a wrong form fails before the network is built
             elif option.kind == "choice":

@@ -1,0 +1,83 @@
+"""Brackets Dynamo: while it compiles a frame, torch is as it was, and no tracer watches (checked with torch 2.13).
+
+`releases.py` lists the patched attributes, each with its reason.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import wraps
+from types import CodeType
+from typing import Any
+
+import torch
+
+from vramcast.virtual_gpu.operators.autocast import replaced
+
+_OWN = "vramcast.virtual_gpu"
+"""Frames of the virtual GPU, such as wrappers around modules, are never compiled."""
+_META = torch.device("meta")
+
+
+class DynamoPatches:
+    """The patches of Dynamo for one session.
+
+    Args:
+        compiling: Returns the context in which Dynamo compiles a frame.
+        device: The device that compiled code sees device tensors on; None for meta.
+    """
+
+    def __init__(
+        self, compiling: Callable[[CodeType], AbstractContextManager[Any]], device: torch.device | None
+    ) -> None:
+        self._compiling = compiling
+        self._device = device
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Apply the patches."""
+        from torch._dynamo import convert_frame, trace_rules  # noqa: PLC0415 - takes seconds to import
+
+        trace_rules.add(_OWN)
+        with ExitStack() as stack:
+            original = convert_frame._compile
+            stack.enter_context(replaced(convert_frame, "_compile", self._bracketed(original)))
+            if self._device is not None:
+                self._see_cuda(stack)
+            yield
+
+    def _bracketed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def compile_frame(*args: Any, **kwargs: Any) -> Any:
+            with self._compiling(kwargs["code"] if "code" in kwargs else args[0]):
+                return original(*args, **kwargs)
+
+        return compile_frame
+
+    def _see_cuda(self, stack: ExitStack) -> None:
+        """Let compiled code see meta tensors on CUDA, and put on meta what it makes on CUDA."""
+        from torch._dynamo.variables.base import VariableTracker  # noqa: PLC0415
+        from torch._dynamo.variables.tensor import TensorVariable  # noqa: PLC0415
+        from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
+
+        device, dispatch = self._device, FakeTensorMode.dispatch
+
+        def on_meta(item: Any) -> Any:
+            return _META if isinstance(item, torch.device) and item.type == "cuda" else item
+
+        def dispatch_on_meta(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            moved = {name: on_meta(item) for name, item in (kwargs or {}).items()}
+            return dispatch(self, func, types, tuple(map(on_meta, args)), moved)
+
+        def shown(self: Any, tx: Any) -> Any:
+            where = self.device
+            if where is None:
+                return None
+            return VariableTracker.build(tx, device if where.type == "meta" else where)
+
+        def is_cuda(self: Any, tx: Any) -> Any:
+            where = self.device
+            return None if where is None else VariableTracker.build(tx, where.type in ("meta", "cuda"))
+
+        stack.enter_context(replaced(FakeTensorMode, "dispatch", dispatch_on_meta))
+        stack.enter_context(replaced(TensorVariable, "method_attr_device", shown))
+        stack.enter_context(replaced(TensorVariable, "method_attr_is_cuda", is_cuda))
