@@ -21,7 +21,8 @@ from vramcast.jobs.families.libraries import import_library
 from vramcast.jobs.targets import BuildRequest, parse_target
 from vramcast.models import load
 from vramcast.models.predictor import Question
-from vramcast.simulation.sandbox.client import ChildSimulator, NetworkError
+from vramcast.simulation.sandbox.client import ChildSimulator
+from vramcast.simulation.sandbox.failures import NetworkError
 
 BATCH = 8
 PER_MODULE = 4

@@ -1,7 +1,6 @@
 """What several test files share."""
 
 import csv
-import multiprocessing
 import os
 import shutil
 import signal
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from nvml_stub import Driver, compile_stub
+from scripted_backend import worker_processes
 
 # Before anything imports torch: two test processes with two threads each get in each other's way on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -79,7 +79,7 @@ def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_process_is_left() -> Iterator[None]:
     """Whatever a test does to workers, none of them outlives it."""
     yield
-    assert multiprocessing.active_children() == []
+    assert worker_processes() == []
 
 
 @pytest.fixture(scope="session")

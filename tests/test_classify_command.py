@@ -14,7 +14,8 @@ from vramcast.commands.classify.request import ClassifyRequest
 from vramcast.commands.classify.simulators import Simulators
 from vramcast.errors import UserError
 from vramcast.jobs.targets import BuildRequest, parse_target
-from vramcast.simulation.sandbox.client import ChildSimulator, InternalError, NetworkError, _checked
+from vramcast.simulation.sandbox.client import ChildSimulator
+from vramcast.simulation.sandbox.failures import InternalError, NetworkError, raise_failure
 from vramcast.virtual_gpu.tracing.source_lines import is_internal, is_network_code
 
 FILE = Path(__file__).parent / "support" / "written_networks.py"
@@ -222,7 +223,7 @@ def test_an_answer_names_its_inputs_and_the_versions_it_was_traced_with(capfd):
 def test_an_error_of_ours_is_not_blamed_on_the_network(capfd, monkeypatch):
     report = {"event": "internal", "summary": "KeyError: 'x'", "place": None, "traceback": "Traceback of ours"}
     with pytest.raises(InternalError) as raised:
-        _checked(report)
+        raise_failure(report)
 
     def fail(*_):
         raise raised.value

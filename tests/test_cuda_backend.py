@@ -243,8 +243,8 @@ class TestSeveralGpus:
 import json
 from stubbed_cuda import fake
 from vramcast.dataset_builder.executors import LocalExecutor
-from vramcast.dataset_builder.families import make_spec
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.jobs.families import make_spec
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 if __name__ == "__main__":
     specs = [make_spec("mlp", {network}, TrainingSetup(batch_size=size)) for size in range(1, 7)]
     outcomes = [outcome for _, outcome in LocalExecutor(8, 60).run(fake("meet"), specs)]

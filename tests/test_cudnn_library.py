@@ -39,7 +39,6 @@ from vramcast.virtual_gpu.tracing.trace import ConvolutionCall
 from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 SOURCE = Path(__file__).parent / "support" / "cudnn_stub.c"
-CHILD = Path(library.__file__).with_name("child.py")
 RELEASE = "9.10.2"
 CALL = ConvolutionCall("forward", (2, 3, 8, 8), (6, 3, 3, 3), (2, 6, 6, 6), (1, 1), 1)
 X, Y, WEIGHT = 2 * 3 * 8 * 8, 2 * 6 * 6 * 6, 6 * 3 * 3 * 3
@@ -114,7 +113,7 @@ def test_threads_share_one_process(stub):
 def test_an_interrupt_does_not_end_the_process(stub):
     asked()
     cudnn = library.installed_cudnn()
-    cudnn._process.send_signal(signal.SIGINT)
+    cudnn._child.process.send_signal(signal.SIGINT)
     assert asked(replace(CALL, dtype="float16")) == asked()
     assert library.installed_cudnn() is cudnn
 
@@ -345,12 +344,10 @@ def test_cudnn_itself_tries_as_much_in_channels_last(real, dtype):
 
 
 _VARIED = """
-import importlib.util, json, sys
+import json, sys
 from pathlib import Path
-spec = importlib.util.spec_from_file_location("child", sys.argv[1])
-child = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(child)
-cudnn = child.Cudnn(Path(sys.argv[2]), [Path(item) for item in sys.argv[3:]])
+from vramcast.virtual_gpu.cudnn import child
+cudnn = child.Cudnn(Path(sys.argv[1]), [Path(item) for item in sys.argv[2:]])
 requests = json.load(sys.stdin)
 
 def workspaces(**members):
@@ -376,7 +373,7 @@ def test_cudnn_itself_looks_at_the_compute_capability_alone(real):
         for capability in (8.0, 8.6)
     ]
     found = library.find_installation()
-    words = [sys.executable, "-I", "-c", _VARIED, CHILD, found.library, *found.needed]
+    words = [sys.executable, "-c", _VARIED, found.library, *found.needed]
     result = subprocess.run(words, input=json.dumps(requests), text=True, capture_output=True, check=True)
     differing, numbers, answers = json.loads(result.stdout.splitlines()[-1])
     assert differing == []

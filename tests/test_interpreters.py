@@ -14,7 +14,8 @@ from vramcast.commands.classify.classify_command import main
 from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
 from vramcast.jobs.targets import BuildRequest, parse_target
-from vramcast.simulation.sandbox.client import ChildSimulator, NetworkError, interpreter
+from vramcast.simulation.sandbox.client import ChildSimulator, interpreter
+from vramcast.simulation.sandbox.failures import NetworkError
 
 TORCH_NEEDS = (
     "torch", "torchgen", "functorch", "typing_extensions", "sympy", "mpmath", "filelock", "jinja2", "markupsafe",

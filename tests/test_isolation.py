@@ -12,20 +12,21 @@ from pathlib import Path
 
 import pytest
 
+from vramcast.child.process import TICK_SECONDS, Child
+from vramcast.child.process_tree import descendants, memory_bytes
 from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
 from vramcast.jobs.targets import BuildRequest, parse_target
-from vramcast.simulation.sandbox.child_process import TICK_SECONDS, ChildProcess
-from vramcast.simulation.sandbox.client import ChildSimulator, NetworkError
+from vramcast.simulation.sandbox.client import ChildSimulator
+from vramcast.simulation.sandbox.failures import NetworkError
 from vramcast.simulation.sandbox.isolation import NAMESPACE, OPEN, SECCOMP, clean_environment
-from vramcast.simulation.sandbox.process_tree import descendants, memory_bytes
 from vramcast.virtual_gpu.allocator.sizes import MIB
 
 CHECKOUT = str(Path(__file__).resolve().parent.parent)
 HEAD = """
 import os, sys, time, json, signal
 sys.path.insert(0, CHECKOUT)
-from vramcast.dataset_builder import isolation
+from vramcast.simulation.sandbox import isolation
 def report(**values):
     os.write(int(sys.argv[-1]), json.dumps({"event": "said", **values}).encode() + b"\\n")
 """
@@ -48,7 +49,7 @@ def started():
 
     def start(lines):
         text = HEAD.replace("CHECKOUT", repr(CHECKOUT)) + lines
-        children.append(ChildProcess([sys.executable, "-c", text], dict(os.environ), 2**27))
+        children.append(Child([sys.executable, "-c", text], dict(os.environ), 2**27))
         return children[-1]
 
     yield start
@@ -60,7 +61,7 @@ def started():
 def first_report(child, seconds=20.0):
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        for report in child.reports(TICK_SECONDS):
+        for report in child.messages(TICK_SECONDS):
             return report
     return pytest.fail(f"no report: {child.fault} {child.last_output}")
 
@@ -205,14 +206,14 @@ def test_a_long_report_is_read_in_time_and_an_unbounded_one_is_a_fault(started):
     assert len(first_report(started("report(text='x' * 50_000_000)"), 30)["text"]) == 50_000_000
     child = started("while True: os.write(int(sys.argv[-1]), b'x' * 2**16)")
     while child.fault is None and time.monotonic() - begin < 30:
-        assert child.reports(TICK_SECONDS) == []
+        assert child.messages(TICK_SECONDS) == []
     assert "over 134217728 bytes" in child.fault
 
 
 def test_a_child_that_reads_nothing_holds_nobody_up(started):
     child = started("report()\ntime.sleep(600)")
     begin = time.monotonic()
-    child.send(b"x" * 2**20)
+    child.send({"text": "x" * 2**20})
     first_report(child)
     child.end()
     assert time.monotonic() - begin < 10
@@ -220,8 +221,8 @@ def test_a_child_that_reads_nothing_holds_nobody_up(started):
 
 def test_a_large_request_arrives_whole(started):
     child = started("time.sleep(0.5)\nline = sys.stdin.buffer.readline()\nreport(size=len(line))")
-    child.send(b"x" * 2**20 + b"\n")
-    assert first_report(child)["size"] == 2**20 + 1
+    child.send({"text": "x" * 2**20})
+    assert first_report(child)["size"] == 2**20 + len('{"text": ""}\n')
 
 
 ATTACKS = """

@@ -8,8 +8,8 @@ from textwrap import dedent
 
 import pytest
 
+from vramcast.child import process_tree
 from vramcast.cli import main
-from vramcast.simulation.sandbox import process_tree
 from vramcast.simulation.scripts.child import _is_success as is_success
 
 TRAIN = """

@@ -1,6 +1,5 @@
 """A task hosts a worker process that may die or hang, and that serves the next task with the same settings."""
 
-import multiprocessing
 import os
 import pickle
 import signal
@@ -9,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from scripted_backend import DiesOnLoad, RefusesOnLoad, Scripted, alive, spec, wait_until
+from scripted_backend import DiesOnLoad, RefusesOnLoad, Scripted, alive, spec, wait_until, worker_processes
 
 from vramcast.dataset_builder.executors import _task_host
 from vramcast.dataset_builder.executors._task_host import TaskSettings, WorkerDeath, measure, versions
@@ -23,7 +22,7 @@ SETTINGS = TaskSettings(pickle.dumps(Scripted()), timeout_seconds=30, keep=True,
 def no_process_is_left() -> Iterator[None]:
     yield
     _task_host._idle_worker.clear()
-    assert wait_until(lambda: multiprocessing.active_children() == [], 5)
+    assert wait_until(lambda: worker_processes() == [], 5)
 
 
 def pid_of(answer: Any) -> int:

@@ -175,8 +175,8 @@ import sys, time
 from itertools import count
 from scripted_backend import Scripted
 from vramcast.dataset_builder.executors import LocalExecutor
-from vramcast.dataset_builder.schema import Spec
-from vramcast.virtual_gpu.training_setup import TrainingSetup
+from vramcast.jobs.spec import Spec
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 def spec(do, *args):
     return Spec("mlp", {"index": 0, "do": do, "with": list(args)}, TrainingSetup(batch_size=1))

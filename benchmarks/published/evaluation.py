@@ -24,7 +24,7 @@ from vramcast.models.metrics import wilson_interval
 from vramcast.models.predictor import Predictor, Question
 from vramcast.progress import bar
 from vramcast.simulation.result import Simulation
-from vramcast.simulation.sandbox.client import NetworkError
+from vramcast.simulation.sandbox.failures import NetworkError
 from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.canonical import content_hash
 from vramcast.virtual_gpu.profile import DeviceProfile

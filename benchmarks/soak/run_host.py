@@ -17,8 +17,8 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
+from vramcast.child.process_tree import end_descendants
 from vramcast.cli import main as vramcast_main
-from vramcast.simulation.sandbox.process_tree import end_descendants
 
 _MOST_CHARACTERS = 20_000
 _WATCH_SECONDS = 0.3

@@ -377,7 +377,7 @@ class Engine:
         limits = self.settings.limits
         question = tracing.TraceQuestion(spec, devices, limits.layers, limits.layer_passes)
         try:
-            trace = _SIMULATED + await self.tracers.run(partial(tracing.trace, question), waiters)
+            trace = _SIMULATED + await self.tracers.run_pickled(partial(tracing.trace, question), waiters)
         except (LostError, AbandonedError, OverloadedError, PoolError) as error:  # it may go well another time
             self.metrics.traces.labels(_OUTCOMES[type(error)]).inc()
             raise

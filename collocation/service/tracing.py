@@ -1,6 +1,5 @@
 """The work of a trace process: check the layers of a spec, then simulate it on the requested devices."""
 
-import pickle
 from dataclasses import dataclass
 
 from vramcast.collocation.service.parsing import check_work
@@ -8,6 +7,7 @@ from vramcast.device.profiles import load_profile
 from vramcast.jobs.filters import check
 from vramcast.jobs.job import SpecJob, table_of
 from vramcast.jobs.spec import Spec
+from vramcast.simulation.result import Simulation
 from vramcast.simulation.simulator import Simulator
 
 
@@ -21,12 +21,12 @@ class TraceQuestion:
     most_layer_passes: int
 
 
-def trace(question: TraceQuestion) -> bytes:
-    """Return the pickled `Simulation`, which the service caches as it is."""
+def trace(question: TraceQuestion) -> Simulation:
+    """Return the simulation of a question; the service caches it pickled, as it arrives."""
     try:
         table = table_of(question.spec)
         check_work(question.spec, len(table.layers), question.most_layers, question.most_layer_passes)
         profiles = [load_profile(name) for name in question.devices]
-        return pickle.dumps(Simulator(SpecJob(question.spec, table)).simulate({}, profiles))
+        return Simulator(SpecJob(question.spec, table)).simulate({}, profiles)
     finally:
         check.cache_clear()  # tables of thousands of layers take tens of MiB each

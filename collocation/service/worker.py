@@ -1,44 +1,35 @@
-"""A worker process of the service: reads pickled calls and writes their pickled results, until its input ends.
-
-Each message is a length and as many bytes.
-"""
+"""A worker process of the service: runs pickled calls and reports their pickled results, until its input ends."""
 
 import importlib
 import pickle
 import resource
-import struct
 import sys
-from typing import IO, Any
+from typing import Any
 
-HEADER = struct.Struct(">I")
-"""The length of the message that follows."""
-RESULT, REFUSED = "result", "refused"
+from vramcast.child.channel import Answer, Channel
+from vramcast.child.messages import DONE, READY, REFUSED
+from vramcast.errors import UserError
+
 _RESULT_BYTES = 64 << 20
 """The largest result: the service keeps results in memory."""
 
 
-def main() -> None:
+def main(memory_bytes: int, module: str, report_fd: int) -> None:
     """Run calls until there are no more."""
-    memory_bytes, module = int(sys.argv[1]), sys.argv[2]
     # Private memory alone: torch maps gigabytes of libraries that take no memory.
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
-    calls, results = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # the output of a library must not be taken for a result
+    channel = Channel(report_fd)
     importlib.import_module(module)
-    _write(results, b"ready")
-    while len(head := calls.read(HEADER.size)) == HEADER.size:
-        data = calls.read(HEADER.unpack(head)[0])
-        _write(results, _result(data))
+    channel.report(READY)
+    channel.serve(_answer)
 
 
-def _result(data: bytes) -> bytes:
+def _answer(request: dict[str, Any]) -> Answer:
     """Run a call. Any error is an error of this call alone: the next may be sound."""
-    from vramcast.errors import UserError  # noqa: PLC0415
-
     try:
-        result = pickle.dumps((RESULT, pickle.loads(data)()))  # noqa: S301 - from the service itself
+        result = pickle.dumps(pickle.loads(request["payload"])())  # noqa: S301 - from the service itself
         if len(result) <= _RESULT_BYTES:
-            return result
+            return {"event": DONE}, result
         refusal = UserError(
             f"expected a job with a result of at most {_RESULT_BYTES} bytes, found more: make it smaller"
         )
@@ -46,7 +37,7 @@ def _result(data: bytes) -> bytes:
         refusal = error
     except Exception as error:
         refusal = UserError(_sentence(error))
-    return pickle.dumps((REFUSED, refusal))
+    return {"event": REFUSED}, pickle.dumps(refusal)
 
 
 def _sentence(error: Exception) -> str:
@@ -55,10 +46,5 @@ def _sentence(error: Exception) -> str:
     return f"expected a job that can be simulated, found {lines[0][:300]}: change it"
 
 
-def _write(stream: IO[bytes], data: Any) -> None:
-    stream.write(HEADER.pack(len(data)) + data)
-    stream.flush()
-
-
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

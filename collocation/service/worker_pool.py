@@ -2,15 +2,16 @@
 
 import asyncio
 import logging
+import math
 import os
 import pickle
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from vramcast.collocation.service import worker
+from vramcast.child.messages import REFUSED
+from vramcast.child.process import Child, ChildEndedError, ChildError, ChildTimeoutError, module_command
 from vramcast.collocation.service.fair_queue import CLIENT, FairQueue
 from vramcast.collocation.service.logs import event
 from vramcast.errors import UserError
@@ -75,7 +76,7 @@ class _Call:
 
     function: Callable[[], Any]
     waiters: Waiters
-    result: "asyncio.Future[Any]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    result: "asyncio.Future[bytes]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
     def abandoned(self) -> bool:
@@ -116,9 +117,13 @@ class WorkerPool:
 
         Without `waiters`, the caller is the only one who waits.
         """
-        with nullcontext(waiters) if waiters else Waiters() as counted:
-            result: R = await self._enqueued(_Call(function, counted)).result
+        result: R = pickle.loads(await self.run_pickled(function, waiters))  # noqa: S301 - from our own worker
         return result
+
+    async def run_pickled(self, function: Callable[[], Any], waiters: Waiters | None = None) -> bytes:
+        """Return the pickled result of a call, as the worker sent it."""
+        with nullcontext(waiters) if waiters else Waiters() as counted:
+            return await self._enqueued(_Call(function, counted)).result
 
     def _enqueued(self, call: _Call) -> _Call:
         for dropped in self._queue.remove_if(lambda item: item.abandoned):
@@ -172,41 +177,33 @@ class _Worker:
     def __init__(self, limits: PoolLimits, module: str) -> None:
         self._limits = limits
         self._module = module
-        self._process: asyncio.subprocess.Process | None = None
+        self._child: Child | None = None
 
-    async def start(self) -> asyncio.subprocess.Process:
-        if self._process is not None and self._process.returncode is None:
-            return self._process
-        self._process = process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            worker.__name__,
-            str(self._limits.worker_bytes),
-            self._module,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env=_environment(os.environ),
-            start_new_session=True,  # Ctrl-C is for the service to handle
-        )
+    async def start(self) -> Child:
+        if self._child is not None and not self._child.has_ended():
+            return self._child
+        await self.end()
+        command = module_command("vramcast.collocation.service.worker", str(self._limits.worker_bytes), self._module)
+        self._child = child = Child(command, _environment(os.environ), math.inf)
         try:
-            async with asyncio.timeout(_START_SECONDS):
-                await _read(process)
-        except (TimeoutError, asyncio.IncompleteReadError) as error:
+            await _message(child, lambda: _START_SECONDS)
+        except ChildError as error:
             await self.end()
-            raise PoolError(f"a worker process did not start: {error!r}") from error
+            raise PoolError(f"a worker process did not start: {error}") from error
         except asyncio.CancelledError:
             await self.end()
             raise
-        return process
+        return child
 
-    async def run(self, call: _Call) -> Any:
-        process = await self.start()
+    async def run(self, call: _Call) -> bytes:
+        child = await self.start()
         try:
-            data = pickle.dumps(call.function)
-            process.stdin.write(worker.HEADER.pack(len(data)) + data)  # type: ignore[union-attr]
-            kind, value = pickle.loads(await self._reply(process, call))  # noqa: S301 - from our own worker
-        except TimeoutError:
+            child.send({"do": "call"}, pickle.dumps(call.function))
+            # for as long as somebody waits for it and it is in time
+            answer = await _message(
+                child, lambda: self._limits.abandoned_seconds if call.abandoned else self._limits.seconds
+            )
+        except ChildTimeoutError:
             await self.end()
             if call.abandoned:
                 event("abandoned call ended", logging.INFO)
@@ -215,7 +212,7 @@ class _Worker:
             raise LostError(
                 f"expected a job that takes at most {self._limits.seconds:g} s, found a slower one: make it smaller"
             ) from None
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except ChildEndedError:
             code = await self.end()
             event("worker died", logging.WARNING, exit_code=code)
             raise LostError(
@@ -224,40 +221,43 @@ class _Worker:
         except asyncio.CancelledError:
             await self.end()
             raise
-        if kind == worker.REFUSED:
-            raise value
-        return value
-
-    async def _reply(self, process: asyncio.subprocess.Process, call: _Call) -> bytes:
-        """Read the result, for as long as somebody waits for it and it is in time."""
-        loop = asyncio.get_running_loop()
-        reading, start = asyncio.ensure_future(_read(process)), loop.time()
-        try:
-            while not reading.done():
-                limit = self._limits.abandoned_seconds if call.abandoned else self._limits.seconds
-                left = start + limit - loop.time()
-                if left <= 0:
-                    raise TimeoutError
-                await asyncio.wait({reading}, timeout=min(left, _POLL_SECONDS))
-            return reading.result()
-        finally:
-            reading.cancel()
+        if answer["event"] == REFUSED:
+            raise pickle.loads(answer["payload"])  # noqa: S301 - from our own worker
+        payload: bytes = answer["payload"]
+        return payload
 
     async def end(self) -> int | None:
-        if self._process is None:
+        if self._child is None:
             return None
-        process, self._process = self._process, None
-        with suppress(ProcessLookupError):
-            process.kill()
-        return await process.wait()
+        child, self._child = self._child, None
+        child.kill()
+        await asyncio.to_thread(child.end_now)
+        return child.exit_code
 
 
-async def _read(process: asyncio.subprocess.Process) -> bytes:
-    stream = process.stdout
-    if stream is None:
-        raise TypeError("the worker's output is a pipe")
-    (length,) = worker.HEADER.unpack(await stream.readexactly(worker.HEADER.size))
-    return await stream.readexactly(length)
+async def _message(child: Child, limit_seconds: Callable[[], float]) -> dict[str, Any]:
+    """Return the next message of a child; raise `ChildError` if there is none in time.
+
+    The limit is asked again while the child works, because it may change meanwhile.
+    """
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    start = loop.time()
+    loop.add_reader(child.fileno(), ready.set)
+    try:
+        while True:
+            ended = child.has_ended()  # looked at before its last messages are read
+            ready.clear()
+            for message in child.messages():
+                return message
+            if ended or child.is_silent:
+                raise ChildEndedError(child.ending)
+            left_seconds = start + limit_seconds() - loop.time()
+            if left_seconds <= 0:
+                raise ChildTimeoutError(child.ending)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ready.wait(), min(left_seconds, _POLL_SECONDS))
+    finally:
+        loop.remove_reader(child.fileno())
 
 
 def _environment(outer: Mapping[str, str]) -> dict[str, str]:

@@ -4,24 +4,19 @@ The host measures nothing itself, so it survives a crash or a hang of a spec and
 Only the loss of its node, or a lack of host memory, ends the host.
 """
 
-import atexit
-import contextlib
 import os
-import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
-from multiprocessing.connection import wait
-from types import ModuleType
 
+from vramcast.child.process import KILL_SECONDS, wait_for
 from vramcast.dataset_builder.backends._base import BackendResult
 from vramcast.dataset_builder.executors._base import timed_out
 from vramcast.dataset_builder.executors._worker_process import TICK_SECONDS, WorkerProcess, patience_seconds
 from vramcast.errors import WorkerError
 from vramcast.jobs.spec import Spec
-from vramcast.simulation.sandbox.child_process import KILL_SECONDS
 from vramcast.version import __version__
 
 IDLE_SECONDS = 10.0
@@ -76,9 +71,7 @@ def _assigned(settings: TaskSettings, spec: Spec) -> WorkerProcess:
         if not worker.has_ended() and worker.assign([spec]):
             return worker
         _end(worker)
-    with _without_main():
-        worker = WorkerProcess(settings.backend)
-    worker.send(worker.backend)
+    worker = WorkerProcess(settings.backend, with_main=False)  # the main module is Ray's
     worker.assign([spec])
     return worker
 
@@ -91,21 +84,10 @@ def _require_versions(expected: Mapping[str, str]) -> None:
         )
 
 
-@contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """Keep multiprocessing from running the main module of the host, which is Ray's, in the worker."""
-    host = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = host
-
-
 def _outcome(worker: WorkerProcess, limit_seconds: float | None) -> BackendResult | WorkerDeath:
     while True:
         patience = patience_seconds(worker.seconds_on_spec(), limit_seconds)
-        wait([worker.connection, worker.process.sentinel], patience)
+        wait_for([worker.child], patience)
         if finished := worker.receive():
             return finished[0][1]
         if worker.has_ended():
@@ -117,9 +99,9 @@ def _outcome(worker: WorkerProcess, limit_seconds: float | None) -> BackendResul
 def _kill(worker: WorkerProcess) -> BackendResult | None:
     """Kill a worker and return the outcome that it had sent, if any."""
     if worker.has_ended():
-        worker.join(TICK_SECONDS)  # its connection closes before its exit code is available
+        worker.child.wait(TICK_SECONDS)  # its connection closes before its exit code is available
     worker.kill()
-    worker.join(KILL_SECONDS)
+    worker.child.wait(KILL_SECONDS)
     return next((outcome for _, outcome in worker.receive()), None)
 
 
@@ -166,5 +148,3 @@ class _IdleWorker:
 
 
 _idle_worker = _IdleWorker()
-# multiprocessing joins its children when the interpreter exits, and this one waits for its parent.
-atexit.register(_idle_worker.clear)

@@ -7,9 +7,8 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import islice
-from multiprocessing.connection import wait
-from typing import Any
 
+from vramcast.child.process import KILL_SECONDS, wait_for
 from vramcast.dataset_builder.backends._base import Backend, BackendResult
 from vramcast.dataset_builder.executors._base import Executor, crashed, timed_out
 from vramcast.dataset_builder.executors._worker_process import (
@@ -20,7 +19,6 @@ from vramcast.dataset_builder.executors._worker_process import (
 )
 from vramcast.errors import UserError, WorkerError
 from vramcast.jobs.spec import Spec
-from vramcast.simulation.sandbox.child_process import KILL_SECONDS
 
 CHECK_SECONDS = 0.05
 """Interval between checks of workers while outcomes arrive."""
@@ -92,8 +90,7 @@ class _WorkerPool:
         self._deaths_on_first_spec = 0
         self._checked = 0.0
         self._owner = os.getpid()
-        # multiprocessing joins its children when the interpreter exits, and these wait for the parent.
-        atexit.register(self.close)
+        atexit.register(self.close)  # a generator may be closed when the interpreter is half gone
 
     def outcomes(self) -> Iterator[tuple[Spec, BackendResult]]:
         """Yield all outcomes. Workers get new specs before the caller gets outcomes, so that neither waits."""
@@ -115,7 +112,6 @@ class _WorkerPool:
     def _start_worker(self) -> WorkerProcess:
         with interrupts_held():
             self._workers.append(WorkerProcess(self._free_backends.popleft()))
-        self._workers[-1].send(self._workers[-1].backend)
         return self._workers[-1]
 
     def _assign(self, worker: WorkerProcess, specs: list[Spec]) -> None:
@@ -135,12 +131,10 @@ class _WorkerPool:
 
     def _active(self) -> Iterable[WorkerProcess]:
         """Return the workers that have sent something or died."""
-        channels: dict[Any, WorkerProcess] = {}
-        for worker in self._workers:
-            channels[worker.connection] = channels[worker.process.sentinel] = worker
+        workers = {worker.child: worker for worker in self._workers}
         longest = max((worker.seconds_on_spec() for worker in self._workers), default=0.0)
         patience = patience_seconds(longest, self._timeout_seconds)
-        return {channels[channel]: None for channel in wait(list(channels), patience)}
+        return [workers[child] for child in wait_for(workers, patience)]
 
     def _receive(self, worker: WorkerProcess) -> list[tuple[Spec, BackendResult]]:
         starting = not worker.ready
@@ -161,7 +155,7 @@ class _WorkerPool:
 
     def _record_death(self, worker: WorkerProcess) -> list[tuple[Spec, BackendResult]]:
         """Record a worker's death as a crash of its first spec, and return the other specs to the queue."""
-        worker.join(TICK_SECONDS)  # its connection closes before its exit code is available
+        worker.child.wait(TICK_SECONDS)  # its connection closes before its exit code is available
         finished = self._end(worker)
         if not worker.ready:
             self._failed_starts += 1
@@ -185,7 +179,7 @@ class _WorkerPool:
     def _end(self, worker: WorkerProcess) -> list[tuple[Spec, BackendResult]]:
         """Kill a worker and return the outcomes that it had sent."""
         worker.kill()
-        worker.join(KILL_SECONDS)
+        worker.child.wait(KILL_SECONDS)
         return self._receive(worker)
 
     def _remove(self, worker: WorkerProcess) -> None:
@@ -198,9 +192,9 @@ class _WorkerPool:
         """Wait for workers to exit by themselves."""
         until = time.monotonic() + EXIT_SECONDS
         for worker in self._workers:
-            worker.connection.close()
+            worker.child.close_requests()
         for worker in self._workers:
-            worker.join(max(0.0, until - time.monotonic()))
+            worker.child.wait(max(0.0, until - time.monotonic()))
 
     def close(self) -> None:
         """Kill all workers."""

@@ -4,25 +4,21 @@ It imports only torch and the standard library, so that it runs in a user's own 
 it, and the network is blocked before anything of the user's is imported (see `isolation`).
 """
 
-import json
-import os
 import re
 import sys
-import traceback
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from vramcast.error_words import message_of, shortened, traceback_of
+from vramcast.child.channel import Answer, Channel
+from vramcast.child.messages import DONE
 from vramcast.errors import UserError
-from vramcast.simulation.sandbox.child_process import write_line
+from vramcast.simulation.sandbox.failures import failure_of
 from vramcast.simulation.sandbox.file_protection.kernel import drop_capabilities
 from vramcast.simulation.sandbox.file_protection.protection import FileProtection, Keep
 from vramcast.simulation.sandbox.isolation import ALLOWED, block_network, supervise
-from vramcast.virtual_gpu.tracing.source_lines import is_internal, is_users, place_of
 
-DONE, REFUSED, THEIRS, INTERNAL = "done", "refused", "theirs", "internal"
 PROTECTED, OPEN_FILES = "protected", "open"
 OLDEST_TORCH = (2, 4)
 
@@ -35,34 +31,18 @@ def main(network: str, files: str, report_fd: int) -> int:
         files: 'protected' or 'open'.
         report_fd: The pipe to the parent.
     """
+    channel = Channel(report_fd)
     try:
         protection = FileProtection(Keep(downloads=network == ALLOWED), wanted=files == PROTECTED)
         supervise(protection)
         protection.enter()
     except UserError as error:
-        write_line(report_fd, {"event": REFUSED, "reason": str(error)})
+        channel.report(**failure_of(error))
         return 0
     service = _Service(ALLOWED if network == ALLOWED else block_network())
     drop_capabilities()
-    os.set_inheritable(report_fd, False)  # programs started by user code must not hold it open
-    requests = os.fdopen(os.dup(0), "rb")  # user code that reads stdin finds it empty
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    worker = os.getpid()
-    for line in requests:
-        answer = _answer(service, json.loads(line))
-        if os.getpid() != worker:  # user code forked, and its copy returned here, too
-            os._exit(0)
-        write_line(report_fd, answer)
+    channel.serve(service.answer)
     return 0
-
-
-def _answer(service: "_Service", request: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        return {"event": DONE, **getattr(service, request["do"])(request)}
-    except UserError as error:
-        return {"event": REFUSED, "reason": shortened(_with_place(error))}
-    except (Exception, SystemExit) as error:  # foreign code may raise anything
-        return {"event": INTERNAL if is_internal(error) else THEIRS, **_report(error)}
 
 
 class _Service:
@@ -70,6 +50,13 @@ class _Service:
 
     def __init__(self, network: str) -> None:
         self.network = network
+
+    def answer(self, request: Mapping[str, Any]) -> Answer:
+        """Return the result of a request, or its failure: foreign code may raise anything."""
+        try:
+            return {"event": DONE, **getattr(self, request["do"])(request)}, None
+        except (Exception, SystemExit) as error:
+            return failure_of(error), None
 
     def build(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Build the job; report how the network is blocked."""
@@ -122,34 +109,6 @@ def _put_user_first(directory: str, file: str | None) -> None:
     """Extend the path as `python file.py` does: the file's directory, then the working directory."""
     places = [Path(file).resolve().parent] if file else []
     sys.path[:0] = [str(item) for item in dict.fromkeys([*places, Path(directory).resolve()])]
-
-
-def _frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Return the frames of the user's code on the way to an exception, and the last frame."""
-    frames = list(traceback.extract_tb(error.__traceback__))
-    if is_internal(error):
-        return frames
-    return [frame for frame in frames[:-1] if is_users(frame.filename)] + frames[-1:]
-
-
-def _with_place(error: UserError) -> str:
-    place = place_of(error)
-    return f"{error} (at {place})" if place else str(error)
-
-
-def _report(error: BaseException) -> dict[str, Any]:
-    summary = f"{type(error).__name__}: {message_of(error)}"
-    summary += "".join(f", {note}" for note in getattr(error, "__notes__", ()))
-    return {
-        "traceback": _plain(traceback_of(error, _frames(error))),
-        "summary": _plain(shortened(summary)),
-        "place": place_of(error),
-    }
-
-
-def _plain(text: str) -> str:
-    """Name layers as in the user's network, without our wrappers."""
-    return re.sub(r"(?:, |\s)in the layer 'subject'", "", re.sub(r"'(?:subject\.)+", "'", text))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The parent's side of a simulation in a child process: requests, limits of time and memory, and errors."""
 
-import json
 import os
 import shutil
 import sys
@@ -11,14 +10,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from vramcast import start
+from vramcast.child.process import (
+    Child,
+    ChildError,
+    ChildMemoryError,
+    ChildTimeoutError,
+    Limits,
+    module_command,
+)
 from vramcast.errors import UserError
 from vramcast.jobs.targets import LIBRARIES, BuildRequest
 from vramcast.simulation.result import Curve, OrderPeaks, Simulation
-from vramcast.simulation.sandbox.child import DONE, INTERNAL, OPEN_FILES, PROTECTED, REFUSED
-from vramcast.simulation.sandbox.child_process import TICK_SECONDS, ChildProcess, describe_exit
+from vramcast.simulation.sandbox.child import OPEN_FILES, PROTECTED
+from vramcast.simulation.sandbox.failures import NetworkError, raise_failure
 from vramcast.simulation.sandbox.isolation import ALLOWED, BLOCKED, OPEN, clean_environment
-from vramcast.simulation.sandbox.process_tree import descendants, memory_bytes
 from vramcast.virtual_gpu.allocator.sizes import MIB
 
 if TYPE_CHECKING:  # the child starts before this process imports torch
@@ -29,18 +34,6 @@ TIMEOUT_SECONDS = 600.0
 MEMORY_MIB = 8192
 _LONGEST_ANSWER_BYTES = 2**26
 _OPEN_NOTE = "the network's code could reach the Internet: this machine allows neither a network namespace nor seccomp"
-
-
-class NetworkError(Exception):
-    """An exception of the network's own code, with the user's line."""
-
-    def __init__(self, summary: str, place: str | None, traceback: str) -> None:
-        super().__init__(f"{summary} (at {place})" if place else summary)
-        self.traceback = traceback
-
-
-class InternalError(NetworkError):
-    """An exception of vramcast itself in the child process."""
 
 
 class ChildSimulator:
@@ -64,14 +57,14 @@ class ChildSimulator:
         self._failure: UserError | NetworkError | None = None
         self._notes: tuple[str, ...] = ()
         python = self._python or sys.executable
-        command = [python, start.__file__, "vramcast.simulation.sandbox.child"]
         protects = not unprotected and request.target.kind not in LIBRARIES  # a library's own code writes nothing
+        words = (ALLOWED if allow_network else BLOCKED, PROTECTED if protects else OPEN_FILES)
         variables = {**clean_environment(os.environ, allow_network=allow_network), **(environment or {})}
         if self._python:
             variables.pop("PYTHONHOME", None)
         try:
-            self._child = ChildProcess(
-                [*command, ALLOWED if allow_network else BLOCKED, PROTECTED if protects else OPEN_FILES],
+            self._child = Child(
+                module_command("vramcast.simulation.sandbox.child", *words, python=python),
                 variables,
                 _LONGEST_ANSWER_BYTES,
                 Path(request.directory),
@@ -88,7 +81,7 @@ class ChildSimulator:
         if not self._built:
             with suppress(UserError, NetworkError):  # the error of a network that nobody simulated
                 self._receive()
-        self._send({"do": "build", "request": request.to_json()})
+        self._child.send({"do": "build", "request": request.to_json()})
         self._built, self._failure = False, None
 
     def __enter__(self) -> Self:
@@ -129,7 +122,7 @@ class ChildSimulator:
             self._finish_build()
         if self._failure is not None:
             raise self._failure
-        self._send(request)
+        self._child.send(request)
         return self._receive()
 
     def _finish_build(self) -> None:
@@ -141,41 +134,33 @@ class ChildSimulator:
         else:
             self._notes = (_OPEN_NOTE,) if network == OPEN else ()
 
-    def _send(self, request: Mapping[str, Any]) -> None:
-        self._child.send(json.dumps(request).encode() + b"\n")
-
     def _receive(self) -> Mapping[str, Any]:
-        """Wait for the next report while the child stays within its limits."""
+        """Wait for the next answer while the child stays within its limits."""
         if self._closed:
             raise UserError("expected a running child process, found a closed one: start another")
-        deadline = time.monotonic() + self._timeout_seconds
-        while True:
-            ended = self._child.has_ended()
-            for report in self._child.reports(0.0 if ended else TICK_SECONDS):
-                self._answered = True
-                return _checked(report)
-            if ended or self._child.fault is not None:
-                self.close()
-                raise self._ending()
-            if time.monotonic() >= deadline:
-                self.close()
-                raise UserError(
-                    f"expected a simulation within {self._timeout_seconds:g} s, found none: raise --timeout"
-                )
-            limit_bytes = self._memory_mib * MIB
-            if memory_bytes(descendants(self._child.process.pid), limit_bytes) > limit_bytes:
-                self.close()
-                raise UserError(
-                    f"expected a simulation in {self._memory_mib} MiB of this machine's memory, found that it took "
-                    "more: raise --memory-limit-mib, or build the network without large tensors"
-                )
+        limits = Limits(time.monotonic() + self._timeout_seconds, self._memory_mib * MIB)
+        try:
+            answer = next(self._child.follow(limits))
+        except ChildError as error:
+            self.close()
+            raise self._in_words(error) from None
+        self._answered = True
+        raise_failure(answer)
+        return answer
 
-    def _ending(self) -> Exception:
-        """Return the error for a child that ended without a report."""
-        words = _last_words(self._child)
+    def _in_words(self, error: ChildError) -> Exception:
+        """Return the error for a child without an answer."""
+        if isinstance(error, ChildTimeoutError):
+            return UserError(f"expected a simulation within {self._timeout_seconds:g} s, found none: raise --timeout")
+        if isinstance(error, ChildMemoryError):
+            return UserError(
+                f"expected a simulation in {self._memory_mib} MiB of this machine's memory, found that it took "
+                "more: raise --memory-limit-mib, or build the network without large tensors"
+            )
+        ending = self._child.ending
         if self._python and not self._answered:
-            return UserError(f"expected a Python interpreter at {self._python}, found another program: {words}")
-        return NetworkError(words, None, self._child.last_output)
+            return UserError(f"expected a Python interpreter at {self._python}, found another program: {ending}")
+        return NetworkError(ending, None, self._child.last_output)
 
 
 def interpreter(python: str) -> str:
@@ -190,17 +175,3 @@ def interpreter(python: str) -> str:
             f"expected a Python interpreter at {python}, found none: name one such as .venv/bin/python by --python"
         )
     return os.path.abspath(program)  # noqa: PTH100 - links stay, because they tell an interpreter its environment
-
-
-def _checked(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    if report["event"] == DONE:
-        return report
-    if report["event"] == REFUSED:
-        raise UserError(str(report["reason"]))
-    kind = InternalError if report["event"] == INTERNAL else NetworkError
-    raise kind(str(report["summary"]), report["place"], str(report["traceback"]))
-
-
-def _last_words(child: ChildProcess) -> str:
-    ending = child.fault or describe_exit(child.process.returncode)
-    return f"{ending}: {child.last_output}" if child.last_output else ending

@@ -17,10 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from vramcast.child.process_tree import descendants, end_descendants
 from vramcast.simulation.sandbox.file_protection.changes import Changes
 from vramcast.simulation.sandbox.file_protection.kernel import CLONE_NEWNET, enter_namespace
 from vramcast.simulation.sandbox.file_protection.protection import FileProtection
-from vramcast.simulation.sandbox.process_tree import descendants, end_descendants
 
 ALLOWED, BLOCKED = "allowed", "blocked"
 """The network, as a user wants it."""

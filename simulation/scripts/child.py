@@ -1,7 +1,6 @@
 """The process that runs a user's script on a virtual GPU, in the user's interpreter: torch and stdlib alone."""
 
 import io
-import json
 import math
 import os
 import re
@@ -23,9 +22,12 @@ from types import ModuleType
 from typing import Any, NoReturn
 from warnings import catch_warnings, simplefilter
 
-from vramcast.error_words import kind_of, message_of, text_of, traceback_of
+from vramcast.child.channel import Channel
+from vramcast.child.messages import DONE, REFUSED
+from vramcast.child.process import signal_name
+from vramcast.error_words import text_of
 from vramcast.errors import UserError
-from vramcast.simulation.sandbox.child_process import signal_name, write_line
+from vramcast.simulation.sandbox.failures import internal_failure, summary_of, users_traceback
 from vramcast.simulation.sandbox.file_protection.kernel import drop_capabilities
 from vramcast.simulation.sandbox.file_protection.protection import NONE, OVERLAY, REDIRECT, FileProtection, Keep
 from vramcast.simulation.sandbox.isolation import block_network, supervise
@@ -34,8 +36,7 @@ from vramcast.simulation.scripts.deadline import Deadline
 from vramcast.simulation.scripts.report_memory import ReportMemory
 from vramcast.virtual_gpu.tracing.source_lines import is_fault_of_virtual_gpu, is_users, place_of
 
-STARTED, REPORTING, DONE = "started", "reporting", "done"
-REFUSED, INTERNAL, NO_SNAPSHOT, FILES = "refused", "internal", "no snapshot", "files"
+STARTED, REPORTING, NO_SNAPSHOT, FILES = "started", "reporting", "no snapshot", "files"
 _ENDED = "the script ended"
 _FAILED = "the script failed"
 _FORKED_USE = "a process that the script forked used the GPU: its memory is not counted"
@@ -56,21 +57,23 @@ _exit_at_once = os._exit
 
 def main(report_fd: int) -> None:
     """Run the program of the request on the standard input, report, and leave without unwinding."""
-    request = json.loads(sys.stdin.buffer.readline())
+    channel = Channel(report_fd)
+    request = channel.next_request()
+    if request is None:  # the parent has ended
+        return
     try:
         protection = FileProtection(_keep(request), wanted=not request["unprotected"])
     except UserError as error:
-        write_line(report_fd, {"event": REFUSED, "reason": str(error)})
+        channel.report(REFUSED, reason=str(error))
         return
     memory = ReportMemory()
     supervise(
         protection,
-        lambda changes: write_line(report_fd, {"event": FILES, "changes": changes.to_json()}),
+        lambda changes: channel.report(FILES, changes=changes.to_json()),
         keep=[report_fd],
-        watch=lambda: _write_all(report_fd, memory.unread()),
+        watch=lambda: channel.write(memory.unread()),
     )
-    os.close(report_fd)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    channel.close()
     with _reported(memory):
         protection.enter()
         if not request["allow_network"]:
@@ -85,22 +88,15 @@ def _keep(request: Mapping[str, Any]) -> Keep:
     return Keep(request["keep_files"], request["allow_network"], tuple(map(Path, wanted)))
 
 
-def _write_all(channel: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(channel, data) :]
-
-
 @contextmanager
 def _reported(memory: ReportMemory) -> Iterator[None]:
     """Report an exception that is not the script's, and leave in any case."""
     try:
         yield
     except UserError as error:
-        memory.write_line({"event": REFUSED, "reason": text_of(error)})
+        memory.report({"event": REFUSED, "reason": text_of(error)})
     except BaseException as error:  # the script's own are caught where it runs: this one is a fault of vramcast
-        summary = f"{kind_of(error)}: {message_of(error)}"
-        trace = traceback_of(error, traceback.extract_tb(error.__traceback__))
-        memory.write_line({"event": INTERNAL, "reason": summary, "traceback": trace})
+        memory.report({**internal_failure(error), "place": None})
     _leave()
 
 
@@ -165,7 +161,7 @@ class _Runner:
         tolerate_broken_torchvision()
         self._gpu.record.after_step.append(self._after_step)
         self._observe_endings()
-        self._memory.write_line({"event": STARTED})
+        self._memory.report({"event": STARTED})
         Deadline(self._request["timeout"], self._timeout).start()
         self._gpu.__enter__()
         error: BaseException | None = None
@@ -267,12 +263,12 @@ class _Runner:
             words = f"{words}{_NO_COPY}"
         if words and self._way == REDIRECT and _REFUSED_WRITE.search(words):
             words += _NO_NATIVE_WRITES
-        trace = _traceback(error) if error is not None else ""
+        trace = users_traceback(error) if error is not None else ""
         if not self._may_report():
             return
         with _reported(self._memory), catch_warnings(module=warnings), self._gpu.paused():
             simplefilter("ignore")  # a script may have made them errors
-            self._memory.write_line({"event": REPORTING})
+            self._memory.report({"event": REPORTING})
             self._gpu.hold_other_threads()
             if self._memory.forked_use:
                 self._gpu.assumptions.note_once(_FORKED_USE)
@@ -289,7 +285,7 @@ class _Runner:
                 seconds=perf_counter() - self._start,
                 orders=self._orders if ending == _ENDED else None,
             )
-            self._memory.write_line({"event": DONE, "report": report.to_json()})
+            self._memory.report({"event": DONE, "report": report.to_json()})
             self._write_snapshot()
 
     def _may_report(self) -> bool:
@@ -308,7 +304,7 @@ class _Runner:
                 self._gpu.write_snapshot(path)
             except (OSError, MemoryError) as error:
                 reason = getattr(error, "strerror", None) or "out of memory"
-                self._memory.write_line({"event": NO_SNAPSHOT, "reason": reason})
+                self._memory.report({"event": NO_SNAPSHOT, "reason": reason})
 
 
 def _ignore_signals() -> None:
@@ -370,14 +366,8 @@ def _execute(program: Program) -> None:
 
 def _in_words(error: BaseException, *, kind: bool = True) -> str:
     place = place_of(error)
-    text = f"{kind_of(error)}: {message_of(error)}" if kind else text_of(error)
+    text = summary_of(error) if kind else text_of(error)
     return f"{text} (at {place})" if place else text
-
-
-def _traceback(error: BaseException) -> str:
-    """Return the traceback with the user's own lines and the last one."""
-    frames = list(traceback.extract_tb(error.__traceback__))
-    return traceback_of(error, [frame for frame in frames[:-1] if is_users(frame.filename)] + frames[-1:])
 
 
 if __name__ == "__main__":

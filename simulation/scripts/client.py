@@ -1,6 +1,5 @@
 """The parent's side of a run: start the child, pass on what the script prints, and keep it within its limits."""
 
-import json
 import math
 import os
 import sys
@@ -10,17 +9,25 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vramcast import start
+from vramcast.child.messages import DONE
+from vramcast.child.process import (
+    Child,
+    ChildError,
+    ChildMemoryError,
+    ChildTimeoutError,
+    Limits,
+    describe_exit,
+    module_command,
+)
+from vramcast.child.process_tree import continue_stopped, descendants
 from vramcast.errors import UserError
 from vramcast.simulation.result import Peaks
-from vramcast.simulation.sandbox.child_process import TICK_SECONDS, ChildProcess, describe_exit
-from vramcast.simulation.sandbox.client import InternalError, NetworkError
+from vramcast.simulation.sandbox.failures import NetworkError, raise_failure
 from vramcast.simulation.sandbox.file_protection.changes import Changes
 from vramcast.simulation.sandbox.file_protection.kernel import can_refuse_writes
 from vramcast.simulation.sandbox.file_protection.protection import FORCED, REDIRECT
 from vramcast.simulation.sandbox.isolation import SECRET_WORDS, clean_environment
-from vramcast.simulation.sandbox.process_tree import continue_stopped, descendants, memory_bytes
-from vramcast.simulation.scripts.child import DONE, FILES, INTERNAL, NO_SNAPSHOT, REFUSED, REPORTING, STARTED
+from vramcast.simulation.scripts.child import FILES, NO_SNAPSHOT, REPORTING, STARTED
 from vramcast.simulation.scripts.command_line import ScriptCommand
 from vramcast.simulation.scripts.ranks import with_distinct_ranks
 from vramcast.simulation.scripts.report import RunReport
@@ -147,13 +154,10 @@ def _run_once(
         "snapshot": _real_path(options.snapshot) if options.snapshot else None,
         "results": list(map(_real_path, options.results)),
     }
-    words = [command.interpreter, *command.flags, start.__file__, "vramcast.simulation.scripts.child"]
-    child = _EchoingChild(words, _environment(options), MOST_BYTES)
-    try:
-        child.send(json.dumps(request).encode() + b"\n")
+    words = module_command("vramcast.simulation.scripts.child", python=command.interpreter, flags=command.flags)
+    with _EchoingChild(words, _environment(options), MOST_BYTES) as child:
+        child.send(request)
         return _received(child, options)
-    finally:
-        child.end()
 
 
 def _real_path(path: Path) -> str:
@@ -161,62 +165,64 @@ def _real_path(path: Path) -> str:
     return str(path.parent.resolve() / path.name)
 
 
-class _EchoingChild(ChildProcess):
+class _EchoingChild(Child):
     """A child whose output is passed on to the standard error."""
 
-    def _printed(self, data: bytes) -> None:
-        super()._printed(data)
+    def printed(self, data: bytes) -> None:
+        """Pass the output on, and keep its end."""
+        super().printed(data)
         sys.stderr.write(data.decode(errors="replace"))
         sys.stderr.flush()
 
 
-def _received(child: ChildProcess, options: RunOptions) -> RunReport:
+def _received(child: Child, options: RunOptions) -> RunReport:
     """Wait for the report, and for the changes of files, which follow when all processes of the script have ended."""
     patience = {STARTED: options.timeout_seconds + _GRACE_SECONDS, REPORTING: _REPORT_SECONDS, DONE: math.inf}
-    deadline = time.monotonic() + _START_SECONDS + options.timeout_seconds
+    limits = Limits(memory_bytes=options.memory_mib * MIB)
+    limits.extend(_START_SECONDS + options.timeout_seconds)
     time_over = math.inf
     report: RunReport | None = None
     changes = Changes("none")
-    while True:
-        ended = child.has_ended()
-        for event in child.reports(0.0 if ended else TICK_SECONDS):
-            kind = event["event"]
-            deadline = time.monotonic() + patience.get(kind, deadline - time.monotonic())
-            if kind == STARTED:
-                time_over = time.monotonic() + options.timeout_seconds
-            elif kind == DONE:
-                report = RunReport.from_json(event["report"])
-            elif kind == NO_SNAPSHOT:
-                changes = replace(changes, lost=(f"{options.snapshot}: {event['reason']}",))
-            elif kind == FILES and report is not None:
-                final = Changes.from_json(event["changes"])
-                return replace(report, changes=replace(final, lost=(*changes.lost, *final.lost)))
-            elif kind == INTERNAL:
-                raise InternalError(str(event["reason"]), None, str(event["traceback"]))
-            elif kind == REFUSED:
-                raise UserError(str(event["reason"]))
-        if ended and report is not None:
-            return replace(report, changes=changes)
-        if ended or child.fault is not None:
-            child.process.wait()
-            raise NetworkError(child.fault or describe_exit(child.process.returncode), None, child.last_output)
+
+    def continue_script() -> None:
         continue_stopped([child.process.pid])  # the supervisor: the script may have stopped whoever started it
         if time.monotonic() >= time_over:
             continue_stopped(descendants(child.process.pid))
-        if time.monotonic() >= deadline:
-            raise UserError(
-                f"expected a report within {options.timeout_seconds:g} s, found none: the script waits outside of "
-                "Python; raise --timeout"
-            )
-        _check_memory(child, options.memory_mib)
+
+    try:
+        for message in child.follow(limits, continue_script):
+            raise_failure(message)
+            kind = message["event"]
+            if kind in patience:
+                limits.extend(patience[kind])
+            if kind == STARTED:
+                time_over = time.monotonic() + options.timeout_seconds
+            elif kind == DONE:
+                report = RunReport.from_json(message["report"])
+            elif kind == NO_SNAPSHOT:
+                changes = replace(changes, lost=(f"{options.snapshot}: {message['reason']}",))
+            elif kind == FILES and report is not None:
+                final = Changes.from_json(message["changes"])
+                return replace(report, changes=replace(final, lost=(*changes.lost, *final.lost)))
+    except ChildError as error:
+        if child.has_ended() and report is not None:
+            return replace(report, changes=changes)
+        raise _in_words(error, child, options) from None
+    raise AssertionError("a child is followed up to its end")
 
 
-def _check_memory(child: ChildProcess, most_mib: int) -> None:
-    if memory_bytes(descendants(child.process.pid), most_mib * MIB) > most_mib * MIB:
-        raise UserError(
-            f"expected a script within {most_mib} MiB of this machine's memory, found that it took more: raise "
-            "--memory-limit-mib, or let it load less data"
+def _in_words(error: ChildError, child: Child, options: RunOptions) -> Exception:
+    if isinstance(error, ChildTimeoutError):
+        return UserError(
+            f"expected a report within {options.timeout_seconds:g} s, found none: the script waits outside of "
+            "Python; raise --timeout"
         )
+    if isinstance(error, ChildMemoryError):
+        return UserError(
+            f"expected a script within {options.memory_mib} MiB of this machine's memory, found that it took more: "
+            "raise --memory-limit-mib, or let it load less data"
+        )
+    return NetworkError(child.fault or describe_exit(child.exit_code), None, child.last_output)
 
 
 def _environment(options: RunOptions) -> dict[str, str]:

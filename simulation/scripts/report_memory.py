@@ -1,4 +1,4 @@
-"""Lines of JSON from the process of a script to its supervisor, through memory that both share.
+"""Messages from the process of a script to its supervisor, through memory that both share.
 
 A script can close descriptors and open its own files under their numbers. It cannot close memory.
 """
@@ -6,8 +6,9 @@ A script can close descriptors and open its own files under their numbers. It ca
 import mmap
 import struct
 from collections.abc import Mapping
-from json import dumps  # by its name: a script may replace the function of the module
 from typing import Any
+
+from vramcast.child.messages import encode
 
 MOST_BYTES = 2**28
 _LENGTH = struct.Struct("<Q")
@@ -22,17 +23,17 @@ class ReportMemory:
         self._memory = mmap.mmap(-1, _START + MOST_BYTES)
         self._read = 0
 
-    def write_line(self, value: Mapping[str, Any]) -> None:
-        """Add a mapping as a line of JSON."""
-        data = dumps(value).encode() + b"\n"
+    def report(self, message: Mapping[str, Any]) -> None:
+        """Add a message."""
+        data = encode(message)
         length = self._length
         if length + len(data) > MOST_BYTES:
             raise ValueError(f"expected a report of at most {MOST_BYTES} bytes, found {length + len(data)}")
         self._memory[_START + length : _START + length + len(data)] = data
-        _LENGTH.pack_into(self._memory, 0, length + len(data))  # last: the reader never sees a part of a line
+        _LENGTH.pack_into(self._memory, 0, length + len(data))  # last: the reader never sees a part of a message
 
     def unread(self) -> bytes:
-        """Return the lines that were added since the last call."""
+        """Return the messages that were added since the last call."""
         start, self._read = self._read, self._length
         return self._memory[_START + start : _START + self._read]
 

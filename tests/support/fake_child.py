@@ -38,7 +38,7 @@ class Child:
 
     def context(self, **more):
         self.report({"event": "context", "uuid": os.environ["CUDA_VISIBLE_DEVICES"].removeprefix("GPU-"), **more})
-        assert sys.stdin.readline() == "go\n"
+        assert json.loads(sys.stdin.readline()) == {"do": "go"}
 
     def start(self):
         hold(CONTEXT)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from vramcast.child.process_tree import descendants
 from vramcast.dataset_builder.backends._base import Backend, BackendResult
 from vramcast.errors import UserError
 from vramcast.jobs.spec import Spec
@@ -151,6 +152,17 @@ def _runs(stat: Path) -> bool:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
     return False
+
+
+def worker_processes() -> list[int]:
+    """Return the workers of executors that this process started, directly or not, and that still run."""
+    return [pid for pid in descendants(os.getpid()) if alive(pid) and b"_worker_main" in _command(pid)]
+
+
+def _command(pid: int) -> bytes:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 def wait_until(condition: Any, seconds: float) -> bool:

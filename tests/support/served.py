@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import pickle
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -109,6 +110,9 @@ class InProcess:
         if self.error is not None:
             raise self.error
         return function()
+
+    async def run_pickled(self, function: Any, waiters: Any = None) -> bytes:
+        return pickle.dumps(await self.run(function, waiters))
 
 
 @dataclass

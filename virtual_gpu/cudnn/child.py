@@ -1,13 +1,11 @@
-"""The process that loads cuDNN: answers requests for the workspaces of convolutions, one JSON object on each line.
+"""The process that loads cuDNN, and answers requests for the workspaces of convolutions.
 
 cuDNN 9.8 and later accept a description of a GPU in place of a GPU (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR), so
-execution plans can be made on a machine without one. This file is run by its path and imports the standard library
-alone; if cuDNN crashes, it ends this process and no other.
+execution plans can be made on a machine without one. If cuDNN crashes, it ends this process and no other.
 """
 
 import ctypes
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -18,6 +16,9 @@ from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
+
+from vramcast.child.channel import Channel
+from vramcast.child.messages import DONE, READY, REFUSED
 
 _ERROR_TEXT_BYTES = 4096
 
@@ -303,30 +304,26 @@ def answer(cudnn: Cudnn, request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the workspace of the execution plan that torch takes, or the largest one if the request asks for it."""
     try:
         workspaces = cudnn.workspaces(request)
-        return {"workspace": max(workspaces, default=None) if request["largest"] else next(workspaces, None)}
+        workspace = max(workspaces, default=None) if request["largest"] else next(workspaces, None)
     except CudnnError as error:
-        return {"error": str(error)}
+        return {"event": REFUSED, "reason": str(error)}
+    return {"event": DONE, "workspace": workspace}
 
 
-def main() -> None:
+def main(library: Path, needed: Sequence[Path], report_fd: int) -> None:
     """Load cuDNN and answer requests until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt of the parent ends the input if it ends the parent
-    library, *needed = map(Path, sys.argv[1:])
-    # The libraries print to standard output, too: answers go to a copy of it, and its number to standard error.
-    with os.fdopen(os.dup(1), "w") as answers:
-        os.dup2(2, 1)
-        try:
-            cudnn = Cudnn(library, needed)
-            print(json.dumps({"release": cudnn.release}), file=answers, flush=True)
-        except NoCompilerError as error:
-            print(json.dumps({"error": str(error), "fix": "install one of them"}), file=answers, flush=True)
-            return
-        except (CudnnError, OSError, subprocess.CalledProcessError) as error:
-            print(json.dumps({"error": str(error)}), file=answers, flush=True)
-            return
-        for line in sys.stdin:
-            print(json.dumps(answer(cudnn, json.loads(line))), file=answers, flush=True)
+    channel = Channel(report_fd)
+    try:
+        cudnn = Cudnn(library, needed)
+    except NoCompilerError as error:
+        channel.report(REFUSED, reason=str(error), fix="install one of them")
+    except (CudnnError, OSError, subprocess.CalledProcessError) as error:
+        channel.report(REFUSED, reason=str(error))
+    else:
+        channel.report(READY, release=cudnn.release)
+        channel.serve(lambda request: (answer(cudnn, request), None))
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]), [Path(item) for item in sys.argv[2:-1]], int(sys.argv[-1]))

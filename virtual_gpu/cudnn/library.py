@@ -1,17 +1,16 @@
 """Finds an installed cuDNN, starts the process that loads it, and asks it for workspaces."""
 
-import json
 import os
-import subprocess
 import sys
-import tempfile
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import IO, Any, cast
+from typing import Any
 
+from vramcast.child.messages import READY
+from vramcast.child.process import Child, ChildError, Limits, module_command
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.tracing.trace import ConvolutionCall
 
@@ -21,8 +20,7 @@ LEAST_RELEASE = (9, 8, 0)
 """The first release that makes execution plans without a GPU."""
 _HOW = "install nvidia-cudnn-cu12>=9.8 with pip, or name its directory in VRAMCAST_CUDNN"
 _BFLOAT16_CAPABILITY = 8.0
-_CHILD = Path(__file__).with_name("child.py")
-_LAST_LINES = 3
+_LONGEST_ANSWER_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -50,15 +48,10 @@ class CudnnProcess:
 
     def __init__(self, installation: Installation):
         self._lock = Lock()
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", _CHILD, installation.library, *installation.needed],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
+        paths = map(str, (installation.library, *installation.needed))
+        self._child = Child(
+            module_command("vramcast.virtual_gpu.cudnn.child", *paths), os.environ, _LONGEST_ANSWER_BYTES
         )
-        self._requests, self._answers = cast("IO[str]", self._process.stdin), cast("IO[str]", self._process.stdout)
         try:
             self.release = self._started(installation)
         except BaseException:
@@ -67,63 +60,51 @@ class CudnnProcess:
 
     def _started(self, installation: Installation) -> str:
         """Return the release, as soon as the library is loaded."""
-        started = self._read()
-        if "error" in started:
+        started = self._checked(lambda: next(self._child.follow(Limits())))
+        if started["event"] != READY:
             fix = started.get("fix", _HOW)
-            raise UserError(f"expected to load {installation.library}, found {started['error']}: {fix}")
+            raise UserError(f"expected to load {installation.library}, found {started['reason']}: {fix}")
         release = str(started["release"])
         if tuple(map(int, release.split("."))) < LEAST_RELEASE:
             raise UserError(f"expected cuDNN 9.8 or later, which needs no GPU, found {release}: {_HOW}")
         return release
 
     def close(self) -> None:
-        """End the process and close its pipes."""
-        self._process.kill()
-        for file in (self._requests, self._answers, self._errors):
-            with suppress(BrokenPipeError):
-                file.close()
-        self._process.wait()
+        """End the process."""
+        self._child.end_now()
 
     def workspace_bytes(self, call: ConvolutionCall, capability: float, largest: bool = False) -> int:
         """Return the workspace of the execution plan that torch takes for a call, or the largest of all plans."""
-        answer = self._ask({**_request(call), "capability": capability, "largest": largest})
+        request = {**_request(call), "capability": capability, "largest": largest}
+        with self._lock:
+            answer = self._checked(lambda: self._child.ask(request, Limits()))
         workspace = answer.get("workspace")
         if workspace is None:
             raise UserError(
                 f"expected an execution plan of cuDNN {self.release} for {_words(call)} on compute capability "
-                f"{capability}, found {answer.get('error', 'none')}: choose a device profile with rules"
+                f"{capability}, found {answer.get('reason', 'none')}: choose a device profile with rules"
             )
         return int(workspace)
 
     @property
     def has_ended(self) -> bool:
         """True if the process crashed or was killed."""
-        return self._process.poll() is not None
+        return self._child.has_ended()
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        with self._lock:
-            try:
-                with suppress(BrokenPipeError):  # it has ended, which reading finds
-                    self._requests.write(json.dumps(request) + "\n")
-                    self._requests.flush()
-                return self._read()
-            except BaseException:
-                self._process.kill()  # an interrupt may leave an answer behind, which the next request would take
-                raise
-
-    def _read(self) -> dict[str, Any]:
-        """Return the next answer; raise UserError if the process has ended."""
-        line = self._answers.readline()
-        if line:
-            answer: dict[str, Any] = json.loads(line)
-            return answer
-        code = self._process.wait()
-        self._errors.seek(0)
-        last = " ".join(self._errors.read().split("\n")[-_LAST_LINES - 1 :]).strip()
-        raise UserError(
-            f"expected answers of cuDNN, found that its process ended with code {code} ({last or 'no message'}): "
-            "if it happens again, install another release or choose a device profile with rules"
-        )
+    def _checked(self, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return an answer; raise UserError if the process has ended."""
+        try:
+            return ask()
+        except ChildError:
+            self._child.kill()
+            raise UserError(
+                f"expected answers of cuDNN, found that its process ended with code {self._child.exit_code} "
+                f"({self._child.last_output or 'no message'}): if it happens again, install another release or choose "
+                "a device profile with rules"
+            ) from None
+        except BaseException:
+            self._child.kill()  # an interrupt may leave an answer behind, which the next request would take
+            raise
 
 
 def _request(call: ConvolutionCall) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """The backend `cuda`: measures specs on a GPU, with torch's counters in the child and with NVML in the parent."""
 
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from vramcast import start
+from vramcast.child.messages import REFUSED
+from vramcast.child.process import module_command
 from vramcast.dataset_builder.backends._base import Backend, BackendResult
 from vramcast.dataset_builder.backends.cuda.gpu_choice import (
     AUTO,
@@ -18,7 +18,7 @@ from vramcast.dataset_builder.backends.cuda.gpu_choice import (
     visible_gpus,
 )
 from vramcast.dataset_builder.backends.cuda.memory_monitor import JobMemory, MemoryMonitor
-from vramcast.dataset_builder.backends.cuda.protocol import REFUSED, ChildResult, MeasureRequest, is_out_of_memory
+from vramcast.dataset_builder.backends.cuda.protocol import ChildResult, MeasureRequest, is_out_of_memory
 from vramcast.dataset_builder.backends.cuda.supervisor import ChildEnd, supervise
 from vramcast.device.nvml import Gpu, Nvml, open_nvml
 from vramcast.errors import UserError, check_choice, check_count
@@ -29,7 +29,7 @@ from vramcast.virtual_gpu.measurement import EVIDENCE_LENGTH, Measurement, Statu
 SLOWEST_INTERVAL_MS = 20
 GONE_SECONDS = 5.0
 """Time for the driver to free the memory of a process that has ended."""
-CHILD = (sys.executable, start.__file__, "vramcast.dataset_builder.backends.cuda.child")
+CHILD = tuple(module_command("vramcast.dataset_builder.backends.cuda.child"))
 _CHANGES_MEMORY = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",

@@ -4,59 +4,42 @@ Each spec has its own process, which imports only torch and the modules that bui
 measured as well. It ends with its parent.
 """
 
-import json
-import os
-import signal
 import sys
-import threading
 import traceback
+from queue import SimpleQueue
 from typing import Any
 
+from vramcast.child.channel import Channel, end_with_parent
+from vramcast.child.messages import REFUSED
 from vramcast.dataset_builder.backends.cuda.protocol import (
     CONTEXT,
     GO,
     PEAKS,
-    REFUSED,
     ChildResult,
     MeasureRequest,
     is_out_of_memory,
 )
 from vramcast.errors import UserError
-from vramcast.simulation.sandbox.child_process import end_with_parent, write_line
 from vramcast.virtual_gpu.measurement import EVIDENCE_LENGTH, Status
 
 
 def main(report_fd: int) -> int:
     """Run one request and return the exit code."""
+    channel = Channel(report_fd)
     end_with_parent()
-    os.set_inheritable(report_fd, False)  # programs started here must not keep it open
+    request = channel.next_request()
+    if request is None:
+        return 3  # the parent is gone
     try:
-        result = _run(MeasureRequest.from_json(json.loads(_read_line())), report_fd)
+        result = _run(MeasureRequest.from_json(request), channel, channel.inbox(request["parent"]))
     except UserError as error:
-        write_line(report_fd, {"event": REFUSED, "reason": str(error)})
+        channel.report(REFUSED, reason=str(error))
         return 2
-    write_line(report_fd, result.to_json())
+    channel.report(**result.to_json())
     return 0 if result.status is Status.OK else 1
 
 
-def _read_line() -> bytes:
-    """Read a line from the parent. Avoid `sys.stdin`: a waiting thread holds its lock when the interpreter ends."""
-    line = b""
-    while not line.endswith(b"\n"):
-        data = os.read(0, 1)
-        if not data:
-            sys.exit(3)  # the parent is gone
-        line += data
-    return line
-
-
-def _end_with_input() -> None:
-    """Kill the process group when the parent ends, which closes the standard input."""
-    os.read(0, 1)
-    os.killpg(0, signal.SIGKILL)
-
-
-def _run(request: MeasureRequest, report_fd: int) -> ChildResult:
+def _run(request: MeasureRequest, channel: Channel, inbox: "SimpleQueue[Any]") -> ChildResult:
     import torch  # noqa: PLC0415 - takes a second, during which the end of the parent must be noticed
 
     if not torch.cuda.is_available():
@@ -64,7 +47,7 @@ def _run(request: MeasureRequest, report_fd: int) -> ChildResult:
             f"expected a torch that can use this GPU, found torch {torch.__version__} for CUDA {torch.version.cuda}: "
             "install one for the driver's CUDA, or use backend=virtual, which needs no GPU"
         )
-    total_bytes = _create_context(torch, report_fd)
+    total_bytes = _create_context(torch, channel, inbox)
     try:
         if request.cap_bytes is not None:
             # one byte more: the product of fraction and total is rounded down
@@ -78,7 +61,7 @@ def _run(request: MeasureRequest, report_fd: int) -> ChildResult:
     return _result(torch, Status.OK)
 
 
-def _create_context(torch: Any, report_fd: int) -> int:
+def _create_context(torch: Any, channel: Channel, inbox: "SimpleQueue[Any]") -> int:
     """Create the context, wait until the parent has read its memory, and return the memory of the device."""
     try:
         _, total_bytes = torch.cuda.mem_get_info()  # the first call that needs a context; it allocates nothing
@@ -87,10 +70,9 @@ def _create_context(torch: Any, report_fd: int) -> int:
         raise UserError(
             f"expected a CUDA context on this GPU, found: {reason}; see its mode and errors in nvidia-smi -q"
         ) from error
-    write_line(report_fd, {"event": CONTEXT, "uuid": _uuid(torch)})
-    if _read_line() != GO:
-        raise RuntimeError("the parent sent something other than go")
-    threading.Thread(target=_end_with_input, daemon=True).start()
+    channel.report(CONTEXT, uuid=_uuid(torch))
+    if inbox.get() != GO:
+        sys.exit(3)  # the parent is gone
     return int(total_bytes)
 
 

@@ -2,22 +2,21 @@
 
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vramcast import start
+from vramcast.child.messages import REFUSED
+from vramcast.child.process import module_command
 from vramcast.dataset_builder.backends.cuda.backend import child_environment
 from vramcast.dataset_builder.backends.cuda.gpu_choice import AUTO, candidates, claimed, visible_gpus
-from vramcast.dataset_builder.backends.cuda.protocol import REFUSED
 from vramcast.dataset_builder.backends.cuda.supervisor import supervise
 from vramcast.device.calibration.probes import Probe
 from vramcast.device.nvml import open_nvml
 from vramcast.errors import UserError
 
-CHILD = (sys.executable, start.__file__, "vramcast.dataset_builder.backends.cuda.probe_child")
+CHILD = tuple(module_command("vramcast.dataset_builder.backends.cuda.probe_child"))
 _TIMEOUT_SECONDS = 600.0
 
 

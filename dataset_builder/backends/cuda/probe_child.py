@@ -4,7 +4,6 @@ A call's workspace is the peak of the requested bytes during the call, without w
 torch alone; they also run on the virtual GPU that a script sees as CUDA.
 """
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vramcast.dataset_builder.backends.cuda.protocol import REFUSED, RESULT
+from vramcast.child.channel import Channel, end_with_parent
+from vramcast.child.messages import REFUSED
+from vramcast.dataset_builder.backends.cuda.protocol import RESULT
 from vramcast.device.calibration.probes import Probe
-from vramcast.simulation.sandbox.child_process import end_with_parent, write_line
 from vramcast.virtual_gpu.tracing.trace import ConvolutionCall
 
 _DILATION, _NO_OUTPUT_PADDING = [1, 1], [0, 0]
@@ -22,17 +22,19 @@ _DILATION, _NO_OUTPUT_PADDING = [1, 1], [0, 0]
 
 def main(report_fd: int) -> int:
     """Measure the probes of one request and return the exit code."""
+    channel = Channel(report_fd)
     end_with_parent()
-    request = json.loads(sys.stdin.buffer.readline())
+    request = channel.next_request()
+    if request is None:
+        return 3  # the parent is gone
+    channel.inbox(request["parent"])  # notices its end
     if not torch.cuda.is_available():
         reason = f"expected a torch that can use this GPU, found torch {torch.__version__}: install one for its CUDA"
-        write_line(report_fd, {"event": REFUSED, "reason": reason})
+        channel.report(REFUSED, reason=reason)
         return 2
-    libraries = library_workspaces()
-    probes = [Probe(**values).call for values in request["probes"]]
-    write_line(
-        report_fd, {"event": RESULT, "workspaces": [convolution_workspace(call) for call in probes], **libraries}
-    )
+    values: dict[str, Any] = dict(library_workspaces())
+    probes = [Probe(**item).call for item in request["probes"]]
+    channel.report(RESULT, **values, workspaces=[convolution_workspace(call) for call in probes])
     return 0
 
 

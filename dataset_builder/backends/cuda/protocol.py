@@ -1,4 +1,4 @@
-"""Messages between the parent and the child of a measurement: lines of JSON that the reader checks."""
+"""The messages of a measurement, which the reader checks."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -7,9 +7,9 @@ from typing import Any, Self
 from vramcast.jobs.spec import Spec
 from vramcast.virtual_gpu.measurement import Status
 
-CONTEXT, RESULT, REFUSED = "context", "result", "refused"
-GO = b"go\n"
-"""The child waits for this line after creating its context, while the parent reads the memory of the bare context."""
+CONTEXT, RESULT = "context", "result"
+GO = {"do": "go"}
+"""The child waits for this request after creating its context, whose memory the parent reads meanwhile."""
 PEAKS = ("requested_bytes", "allocated_bytes", "reserved_bytes")
 
 _OUT_OF_MEMORY = (

@@ -1,13 +1,13 @@
 """Run the child of a measurement, and end it with all processes that it started."""
 
-import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vramcast.child.process import Child, ChildError, ChildTimeoutError, Limits, describe_exit
 from vramcast.dataset_builder.backends.cuda.protocol import CONTEXT, GO
-from vramcast.simulation.sandbox.child_process import TICK_SECONDS, ChildProcess, describe_exit
 from vramcast.virtual_gpu.measurement import EVIDENCE_LENGTH
 
 LEAVE_SECONDS = 10.0
@@ -46,52 +46,23 @@ def supervise(
 ) -> ChildEnd:
     """Run a child until it exits or its timeout expires; in any case kill its whole process group.
 
-    The child reads the request as one line of its standard input and reports in lines of JSON on a pipe of its own,
-    whose number is the last argument of the command. After it reports that its context exists, it waits until
-    `on_context`, called with its process id, has returned. An exception in either callback ends the child.
+    After the child reports that its context exists, it waits until `on_context`, called with its process id, has
+    returned. An exception in either callback ends the child.
     """
-    supervisor = _Supervisor(
-        ChildProcess(command, environment, LONGEST_ANSWER_BYTES), time.monotonic() + timeout_seconds
-    )
-    try:
-        supervisor.child.send(json.dumps(request).encode() + b"\n")
-        supervisor.follow(on_context, on_tick)
-    finally:
-        supervisor.child.end()
-    return supervisor.child_end()
-
-
-class _Supervisor:
-    def __init__(self, child: ChildProcess, deadline: float) -> None:
-        self.child = child
-        self._deadline = deadline
-        self._result: Mapping[str, Any] | None = None
-        self._timed_out = False
-
-    def follow(self, on_context: Callable[[int, Mapping[str, Any]], None], on_tick: Callable[[], None]) -> None:
-        """Process reports until the child has ended, its timeout has expired, or a report is malformed."""
-        while self.child.fault is None:
-            ended = self.child.has_ended()  # checked before its last reports are read
-            patience = 0.0 if ended else max(0.0, min(TICK_SECONDS, self._deadline - time.monotonic()))
-            for event in self.child.reports(patience):
-                self._process(event, on_context)
-            on_tick()
-            if ended or self._is_late():
-                return
-
-    def _is_late(self) -> bool:
-        late = time.monotonic() >= self._deadline
-        self._timed_out = late and self._result is None
-        return late
-
-    def _process(self, event: Mapping[str, Any], on_context: Callable[[int, Mapping[str, Any]], None]) -> None:
-        if event["event"] == CONTEXT:
-            on_context(self.child.process.pid, event)
-            self.child.send(GO)
-        elif self._result is None:
-            self._result = event
-            self._deadline = min(self._deadline, time.monotonic() + LEAVE_SECONDS)
-
-    def child_end(self) -> ChildEnd:
-        child = self.child
-        return ChildEnd(self._result, child.fault, self._timed_out, child.process.returncode, child.last_output)
+    result: Mapping[str, Any] | None = None
+    timed_out = False
+    limits = Limits()
+    with Child(command, environment, LONGEST_ANSWER_BYTES) as child:
+        limits.extend(timeout_seconds)
+        child.send({**request, "parent": os.getpid()})
+        try:
+            for message in child.follow(limits, on_tick):
+                if message["event"] == CONTEXT:
+                    on_context(child.process.pid, message)
+                    child.send(GO)
+                elif result is None:
+                    result = message
+                    limits.deadline = min(limits.deadline, time.monotonic() + LEAVE_SECONDS)
+        except ChildError as error:
+            timed_out = isinstance(error, ChildTimeoutError) and result is None
+    return ChildEnd(result, child.fault, timed_out, child.process.returncode, child.last_output)

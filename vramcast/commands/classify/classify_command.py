@@ -27,7 +27,8 @@ from vramcast.jobs.spec import LayerTable
 from vramcast.jobs.targets import FORMS, is_document, parse_argument
 from vramcast.models.answer import FITS, Answer
 from vramcast.models.released import checkpoint_directory
-from vramcast.simulation.sandbox.client import MEMORY_MIB, TIMEOUT_SECONDS, InternalError, NetworkError
+from vramcast.simulation.sandbox.client import MEMORY_MIB, TIMEOUT_SECONDS
+from vramcast.simulation.sandbox.failures import InternalError, NetworkError
 from vramcast.virtual_gpu.distributed.parallelism import PARALLEL_OPTIONS
 
 if TYPE_CHECKING:  # the child starts before this process imports torch

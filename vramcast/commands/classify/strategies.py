@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vramcast.errors import UserError
 from vramcast.models.answer import FITS, Answer
-from vramcast.simulation.sandbox.client import NetworkError
+from vramcast.simulation.sandbox.failures import NetworkError
 from vramcast.virtual_gpu.training.setup import TrainingSetup, parallel_text
 
 if TYPE_CHECKING:

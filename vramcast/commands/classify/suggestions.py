@@ -12,7 +12,7 @@ from vramcast.errors import UserError
 from vramcast.jobs.analysis.optimizers import OPTIMIZERS
 from vramcast.jobs.optimizers import is_low_bit
 from vramcast.models.answer import FITS, TIGHT, Answer
-from vramcast.simulation.sandbox.client import NetworkError
+from vramcast.simulation.sandbox.failures import NetworkError
 from vramcast.virtual_gpu.training.setup import TrainingSetup, parallel_text, parse_call
 
 if TYPE_CHECKING:

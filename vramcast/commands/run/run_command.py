@@ -15,7 +15,7 @@ from vramcast.commands.exit_codes import FAILED, CommandParser, exit_code
 from vramcast.defaults import BUCKET_MIB, CHECKPOINT, RISK
 from vramcast.device.profiles import DEFAULT_DEVICE, device_file
 from vramcast.errors import UserError, check_amount, check_count
-from vramcast.simulation.sandbox.client import InternalError, NetworkError
+from vramcast.simulation.sandbox.failures import InternalError, NetworkError
 from vramcast.simulation.scripts.client import MEMORY_MIB, TIMEOUT_SECONDS, RunOptions, run_script
 from vramcast.simulation.scripts.command_line import ScriptCommand, parse_command
 from vramcast.simulation.scripts.report import RunReport

@@ -24,7 +24,7 @@ def descendants(pid: int) -> list[int]:
     return tree
 
 
-def memory_bytes(pids: Iterable[int], limit_bytes: int) -> int:
+def memory_bytes(pids: Iterable[int], limit_bytes: float) -> int:
     """Return the memory that processes hold together.
 
     The sum of their resident sets is read first, because it is cheap. Where it exceeds the limit, pages that forked
