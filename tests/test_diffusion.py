@@ -22,8 +22,8 @@ PUBLISHED = {
 }  # fmt: skip
 COUNT = """
 import sys
-from vramcast.dataset_builder.families.external import build_external
-from vramcast.dataset_builder.jobs.diffusion_architectures import DENOISERS
+from vramcast.jobs.families.external import build_external
+from vramcast.jobs.diffusion_architectures import DENOISERS
 for name in sys.argv[1:]:
     architecture, config = DENOISERS[name]
     module, _ = build_external("diffusers", {"architecture": architecture, "config": config})

@@ -73,7 +73,7 @@ def test_networks_that_ask_for_cuda_take_what_plain_ones_do(network):
 
 def test_an_assumed_value_is_a_note_with_its_line():
     simulation = simulate(meta(Reading), lambda size: torch.randn(size, 256))
-    assert any("taken as 1.0" in note and "test_live_job.py" in note for note in simulation.notes)
+    assert any("taken as 1.0" in note and "test_emulated_job.py" in note for note in simulation.notes)
 
 
 class Packed(nn.Module):

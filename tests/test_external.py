@@ -133,8 +133,8 @@ BUILD = """
     import sys
     from pathlib import Path
 
-    from vramcast.dataset_builder.jobs.building import build_job
-    from vramcast.dataset_builder.jobs.targets import BuildRequest, parse_target
+    from vramcast.jobs.building import build_job
+    from vramcast.jobs.targets import BuildRequest, parse_target
 
     sys.path.insert(0, str(Path.cwd()))
     print(build_job(BuildRequest(target=parse_target(sys.argv[1]), inputs=("4",))).module)

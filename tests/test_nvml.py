@@ -21,7 +21,7 @@ START = """
 import json, sys
 from dataclasses import asdict
 from vramcast.errors import UserError
-from vramcast.dataset_builder.measure.nvml import *
+from vramcast.device.nvml import *
 def show(value): print(json.dumps(value, default=asdict), flush=True)
 try:
     with open_nvml() as nvml:

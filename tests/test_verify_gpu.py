@@ -186,7 +186,7 @@ from stubbed_cuda import fake
 few = dict(list(verification.golden_specs().items())[:3])
 verification.golden_specs = lambda: few
 configuration.make_cuda = lambda settings, estimator=None: fake("capped", estimator, **settings)
-from vramcast.dataset_builder.device_command import main
+from vramcast.commands.device.device_command import main
 sys.exit(main(["verify", *sys.argv[1:]]))
 """
 

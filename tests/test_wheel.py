@@ -18,7 +18,10 @@ import pytest
 from measured_tables import small_table
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-PACKAGES = ("checkpoints", "collocation", "conf", "dataset_builder", "models", "train", "virtual_gpu", "vramcast")
+PACKAGES = (
+    "checkpoints", "collocation", "conf", "dataset_builder", "device", "jobs", "models", "simulation", "train",
+    "virtual_gpu", "vramcast",
+)  # fmt: skip
 GPUMEMNET = "gpumemnet:input:784_output:10_depth:3_arch:pyramid_batch:64.out"
 JOBS = "job,num_gpus,batch_size,actual_peak_mib,solo_seconds\nsmall,1,32,1500,100\n"
 TRACE = "arrival_s,job\n0,small\n5,small\n"

@@ -25,7 +25,7 @@ def rank_files() -> list[Path]:
     own = sorted(path for path in here.parent.glob("*.py") if path.name not in (here.name, "child.py"))
     return [
         *own,
-        here.parents[3] / "dataset_builder" / "jobs" / "checkpointing.py",
+        here.parents[3] / "jobs" / "checkpointing.py",
     ]
 
 
