@@ -60,14 +60,7 @@ bench: export VRAMCAST_DATA := $(or $(VRAMCAST_DATA),../shared/data)
 bench: $(STAMP) .venvs/xmem
 	PYTHONPATH=.venvs/xmem $(BIN)/python -W ignore -m benchmarks.field
 	$(BIN)/python -W ignore -m benchmarks.performance.growth
-	$(BIN)/python -m benchmarks.performance.build_rate
-	$(BIN)/python -W ignore -m benchmarks.performance.trace_speed
-	$(BIN)/python -W ignore -m benchmarks.performance.run_cost
-	$(BIN)/python -W ignore -m benchmarks.performance.long_runs
-	$(BIN)/python -m benchmarks.performance.cold_start
-	$(BIN)/python -m benchmarks.performance.inference
-	$(BIN)/python -m benchmarks.performance.simulator_scale
-	$(BIN)/python -m benchmarks.performance.service_load
+	$(BIN)/python -m benchmarks.performance
 
 # Attacks on the service and the cluster simulator, on loopback. Takes an hour or two; resumes from runs/soak.
 soak: export OMP_NUM_THREADS := 1

@@ -7,17 +7,22 @@ from pathlib import Path
 _MARK = "<!-- made by benchmarks.{}: {} -->"
 
 
+def is_marked(page: Path, maker: str, name: str) -> bool:
+    """Return whether a page has the marks of a part."""
+    text = page.read_text(encoding="utf-8")
+    return all(_MARK.format(maker, mark) in text for mark in (name, f"end of {name}"))
+
+
 def write_part(pages: Path | Sequence[Path], maker: str, name: str, text: str) -> None:
     """Replace the text between the marks of a part, in each page that has them."""
     pages = [pages] if isinstance(pages, Path) else pages
-    marks = [_MARK.format(maker, name), _MARK.format(maker, f"end of {name}")]
-    marked = [page for page in pages if all(mark in page.read_text(encoding="utf-8") for mark in marks)]
+    marked = [page for page in pages if is_marked(page, maker, name)]
     if not marked:
         names = " and ".join(map(str, pages))
         raise SystemExit(f"expected the marks of {name!r} by {maker} in {names}, found none: add them")
     for page in marked:
-        before, start, rest = page.read_text(encoding="utf-8").partition(marks[0])
-        _, end, after = rest.partition(marks[1])
+        before, start, rest = page.read_text(encoding="utf-8").partition(_MARK.format(maker, name))
+        _, end, after = rest.partition(_MARK.format(maker, f"end of {name}"))
         page.write_text(f"{before}{start}\n{text}\n{end}{after}", encoding="utf-8")
 
 

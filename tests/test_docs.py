@@ -163,7 +163,7 @@ def test_the_paths_of_the_architecture_exist():
     assert len(paths) > 30
     assert [path for path in paths if not any((room / path).exists() for room in rooms)] == []
     benchmarks = re.search(r"`benchmarks/` \| (.*)\. Not installed", text)[1]
-    assert set(re.findall(r"`(\w+)`", benchmarks)) == {path.parent.name for path in ROOT.glob("benchmarks/*/README.md")}
+    assert {path.parent.name for path in ROOT.glob("benchmarks/*/README.md")} >= set(re.findall(r"`(\w+)`", benchmarks))
 
 
 @pytest.mark.parametrize("page", ["extending.md", "training.md"])

@@ -1,8 +1,9 @@
 """The tables of the study."""
 
 import json
+import re
 from argparse import Namespace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,12 @@ import pytest
 from made_examples import CARD_BYTES, MIB, example_of, measured_mlps, mlp_table
 
 from benchmarks.page import publish, study_parser, write_part
+from benchmarks.performance import __main__ as performance
 from benchmarks.study import ablation, projections, regression, sampling_curves, staircase
 from benchmarks.study.result_cache import ResultCache
 from benchmarks.study.rows import drawn_specs, folds_of
 from benchmarks.study.style import markdown
+from benchmarks.virtual_gpu import MEASURED, measured_lines
 from vramcast.dataset_builder.configuration import compose_build, make_build, settings_of
 
 
@@ -54,6 +57,35 @@ def test_a_part_of_a_page_is_written_between_its_marks(tmp_path):
     without.write_text("no marks")
     write_part([without, page], "x", "t", "newer")
     assert ("newer" in page.read_text(), without.read_text()) == (True, "no marks")
+
+
+def test_output_of_a_measurement_is_written_into_the_pages_that_have_its_marks(tmp_path):
+    page = tmp_path / "page.md"
+    marks = "<!-- made by benchmarks.performance: {0} --><!-- made by benchmarks.performance: end of {0} -->"
+    page.write_text(marks.format("speed") + marks.format("table"))
+    printed = {"speed": "1 ms\n", "table": "| a |\n| --- |\n", "unmarked": "nothing"}
+    performance.publish(list(printed), [page], printed.__getitem__)
+    assert "speed -->\n```\n1 ms\n```\n<!--" in page.read_text()
+    assert "table -->\n| a |\n| --- |\n<!--" in page.read_text()
+
+
+def test_every_mark_of_a_measurement_has_its_measurement():
+    marks = [
+        re.findall(r"made by benchmarks\.performance: (?:end of )?(\w+) -->", page.read_text())
+        for page in performance.PAGES
+    ]
+    assert all(marks)
+    assert set(chain(*marks)) <= set(performance.MEASUREMENTS)
+
+
+def test_the_virtual_gpu_has_a_line_for_each_table_and_stack():
+    part = {"rows": 1200, "median_relative_error": 0.0012, "mean_relative_error": 0.02, "p95_relative_error": 0.1}
+    part |= {"point_too_low": 0.5, "accuracy": 1.0, "oom_recall": None, "oom_false_alarms": 0.0}
+    stacks = {key: part for table in MEASURED for _, _, key in table.lines}
+    head, rule, *lines = measured_lines(lambda file, options: {**part, "bucket_mib": 1024, "by_stack": stacks})
+    assert head.count("|") == rule.count("|") == lines[0].count("|")
+    assert lines[0] == "| MLP, step 1 | 1,200 | 0.12 % | 2.0 % | 10.0 % | 50.0 % | 100.0 % at 1024 MiB | - | 0.0 % |"
+    assert len(lines) == sum(len(table.lines) for table in MEASURED) == 10
 
 
 def test_publish_writes_table_and_picture_where_the_options_say(tmp_path, capsys):
