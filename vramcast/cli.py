@@ -12,6 +12,7 @@ _COMMANDS = {
         "say how much memory a network takes and whether it fits",
     ),
     "run": ("run.run_command", "run a training script on a virtual GPU and say how much memory it takes"),
+    "snapshot": ("snapshot.snapshot_command", "read a memory snapshot of torch: contents, failure, remedies"),
     "build": ("build.build_command", "sample, filter, build and measure configurations"),
     "device": ("device.device_command", "list, show, calibrate and verify device profiles"),
     "train": ("train_command", "train estimators and evaluate them"),

@@ -1,0 +1,1 @@
+"""`vramcast snapshot`."""

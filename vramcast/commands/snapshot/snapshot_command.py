@@ -1,0 +1,54 @@
+"""`vramcast snapshot`: read a memory snapshot of torch: what fills the GPU, why it ran out, what would have helped."""
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from vramcast.commands.exit_codes import CommandParser, exit_code
+from vramcast.device.profiles import device_file
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command and return its exit code."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    return exit_code("vramcast snapshot", lambda: _run(list(argv)))
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="vramcast snapshot",
+        usage="vramcast snapshot FILE [options]",
+        description=__doc__,
+        epilog="FILE is what torch.cuda.memory._dump_snapshot() or `vramcast run --snapshot` wrote. None of it runs.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="a pickle, or JSON, also compressed (.xz, .gz)")
+    parser.add_argument("--device", metavar="NAME", help="the GPU, to tell the memory of other processes")
+    parser.add_argument("--lines", type=int, default=12, metavar="N", help="lines of code to show; default 12")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _run(argv: list[str]) -> int:
+    arguments = _parser().parse_args(argv)
+    if arguments.device:
+        device_file(arguments.device)  # an unknown name fails before torch is imported
+    return _examine(arguments)
+
+
+def _examine(arguments: argparse.Namespace) -> int:
+    from vramcast.commands.snapshot.snapshot_page import rendered, to_json  # noqa: PLC0415 - imports torch
+    from vramcast.device.profiles import load_profile  # noqa: PLC0415
+    from vramcast.virtual_gpu.recordings.examination import examine  # noqa: PLC0415
+    from vramcast.virtual_gpu.recordings.files import read_recording  # noqa: PLC0415
+
+    recording = read_recording(arguments.file)
+    profile = load_profile(arguments.device) if arguments.device else None
+    examined = [examine(recording, device, arguments.file.name) for device in recording.devices]
+    if arguments.json:
+        print(json.dumps(to_json(arguments.file.name, examined, profile), allow_nan=False))
+    else:
+        print(rendered(arguments.file.name, examined, profile, arguments.lines), end="")
+    return 0
