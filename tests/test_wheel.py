@@ -49,7 +49,7 @@ def built(tmp_path_factory):
     """A copy of the checkout, its sdist, the wheel of the copy and the wheel of the sdist."""
     root = tmp_path_factory.mktemp("built")
     copy = root / "checkout"
-    skipped = shutil.ignore_patterns(".*", "__pycache__", "runs", "build", "dist", "*.egg-info")
+    skipped = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info")
     copy.mkdir()
     for name in (*PACKAGES, "tests", "benchmarks"):
         shutil.copytree(CHECKOUT / name, copy / name, symlinks=True, ignore=skipped)
