@@ -55,15 +55,13 @@ def way(request, monkeypatch):
 
 
 @pytest.fixture
-def run(tmp_path, capfd):
+def run(tmp_path, warm_host):
     """Run code in an empty directory, and return the exit code, the answer or the output, and what the code printed."""
 
     def run(code, *options):
         path = tmp_path / "train.py"
         path.write_text(TRAIN + dedent(code))
-        status = main(["run", "--json", *options, "--", sys.executable, str(path)])
-        out, err = capfd.readouterr()
-        return status, json.loads(out) if out else None, err
+        return warm_host.run_script(path, *options)
 
     return run
 
@@ -398,12 +396,13 @@ def test_a_machine_without_protection_is_refused_before_the_script_starts(run, t
     assert "--unprotected" in err and len(err.strip().split("\n")) == 1
 
 
-def test_the_screen_says_what_would_have_been_written(way, tmp_path, capfd):
+def test_the_screen_says_what_would_have_been_written(way, tmp_path, warm_host):
     (tmp_path / "log.txt").write_text("old")
     lines = f"os.remove({str(tmp_path / 'log.txt')!r})\nfor name in 'ab': open({str(tmp_path)!r} + '/' + name, 'w')\n"
     (tmp_path / "train.py").write_text(TRAIN + lines)
-    assert main(["run", "--", sys.executable, str(tmp_path / "train.py")]) == 0
-    shown = " ".join(capfd.readouterr().out.split())
+    code, out, _ = warm_host.run("--", sys.executable, str(tmp_path / "train.py"))
+    assert code == 0
+    shown = " ".join(out.split())
     expected = f"{tmp_path}/a and 1 other would have been written, {tmp_path}/log.txt would have been deleted"
     assert expected in shown and "the disk is as it was" in shown
 
@@ -464,18 +463,35 @@ def test_a_run_inside_a_run_is_protected(way, tmp_path, run):
 
 def test_scratch_directories_of_killed_runs_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(protection, "_LASTING", tmp_path)
-    stale, fresh, foreign = (tmp_path / name for name in ("vramcast-files-a", "vramcast-files-b", "other"))
-    for path in (stale, fresh, foreign):
+    stale, fresh, foreign, unlocked = (
+        tmp_path / name for name in ("vramcast-files-a", "vramcast-files-b", "other", "vramcast-files-c")
+    )
+    for path in (stale, fresh, foreign, unlocked):
         (path / "upper/deep").mkdir(parents=True)
-        (path / "lock").touch()
+        if path != unlocked:
+            (path / "lock").touch()
         (path / "upper/deep").chmod(0)
     held = protection.FileProtection()
-    mine = next(path for path in tmp_path.iterdir() if path not in (stale, fresh, foreign))
+    mine = next(path for path in tmp_path.iterdir() if path not in (stale, fresh, foreign, unlocked))
     old = time.time() - 1000
-    for path in (stale, foreign, mine):
+    for path in (stale, foreign, mine, unlocked):
         os.utime(path, (old, old))
     other = protection.FileProtection()
-    assert not stale.exists() and all(path.exists() for path in (fresh, foreign, mine))
+    assert not stale.exists() and not unlocked.exists() and all(path.exists() for path in (fresh, foreign, mine))
     held.remove()
     other.remove()
     assert sorted(tmp_path.iterdir()) == [foreign, fresh]
+
+
+def test_a_removal_that_is_cut_off_leaves_the_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(protection, "_LASTING", tmp_path)
+    cut_off = protection.FileProtection()
+    (scratch,) = tmp_path.iterdir()
+    (scratch / "upper").mkdir()
+    with monkeypatch.context() as killed:
+        killed.setattr(Path, "rmdir", lambda _: sys.exit("killed"))
+        with pytest.raises(SystemExit):
+            cut_off.remove()
+    assert (scratch / "lock").exists()  # the next run finds out by it that nobody uses the directory
+    cut_off.remove()
+    assert not scratch.exists()

@@ -19,7 +19,7 @@ from vramcast.errors import UserError
 from vramcast.jobs.targets import BuildRequest, parse_target
 from vramcast.simulation.sandbox.client import ChildSimulator
 from vramcast.simulation.sandbox.failures import NetworkError
-from vramcast.simulation.sandbox.isolation import NAMESPACE, OPEN, SECCOMP, clean_environment
+from vramcast.simulation.sandbox.isolation import NAMESPACE, OPEN, SECCOMP, SUPERVISOR_SECONDS, clean_environment
 from vramcast.virtual_gpu.allocator.sizes import MIB
 
 CHECKOUT = str(Path(__file__).resolve().parent.parent)
@@ -174,6 +174,31 @@ def test_all_end_when_the_parent_is_killed(tmp_path):
     parent.kill()
     parent.wait()
     assert eventually(lambda: not any(map(lives, everyone)))
+
+
+SLOW_TO_REMOVE = """
+from pathlib import Path
+from vramcast.simulation.sandbox.file_protection import protection
+protection._LASTING = Path(SCRATCH)
+remove = protection._remove_tree
+def slowly(top):
+    time.sleep(1.5)  # longer than other children get
+    remove(top)
+protection._remove_tree = slowly
+files = protection.FileProtection()
+isolation.supervise(files)
+files.enter()
+report(event="ready")
+time.sleep(600)
+"""
+
+
+def test_a_supervisor_has_the_time_to_remove_the_scratch_directory(tmp_path):
+    text = HEAD.replace("CHECKOUT", repr(CHECKOUT)) + SLOW_TO_REMOVE.replace("SCRATCH", repr(str(tmp_path)))
+    child = Child([sys.executable, "-c", text], dict(os.environ), 2**27, term_seconds=SUPERVISOR_SECONDS)
+    assert first_report(child)["event"] == "ready" and list(tmp_path.iterdir())
+    child.end()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_supervised_child_ends_as_its_worker_did(started):

@@ -1,6 +1,7 @@
 """A process that calls `vramcast run` again and again, so that what a run leaves behind in its caller is seen.
 
-`python -m benchmarks.soak.run_host` reads requests from the standard input and answers on the standard output.
+`python -m benchmarks.soak.run_host` reads requests from the standard input and answers on the standard output; with
+`--warm` it imports torch once, and forks the child of each run (`warm_start`).
 """
 
 import contextlib
@@ -17,6 +18,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
+from benchmarks.soak.warm_start import start_warm
 from vramcast.child.process_tree import end_descendants
 from vramcast.cli import main as vramcast_main
 
@@ -28,10 +30,10 @@ _ROOT = Path(__file__).resolve().parents[2]
 class RunHost:
     """A host that is running, from the side of the soak."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, warm: bool = False) -> None:
         environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __spec__.name],
+            [sys.executable, "-m", __spec__.name, *(["--warm"] if warm else [])],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=_ROOT,
         )  # fmt: skip
         self._lines: Queue[str] = Queue()
@@ -55,13 +57,14 @@ class RunHost:
         environment: Mapping[str, str],
         directory: Path,
         seconds: float,
-        watch: Callable[[], None],
+        watch: Callable[[], None] = lambda: None,
     ) -> Mapping[str, Any] | None:
         """Run a command. Return its exit code and output, None if it has not ended in time or took the host along.
 
         `watch` is called from time to time meanwhile.
         """
-        request = {"arguments": list(arguments), "environment": dict(environment), "directory": str(directory)}
+        whole = {**os.environ, **environment}
+        request = {"arguments": list(arguments), "environment": whole, "directory": str(directory)}
         assert self._process.stdin
         until = time.monotonic() + seconds
         with contextlib.suppress(OSError):
@@ -86,8 +89,11 @@ class RunHost:
 
 def main() -> None:
     """Serve requests until the standard input ends."""
+    if "--warm" in sys.argv:
+        start_warm()
     for line in sys.stdin:
         request = json.loads(line)
+        os.environ.clear()
         os.environ.update(request["environment"])
         os.chdir(request["directory"])
         print(json.dumps(_answer(request["arguments"])), flush=True)

@@ -23,7 +23,7 @@ from vramcast.jobs.targets import LIBRARIES, BuildRequest
 from vramcast.simulation.result import Curve, OrderPeaks, Simulation
 from vramcast.simulation.sandbox.child import OPEN_FILES, PROTECTED
 from vramcast.simulation.sandbox.failures import NetworkError, raise_failure
-from vramcast.simulation.sandbox.isolation import ALLOWED, BLOCKED, OPEN, clean_environment
+from vramcast.simulation.sandbox.isolation import ALLOWED, BLOCKED, OPEN, SUPERVISOR_SECONDS, clean_environment
 from vramcast.virtual_gpu.allocator.sizes import MIB
 
 if TYPE_CHECKING:  # the child starts before this process imports torch
@@ -68,6 +68,7 @@ class ChildSimulator:
                 variables,
                 _LONGEST_ANSWER_BYTES,
                 Path(request.directory),
+                term_seconds=SUPERVISOR_SECONDS,
             )
         except OSError as error:  # not a program, or a program for another machine
             raise UserError(

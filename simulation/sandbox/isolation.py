@@ -40,6 +40,8 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFF
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38  # linux/prctl.h
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1  # linux/sockios.h, linux/if.h
 _SCMP_ACT_ALLOW, _SCMP_ACT_ERRNO, _SCMP_CMP_NE = 0x7FFF0000, 0x00050000, 1  # seccomp.h
+SUPERVISOR_SECONDS = 20.0
+"""For a supervisor to end all that it watches over, and to remove the scratch directory of a code's files."""
 _END_SECONDS = 5.0
 _WATCH_SECONDS = 0.2
 _IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)

@@ -26,7 +26,7 @@ from vramcast.simulation.sandbox.failures import NetworkError, raise_failure
 from vramcast.simulation.sandbox.file_protection.changes import Changes
 from vramcast.simulation.sandbox.file_protection.kernel import can_refuse_writes
 from vramcast.simulation.sandbox.file_protection.protection import FORCED, REDIRECT
-from vramcast.simulation.sandbox.isolation import SECRET_WORDS, clean_environment
+from vramcast.simulation.sandbox.isolation import SECRET_WORDS, SUPERVISOR_SECONDS, clean_environment
 from vramcast.simulation.scripts.child import FILES, NO_SNAPSHOT, REPORTING, STARTED
 from vramcast.simulation.scripts.command_line import ScriptCommand
 from vramcast.simulation.scripts.ranks import with_distinct_ranks
@@ -155,7 +155,7 @@ def _run_once(
         "results": list(map(_real_path, options.results)),
     }
     words = module_command("vramcast.simulation.scripts.child", python=command.interpreter, flags=command.flags)
-    with _EchoingChild(words, _environment(options), MOST_BYTES) as child:
+    with _EchoingChild(words, _environment(options), MOST_BYTES, term_seconds=SUPERVISOR_SECONDS) as child:
         child.send(request)
         return _received(child, options)
 

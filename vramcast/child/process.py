@@ -73,8 +73,13 @@ class Child:
         longest_answer_bytes: float,
         directory: Path | None = None,
         log: IO[bytes] | None = None,
+        term_seconds: float = TERM_SECONDS,
     ) -> None:
-        """Start it. Without a log, its output is read here, and the end of it is `last_output`."""
+        """Start it. Without a log, its output is read here, and the end of it is `last_output`.
+
+        `end` gives it `term_seconds` after SIGTERM.
+        """
+        self._term_seconds = term_seconds
         self._decoder = Decoder(longest_answer_bytes, "event")
         self._log = log
         self._tail, self._unsent = bytearray(), bytearray()
@@ -232,7 +237,8 @@ class Child:
         """End the process group: SIGTERM while its leader runs, then SIGKILL for the rest and all descendants."""
         if not self.has_ended():
             self._signal(signal.SIGTERM)
-            self.wait(TERM_SECONDS)
+            self._signal(signal.SIGCONT)  # a script may have stopped whoever started it
+            self.wait(self._term_seconds)
         self.end_now()
 
     def end_now(self) -> None:

@@ -228,22 +228,27 @@ def _remove_stale(directory: Path) -> None:
             status = path.stat(follow_symlinks=False)
             if status.st_uid != os.geteuid() or time.time() - status.st_mtime < _FRESH_SECONDS:
                 continue
+            if not (path / _LOCK).exists():  # killed before it was made
+                _remove_tree(path)
+                continue
             with (path / _LOCK).open("rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _remove_tree(path)
 
 
 def _remove_tree(top: Path) -> None:
-    """Remove a directory with all that is in it, however deep, also what the code or overlayfs made unreadable.
+    """Remove a scratch directory, however deep, also what the code or overlayfs made unreadable, and its lock last.
 
     Sub-directories move to the top before their turn comes, so that no path becomes long.
     """
-    directories, moved = [top], 0
+    directories, moved, lock = [top], 0, str(top / _LOCK)
     while directories:
         directory = directories.pop()
         with suppress(OSError):
             directory.chmod(stat.S_IRWXU)
             for entry in os.scandir(directory):
+                if entry.path == lock:
+                    continue
                 if not entry.is_dir(follow_symlinks=False):
                     with suppress(OSError):
                         os.unlink(entry.path)  # noqa: PTH108
@@ -258,4 +263,6 @@ def _remove_tree(top: Path) -> None:
             if directory != top:
                 directory.rmdir()
     with suppress(OSError):
+        if [entry.path for entry in os.scandir(top)] == [lock]:
+            os.unlink(lock)  # noqa: PTH108
         top.rmdir()
