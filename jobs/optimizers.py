@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from vramcast.errors import UserError, suggestion
 from vramcast.jobs.analysis.optimizers import OPTIMIZERS, REFUSED
 from vramcast.jobs.finetuning.low_bit_optimizers import FORMS, SYNONYMS, low_bit_factory
+from vramcast.virtual_gpu.tracing.uncompiled import without_compiler
 from vramcast.virtual_gpu.training.loop import MakeOptimizer
 from vramcast.virtual_gpu.training.setup import call_text, parse_call
 
@@ -43,8 +44,9 @@ def parse_optimizer(text: str) -> str:
             f"expected an optimizer whose step can be simulated, found {canonical}: {REFUSED[canonical]}; name another"
         )
     call = canonical + bracket + rest
-    if canonical != OWN:
-        _check_arguments(canonical, parse_call(call)[1])
+    arguments = {} if canonical == OWN else parse_call(call)[1]
+    if arguments:
+        _check_arguments(canonical, arguments)
     return call
 
 
@@ -70,7 +72,8 @@ def _check_arguments(name: str, arguments: Mapping[str, Any]) -> None:
         )
     values = {key: value for key, value in arguments.items() if key != "fused"}  # fused refuses the CPU
     try:
-        cls([nn.Parameter(torch.empty(1))], **values)
+        with without_compiler():
+            cls([nn.Parameter(torch.empty(1))], **values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"expected arguments that {name} accepts, found: {error}; change them") from error
 

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vramcast.dataset_builder.rows import Row
 from vramcast.errors import UserError
 from vramcast.jobs.analysis.static import static_estimate
 from vramcast.jobs.families.script_jobs import LENGTHS_VARY
@@ -19,7 +18,8 @@ from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.tracing.trace import GUESSED_TRUTH
 from vramcast.virtual_gpu.training.setup import TrainingSetup
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # answers need nothing of the builder
+    from vramcast.dataset_builder.rows import Row
     from vramcast.dataset_builder.simulation_store import SimulationStore
 
 _HARMLESS_NOTES = (GUESSED_TRUTH, LENGTHS_VARY)
@@ -72,7 +72,7 @@ def example_of_simulation(simulation: Simulation, profile: DeviceProfile, unboun
     return replace(example, capacity_bytes=UNBOUNDED_BYTES) if unbounded else example
 
 
-def example_of_row(row: Row, profile: DeviceProfile, simulation: Simulation | None) -> Example:
+def example_of_row(row: "Row", profile: DeviceProfile, simulation: Simulation | None) -> Example:
     """Return the example of a measured row; without a simulation, of its layer table alone."""
     example = (
         example_of_simulation(simulation, profile)
@@ -92,14 +92,14 @@ def example_of_row(row: Row, profile: DeviceProfile, simulation: Simulation | No
     )
 
 
-def simulation_of_row(row: Row) -> Simulation:
+def simulation_of_row(row: "Row") -> Simulation:
     """Return the simulation that a row of the virtual backend holds."""
     peaks = {str(row.provenance.device): Peaks(row.measurement)}
     return Simulation(table_of(row.spec), row.spec.training, peaks, family=row.spec.family)
 
 
 def examples_of_rows(
-    rows: Iterable[Row], profiles: Mapping[str, DeviceProfile], store: "SimulationStore | None"
+    rows: "Iterable[Row]", profiles: Mapping[str, DeviceProfile], store: "SimulationStore | None"
 ) -> list[Example]:
     """Return examples of the rows that completed or ran out of memory.
 
@@ -115,7 +115,9 @@ def examples_of_rows(
     return examples
 
 
-def _examples_on_device(rows: Sequence[Row], profile: DeviceProfile, store: "SimulationStore | None") -> list[Example]:
+def _examples_on_device(
+    rows: "Sequence[Row]", profile: DeviceProfile, store: "SimulationStore | None"
+) -> list[Example]:
     if store is None:
         return [example_of_row(row, profile, None) for row in rows]
     simulations = store.simulate([row.spec for row in rows], profile)
@@ -124,7 +126,7 @@ def _examples_on_device(rows: Sequence[Row], profile: DeviceProfile, store: "Sim
     return [example_of_row(row, profile, simulations[row.spec.id]) for row in rows if row.spec.id in simulations]
 
 
-def _label(row: Row) -> Label:
+def _label(row: "Row") -> Label:
     used_bytes = row.measurement.peak_bytes
     if used_bytes is None:
         raise UserError(f"expected a measured peak in the row {row.spec.id}, found none: leave it out")

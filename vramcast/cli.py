@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from vramcast.quick_imports import quick_imports
 from vramcast.version import __version__
 
 _COMMANDS = {
@@ -45,7 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"vramcast: expected one of {sorted(_COMMANDS)}, found {words[0]!r}: {hint}", file=sys.stderr)
         return 2
     try:
-        code: int = import_module(f"vramcast.commands.{_COMMANDS[words[0]][0]}").main(words[1:])
+        with quick_imports():
+            command = import_module(f"vramcast.commands.{_COMMANDS[words[0]][0]}")
+        code: int = command.main(words[1:])
     except KeyboardInterrupt:  # raised during the import; commands handle their own interrupts
         return 130
     return code

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from vramcast.jobs.spec import LayerRecord, LayerTable
 from vramcast.virtual_gpu.operators.autocast import autocast_without_effect
 from vramcast.virtual_gpu.tracing.owners import is_layer, named_parts
+from vramcast.virtual_gpu.tracing.uncompiled import without_compiler
 
 # Functions that move or rename existing data; memory layouts decide whether they copy.
 _LAYOUT = frozenset({"reshape", "contiguous", "clone", "to", "float", "half", "bfloat16", "expand", "repeat", "pad"})
@@ -25,6 +26,7 @@ def layer_table(module: nn.Module, inputs: Sequence[Any], batch_size: int | None
     with ExitStack() as stack:
         for name, part in named_parts(module):
             stack.enter_context(recorder.on(name, part))
+        stack.enter_context(without_compiler())
         stack.enter_context(autocast_without_effect())
         stack.enter_context(recorder)
         try:

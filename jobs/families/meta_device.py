@@ -109,11 +109,17 @@ def _is_cuda(value: Any) -> bool:
     )
 
 
+_DRAWS = frozenset({Tensor.normal_, Tensor.uniform_, Tensor.random_, Tensor.bernoulli_, Tensor.erfinv_})
+"""Initialise weights. Their meta functions are decompositions, which import torch's compiler."""
+
+
 class _NoCuda(TorchFunctionMode):
-    """Sends tensors to the meta device where the code sends them to CUDA."""
+    """Sends tensors to the meta device where the code sends them to CUDA, and draws no weights there."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if func in _DRAWS and args[0].is_meta:
+            return args[0]
         if func is Tensor.cuda:
             return args[0].to("meta")
         if any(map(_is_cuda, args)) or _is_cuda(kwargs.get("device")):

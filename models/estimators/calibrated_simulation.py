@@ -11,7 +11,6 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from vramcast.dataset_builder.store.splits import make_split
 from vramcast.defaults import RISK
 from vramcast.models.buckets import Buckets
 from vramcast.models.calibration import CalibratedErrors
@@ -72,6 +71,8 @@ class CalibratedSimulation(Estimator):
 
     def _novelty(self, examples: Sequence[Example], matrix: Array) -> Novelty:
         """Learn the distance from which a job is unfamiliar, between jobs of different designs."""
+        from vramcast.dataset_builder.store.splits import make_split  # noqa: PLC0415 - answers need no splits
+
         split = make_split([item.design for item in examples], {"apart": 0.3, "reference": 0.7}, self.seed)
         apart = np.array([split.part_of(item.design) == "apart" for item in examples])
         return Novelty.fit(matrix[~apart], matrix[apart], self.seed)

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vramcast.dataset_builder.store.splits import make_folds, make_split
 from vramcast.errors import UserError, check_count
 from vramcast.models.estimators._base import Prediction
 from vramcast.models.estimators.batch import Inputs
@@ -47,6 +46,8 @@ def rounds_of(groups: Sequence[str], count: int, seed: int) -> list[Round]:
 
     Each member is calibrated on a fold of its own; its epoch is chosen on half of the next fold.
     """
+    from vramcast.dataset_builder.store.splits import make_folds, make_split  # noqa: PLC0415 - answers need no splits
+
     folds = list(make_folds(groups, max(count, _LEAST_FOLDS), seed).parts.values())
     rounds = []
     for own, following in list(zip(folds, [*folds[1:], folds[0]], strict=True))[:count]:

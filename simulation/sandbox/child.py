@@ -14,6 +14,7 @@ from typing import Any
 from vramcast.child.channel import Answer, Channel
 from vramcast.child.messages import DONE
 from vramcast.errors import UserError
+from vramcast.quick_imports import quick_imports
 from vramcast.simulation.sandbox.failures import failure_of
 from vramcast.simulation.sandbox.file_protection.kernel import drop_capabilities
 from vramcast.simulation.sandbox.file_protection.protection import FileProtection, Keep
@@ -61,9 +62,10 @@ class _Service:
     def build(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Build the job; report how the network is blocked."""
         _check_torch()
-        from vramcast.jobs.building import build_job  # noqa: PLC0415 - the parent imports torch meanwhile
-        from vramcast.jobs.targets import LIBRARIES, BuildRequest  # noqa: PLC0415
-        from vramcast.simulation.simulator import Simulator  # noqa: PLC0415
+        with quick_imports():  # the parent imports torch meanwhile
+            from vramcast.jobs.building import build_job  # noqa: PLC0415
+            from vramcast.jobs.targets import LIBRARIES, BuildRequest  # noqa: PLC0415
+            from vramcast.simulation.simulator import Simulator  # noqa: PLC0415
 
         build = BuildRequest.from_json(request["request"])
         if build.target.kind not in LIBRARIES:

@@ -16,6 +16,7 @@ from vramcast.virtual_gpu.replay.replay import EMPTY_CACHE, FREE
 from vramcast.virtual_gpu.tracing.accumulation import repeat_batch
 from vramcast.virtual_gpu.tracing.owners import is_layer, named_parts
 from vramcast.virtual_gpu.tracing.trace import Trace, Tracer, Use
+from vramcast.virtual_gpu.tracing.uncompiled import with_plain_step, without_compiler
 from vramcast.virtual_gpu.training.loop import MakeInputs, MakeOptimizer, TrainingLoop
 from vramcast.virtual_gpu.training.setup import TrainingSetup
 
@@ -50,6 +51,7 @@ def trace_training(
         cuda_paths(compute_capability),
         traced_resizes(run.tracer),
         compiled_network(run.tracer, subject, setup) as compiled,
+        without_compiler(),
         _watched(subject, run.tracer, compiled.hidden()) if owners else nullcontext(),
     ):
         return run.trace(epochs)
@@ -72,6 +74,7 @@ def trace_lengths(
         cuda_paths(compute_capability),
         traced_resizes(run.tracer),
         compiled_network(run.tracer, subject, setup),
+        without_compiler(),
     ):
         trace = run.trace_each([*lengths, lengths[-1]])  # a step ends where the next one begins
     count = setup.accumulate
@@ -101,6 +104,10 @@ class _Run(TrainingLoop):
     def owner_of(self, module: nn.Module, tensor: Tensor) -> str:
         """Return the name of the module."""
         return self.names[id(module)]
+
+    def phased(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Let the steps of an optimizer be a phase of their own, without torch's compiler."""
+        return super().phased(with_plain_step(optimizer))
 
     def trace(self, epochs: int) -> Trace:
         """Trace the different steps, then compose epochs from them."""

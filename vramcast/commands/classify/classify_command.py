@@ -27,6 +27,7 @@ from vramcast.jobs.spec import LayerTable
 from vramcast.jobs.targets import FORMS, is_document, parse_argument
 from vramcast.models.answer import FITS, Answer
 from vramcast.models.released import checkpoint_directory
+from vramcast.quick_imports import quick_imports
 from vramcast.simulation.sandbox.client import MEMORY_MIB, TIMEOUT_SECONDS
 from vramcast.simulation.sandbox.failures import InternalError, NetworkError
 from vramcast.virtual_gpu.distributed.parallelism import PARALLEL_OPTIONS
@@ -186,9 +187,9 @@ def _rendered(
     simulators: Simulators,
     start: float,
 ) -> tuple[str, Answer]:
-    # imported here, because the child builds the network while this process imports torch
-    from vramcast.commands.classify.job_answers import answer_request, page_of_request
-    from vramcast.commands.classify.page import render_page
+    with quick_imports():  # here, because the child builds the network while this process imports torch
+        from vramcast.commands.classify.job_answers import answer_request, page_of_request
+        from vramcast.commands.classify.page import render_page
 
     predictor = _predictor(arguments.checkpoint)
     if arguments.json:
