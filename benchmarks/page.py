@@ -36,10 +36,15 @@ def study_parser(description: str | None, measured: bool = True) -> ArgumentPars
     return parser
 
 
+def show(page: Path | None, maker: str, name: str, text: str) -> None:
+    """Print a table, and write it into its part of a page, if one is named."""
+    print(text, flush=True)
+    if page:
+        write_part(page, maker, name, text)
+
+
 def publish(places: Namespace, maker: str, text: str, draw: Callable[[Path], None]) -> None:
-    """Print a table; write it and its picture where the options of `study_parser` say."""
-    print(text)
-    if places.page:
-        write_part(places.page, maker, "table", text)
+    """Show a table, and draw its picture, where the options of `study_parser` say."""
+    show(places.page, maker, "table", text)
     if places.picture:
         draw(places.picture)

@@ -55,6 +55,13 @@ def test_a_page_is_short(page):
     assert len(page.read_text().split()) <= WORDS
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}-{page.name}")
+def test_marked_parts_are_made_by_modules_and_end(page):
+    marks = re.findall(r"<!-- made by (benchmarks[\w.]*): (.*?) -->", page.read_text())
+    assert all(find_spec(module) for module, _ in marks)
+    assert marks[1::2] == [(module, f"end of {name}") for module, name in marks[::2]]
+
+
 # --- commands --------------------------------------------------------------------------------------------------------
 
 

@@ -8,8 +8,10 @@ take one to six minutes.
 import argparse
 from collections.abc import Sequence
 from itertools import accumulate
+from pathlib import Path
 
 from benchmarks.collocation.tables import DEVICE
+from benchmarks.page import show
 from vramcast.device.profiles import load_profile
 from vramcast.errors import check_count
 from vramcast.jobs.families.script_jobs import script_subject
@@ -44,14 +46,16 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=8, help="if the recipe has none")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--page", type=Path, help="write the table into its marked part of this page")
     arguments = parser.parse_args()
     check_count("--seeds", arguments.seeds)
     check_count("--steps", arguments.steps)
     shown = [str(step) for step in SHOWN if step <= arguments.steps]
-    print(f"| seed | reserved, MiB, after {' | '.join(shown)} steps | allocated, MiB |")
-    print(f"| ---: |{' ---: |' * (len(shown) + 1)}")
+    lines = [f"| seed | reserved, MiB, after {' | '.join(shown)} steps | allocated, MiB |"]
+    lines.append(f"| ---: |{' ---: |' * (len(shown) + 1)}")
     for seed in range(arguments.seeds):
-        print(line(seed, *peaks_mib(arguments.recipe, arguments.batch_size, seed, arguments.steps)), flush=True)
+        lines.append(line(seed, *peaks_mib(arguments.recipe, arguments.batch_size, seed, arguments.steps)))
+    show(arguments.page, "collocation.varying_shapes", arguments.recipe, "\n".join(lines))
 
 
 if __name__ == "__main__":

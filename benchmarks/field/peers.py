@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.page import show
 from benchmarks.published.evaluation import PublishedStore, Result
 from benchmarks.published.job import PublishedJob
 from benchmarks.published.tables import read_published
@@ -108,11 +109,12 @@ def table(jobs: list[PublishedJob], results: list[Result | str], others: list[di
 
 
 def main() -> None:
-    """Print the table in GiB."""
+    """Show the table in GiB."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--python", default=str(_HOME / "bin/python"), help="an interpreter with the other estimators")
     parser.add_argument("--stacks", type=Path, default=Path(".venvs"), help="environments of published runs")
     parser.add_argument("--make", action="store_true", help="create the environment of the other estimators first")
+    parser.add_argument("--page", type=Path, help="write the table into its marked part of this page")
     chosen = parser.parse_args()
     if chosen.make:
         make_environment()
@@ -121,7 +123,8 @@ def main() -> None:
     descriptions = json.dumps([described(job) for job in jobs])
     done = subprocess.run(words, input=descriptions, stdout=subprocess.PIPE, text=True, check=True)
     store = PublishedStore(None, chosen.stacks)
-    print(table(jobs, [store.attempt(job) for job in jobs], json.loads(done.stdout)))
+    text = table(jobs, [store.attempt(job) for job in jobs], json.loads(done.stdout))
+    show(chosen.page, "field.peers", "table", text)
 
 
 if __name__ == "__main__":

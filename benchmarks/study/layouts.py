@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from statistics import fmean, median
 
 from tqdm import tqdm
 
+from benchmarks.page import show
 from vramcast.dataset_builder.backends.virtual import trace_spec
 from vramcast.device.profiles import load_profile
 from vramcast.jobs.spec import Spec
@@ -72,6 +74,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--studied", action="store_true", help="the networks that the principles were found with")
     parser.add_argument("--each", action="store_true", help="print the difference of each network, too")
+    parser.add_argument("--page", type=Path, help="write the table into its marked part of this page")
     arguments = parser.parse_args()
     networks = _STUDIED if arguments.studied else _OTHERS
     cases = list(product(networks, _PRECISIONS, (False, True)))
@@ -79,7 +82,7 @@ def main() -> None:
         errors = list(tqdm(pool.map(errors_of, cases), total=len(cases), unit="network", mininterval=5))
     results = dict(zip(cases, errors, strict=True))
     print(f"{len(networks)} networks of timm, batch {_BATCH}: median and mean difference of the reserved memory")
-    print("\n".join(table(results)))
+    show(arguments.page, "study.layouts", "table", "\n".join(table(results)))
     if arguments.each:
         for case, by_device in results.items():
             print(*case, *(f"{device} {error:+.1%}" for device, error in by_device.items()))
