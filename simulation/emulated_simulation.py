@@ -12,7 +12,7 @@ from vramcast.jobs.analysis.optimizers import OPTIMIZERS
 from vramcast.jobs.job import own_name
 from vramcast.jobs.optimizers import stand_in
 from vramcast.jobs.spec import LayerRecord, LayerTable
-from vramcast.simulation.replays import Replays, UnboundedReplay, costs_of
+from vramcast.simulation.replays import Replays, UnboundedReplay, simulation_of
 from vramcast.simulation.result import Peaks, Simulation
 from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 from vramcast.virtual_gpu.cuda.run_record import RunRecord
@@ -22,8 +22,6 @@ from vramcast.virtual_gpu.replay.simulate import measurement_of
 from vramcast.virtual_gpu.tracing.trace import Use
 from vramcast.virtual_gpu.training.setup import TrainingSetup
 
-_MOST_COSTS = 50
-_UNBOUNDED_MIB = 2**30
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -42,24 +40,28 @@ def simulation_of_run(
     _mark_parameters(gpu)
     unbounded = replays.unbounded(trace, gpu.profile)
     own = _emulated_measurement(gpu, unbounded, ran_out_of_memory)
-    peaks = {gpu.profile.name: Peaks(own, replace(own, status=Status.OK, evidence=None))}
     foreign = tuple(item.name for item in others if not gpu.capability.decides_alike(item.compute_capability))
-    for profile in others:
-        if profile.name not in peaks:
-            peaks[profile.name] = item = replays.peaks(trace, profile)
-            if profile.name in foreign:
-                notes = (*item.bounded.notes, _foreign_kernels((profile.name,), gpu.profile.name))
-                peaks[profile.name] = replace(item, bounded=replace(item.bounded, notes=notes))
-    table = _table(gpu.record, batch_size or _batch_size(gpu.record))
-    return Simulation(
-        table=table,
-        training=_training(gpu),
-        peaks=peaks,
-        costs=costs_of(unbounded, table),
+    simulation = simulation_of(
+        _table(gpu.record, batch_size or _batch_size(gpu.record)),
+        _training(gpu),
+        [(gpu.profile, unbounded), *((item, replays.unbounded(trace, item)) for item in others)],
+        replays,
+        live={gpu.profile.name: Peaks(own, replace(own, status=Status.OK, evidence=None))},
         family="module",
         notes=_notes(gpu, foreign),
         traced_with={"torch": torch.__version__},
     )
+    return replace(
+        simulation, peaks={name: _noted(name, item, gpu, foreign) for name, item in simulation.peaks.items()}
+    )
+
+
+def _noted(name: str, peaks: Peaks, gpu: CudaEmulation, foreign: Sequence[str]) -> Peaks:
+    """Add the note to the peaks on a device that would run other kernels than the one that the code ran on."""
+    if name not in foreign or name == gpu.profile.name:
+        return peaks
+    notes = (*peaks.bounded.notes, _foreign_kernels((name,), gpu.profile.name))
+    return replace(peaks, bounded=replace(peaks.bounded, notes=notes))
 
 
 def _notes(gpu: CudaEmulation, foreign: Sequence[str]) -> tuple[str, ...]:

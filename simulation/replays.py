@@ -1,20 +1,24 @@
-"""What replays of a trace say: peaks on devices, what each layer holds at the peak, memory over time."""
+"""From a trace, its replays and a layer table to a `Simulation`: peaks, costs of layers, memory over time.
+
+Specs, modules, scripts and ranks all take this way.
+"""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from vramcast.jobs.job import own_name
 from vramcast.jobs.spec import LayerTable
-from vramcast.simulation.result import Curve, LayerCost, Peaks
+from vramcast.simulation.result import Curve, LayerCost, Peaks, Simulation
 from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.replay.replay import FREE, Replay
 from vramcast.virtual_gpu.replay.simulate import Lowered, measurement_of, replay_on, without_limit
 from vramcast.virtual_gpu.replay.timeline import timeline_of
 from vramcast.virtual_gpu.tracing.trace import Trace, Use
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 _CURVE_POINTS = 600
 _MOST_COSTS = 50
@@ -51,6 +55,32 @@ class Replays:
         if free.replay.peak_reserved_bytes <= room_bytes:
             return Peaks(need, need)
         return Peaks(measurement_of(trace, profile, *replay_on(trace, profile, self.allocator)), need)
+
+
+def simulation_of(
+    table: LayerTable,
+    training: TrainingSetup,
+    replayed: Sequence[tuple[DeviceProfile, UnboundedReplay]],
+    replays: Replays,
+    *,
+    live: Mapping[str, Peaks] | None = None,
+    **facts: Any,
+) -> Simulation:
+    """Return the simulation of a job.
+
+    Args:
+        table: The layers.
+        training: The setup as it was traced.
+        replayed: Devices and the unbounded replay of the job's (largest) trace on each; the first decides on the costs.
+        replays: Where the trace is replayed within the limits of a device.
+        live: Peaks by device that an allocator saw while the job ran, which no replay replaces.
+        facts: Other fields of the simulation.
+    """
+    peaks = {**(live or {})}
+    for profile, unbounded in replayed:
+        if profile.name not in peaks:
+            peaks[profile.name] = replays.peaks(unbounded.trace, profile)
+    return Simulation(table=table, training=training, peaks=peaks, costs=costs_of(replayed[0][1], table), **facts)
 
 
 def costs_of(unbounded: UnboundedReplay, table: LayerTable) -> tuple[LayerCost, ...]:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
-from vramcast.errors import UntraceableError, UserError
+from vramcast.errors import UserError
 from vramcast.jobs.analysis.optimizers import OPTIMIZERS
 from vramcast.jobs.batches import input_shapes, with_length
 from vramcast.jobs.families import FAMILIES
@@ -17,7 +17,7 @@ from vramcast.jobs.spec import LayerTable
 from vramcast.jobs.subject import batch_in_channels_last, in_channels_last
 from vramcast.simulation.emulated_job import EmulatedJob
 from vramcast.simulation.library_versions import library_versions
-from vramcast.simulation.replays import Replays, UnboundedReplay, costs_of, curve_of
+from vramcast.simulation.replays import Replays, UnboundedReplay, curve_of, simulation_of
 from vramcast.simulation.result import Curve, OrderPeaks, RankPeaks, Simulation
 from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions
 from vramcast.virtual_gpu.distributed.parallelism import RankGroup
@@ -28,13 +28,10 @@ from vramcast.virtual_gpu.replay.replay import FREE
 from vramcast.virtual_gpu.replay.simulate import simulate
 from vramcast.virtual_gpu.replay.varying_lengths import VaryingRun
 from vramcast.virtual_gpu.tracing.capability import RecordedCapability
+from vramcast.virtual_gpu.tracing.meta_limits import META_LIMITS, is_limit_of_meta
 from vramcast.virtual_gpu.tracing.session import trace_lengths, trace_training
 from vramcast.virtual_gpu.tracing.trace import Trace, Use
 from vramcast.virtual_gpu.training.setup import TrainingSetup, parse_call
-
-_UNBOUNDED_MIB = 2**30
-_CURVE_POINTS = 600
-_MOST_COSTS = 50
 
 
 class JobSimulator(Protocol):
@@ -54,7 +51,27 @@ _RankTraces = list[tuple[RankGroup, Trace]]
 
 
 class Simulator:
-    """Simulates a job on the virtual GPU in this process."""
+    """Simulates a job on the virtual GPU in this process.
+
+    The job is traced once for all devices that run it alike, and the trace is replayed on each. Specs and most
+    networks are traced on plain meta tensors, which is fast. Jobs that declare `runs_emulated`, training options that
+    need CUDA, and networks that plain meta tensors cannot run (`META_LIMITS`) train on a virtual GPU that they see as
+    CUDA.
+
+    >>> from vramcast.device.profiles import load_profile
+    >>> from vramcast.jobs.families import make_spec
+    >>> from vramcast.jobs.job import SpecJob
+    >>> from vramcast.virtual_gpu.training.setup import TrainingSetup
+    >>> network = {"arch": "uniform", "input_features": 64, "output_features": 10, "depth": 2}
+    >>> spec = make_spec("mlp", network, TrainingSetup(batch_size=8))
+    >>> simulation = Simulator(SpecJob(spec)).simulate({}, [load_profile("a100_40gb")])
+    >>> simulation.peaks["a100_40gb"].bounded.status
+    <Status.OK: 'ok'>
+
+    Known limits: values are not computed, so control flow that depends on data takes an assumed way, which is a note of
+    the simulation. A run of many steps is not simulated, but those after which memory repeats. Under emulation the
+    figures of all devices replay the kernels of the first.
+    """
 
     def __init__(self, job: Job, allocator: AllocatorOptions | None = None) -> None:
         script = script_subject(job.spec) if isinstance(job, SpecJob) else None
@@ -62,7 +79,11 @@ class Simulator:
         self.allocator = allocator or AllocatorOptions()
         self._table: LayerTable | None = None
         self._tabled: str | None = None
+        self._options: Mapping[str, Any] | None = None
+        self._training: TrainingSetup | None = None
+        """The setup of the last options."""
         self._setup: TrainingSetup | None = None
+        """The setup of the traces."""
         self._resolved: TrainingSetup | None = None
         self._facts: tuple[str, ...] = ()
         self._inputs: tuple[Mapping[str, Any], ...] = ()
@@ -74,31 +95,43 @@ class Simulator:
     def simulate(self, options: Mapping[str, Any], profiles: Sequence[DeviceProfile]) -> Simulation:
         """Simulate the job on some devices; the costs of layers are those on the first device.
 
-        A network that fails on meta tensors may ask for CUDA: it runs on a virtual GPU that it sees as CUDA. If it
-        fails there, too, the first error is its own.
+        Raises:
+            UserError: The options, or the network under them, cannot be trained.
+            Exception: One of the network's own.
         """
-        training = self.job.setup(options)
+        training = self._setup_of(options)
         job = self._emulated_job(training)
         if job is not None:
             return self._run_emulated(job, training, profiles)
         try:
             return self._simulate(training, profiles)
-        except Exception as error:
-            is_bad_input = isinstance(error, UserError) and not isinstance(error, UntraceableError)
-            if not isinstance(self.job, ModuleJob) or is_bad_input:
+        except META_LIMITS as error:
+            if not isinstance(self.job, ModuleJob) or not is_limit_of_meta(error):
                 raise
             if replace(training, adapter=None, quantize=None, checkpointing=False, loss_form="default").needs_trace:
                 raise
-            try:
-                self._emulated = EmulatedJob(self.job, training, profiles[0])
-            except Exception as second:  # the first error is about the network as it was given
-                if parse_call(training.optimizer)[0] == SPARSE and "dense gradients" in str(second):
-                    raise UserError(
-                        f"expected a network whose gradients are all sparse beside {SPARSE}, found dense ones: make "
-                        "its embeddings sparse=True, or name another optimizer"
-                    ) from second
-                raise error from None
-            return self._emulated.simulation(profiles)
+            return self._retry_emulated(self.job, training, profiles, error)
+
+    def _retry_emulated(
+        self, job: ModuleJob, training: TrainingSetup, profiles: Sequence[DeviceProfile], first: Exception
+    ) -> Simulation:
+        """Run a network that meta tensors could not run; if it fails here, too, the first error is its own."""
+        try:
+            self._emulated = EmulatedJob(job, training, profiles[0])
+        except Exception as second:  # the first error is about the network as it was given
+            if parse_call(training.optimizer)[0] == SPARSE and "dense gradients" in str(second):
+                raise UserError(
+                    f"expected a network whose gradients are all sparse beside {SPARSE}, found dense ones: make "
+                    "its embeddings sparse=True, or name another optimizer"
+                ) from second
+            raise first from None
+        return self._emulated.simulation(profiles)
+
+    def _setup_of(self, options: Mapping[str, Any]) -> TrainingSetup:
+        """Return the training setup of the options; questions about the same options come one after another."""
+        if self._training is None or options != self._options:
+            self._training, self._options = self.job.setup(options), dict(options)
+        return self._training
 
     def _emulated_job(self, training: TrainingSetup) -> ModuleJob | None:
         """Return the job if it must train on a virtual GPU that it sees as CUDA, None if meta tensors are enough."""
@@ -126,11 +159,11 @@ class Simulator:
             if self._table is None or training.adapter != self._tabled:
                 self._table, self._tabled = self.job.table(training), training.adapter
             ranks = {profile.name: self._largest_first(profile) for profile in profiles}
-        return Simulation(
-            table=self._table,
-            training=self._resolved or training,
-            peaks={item.name: self._replays.peaks(ranks[item.name][0][1].trace, item) for item in profiles},
-            costs=costs_of(ranks[profiles[0].name][0][1], self._table),
+        return simulation_of(
+            self._table,
+            self._resolved or training,
+            [(profile, ranks[profile.name][0][1]) for profile in profiles],
+            self._replays,
             family=self.job.family,
             notes=self._facts,
             inputs=self._inputs,
@@ -140,7 +173,7 @@ class Simulator:
 
     def measure(self, options: Mapping[str, Any], profile: DeviceProfile) -> Measurement:
         """Simulate the job on one device, without its layers: one trace and one replay."""
-        training = self.job.setup(options)
+        training = self._setup_of(options)
         job = self._emulated_job(training)
         if job is not None:
             simulation = self._run_emulated(job, training, [profile])
@@ -157,12 +190,12 @@ class Simulator:
 
     def trace(self, options: Mapping[str, Any], compute_capability: float) -> Trace:
         """Trace the job (its first rank) for devices of a compute capability, without the owners of blocks."""
-        self._use(self.job.setup(options))
+        self._use(self._setup_of(options))
         return self._trace(compute_capability, owners=False)[0][1]
 
     def curve(self, options: Mapping[str, Any], profile: DeviceProfile) -> Curve:
         """Return the memory over time on a device, unbounded where the job does not fit."""
-        self._use(self.job.setup(options))
+        self._use(self._setup_of(options))
         trace = self._emulated.trace if self._emulated is not None else self._largest_first(profile)[0][1].trace
         return curve_of(trace, profile, self.allocator)
 
@@ -185,7 +218,7 @@ class Simulator:
     def _trace_lengths(
         self, options: Mapping[str, Any], profile: DeviceProfile, orders: LengthOrders
     ) -> tuple[Trace, list[list[int]]]:
-        setup = self.job.setup(options)
+        setup = self._setup_of(options)
         setup = replace(setup, accumulate=min(setup.accumulate, STEP_BATCHES))
         prepared = self._prepared(setup)
         return trace_lengths(

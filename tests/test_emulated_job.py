@@ -219,3 +219,15 @@ def test_both_modes_of_the_loop_take_the_same(make, options):
 def test_offloaded_checkpoints_train_in_all_steps(options):
     plain, other = (offloaded(**changes).peaks["a100_40gb"].unbounded for changes in ({}, options))
     assert other.reserved_bytes >= plain.reserved_bytes
+
+
+@pytest.mark.parametrize("error", [KeyError("weights"), ValueError("too large"), RecursionError("too deep")])
+def test_an_error_of_the_network_is_not_run_again(error, monkeypatch):
+    class Failing(Plain):
+        def forward(self, x):
+            raise error
+
+    monkeypatch.setattr("vramcast.simulation.simulator.EmulatedJob", None)  # would raise a TypeError
+    with pytest.raises(type(error), match=str(error).strip("'")) as raised:
+        simulate(meta(Failing), lambda size: torch.randn(size, 256))
+    assert raised.value is error

@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
 from vramcast.errors import UserError
 from vramcast.simulation.emulated_simulation import simulation_of_run
 from vramcast.simulation.replays import Replays, UnboundedReplay, curve_of
@@ -19,10 +17,6 @@ from vramcast.virtual_gpu.replay.replay import FREE
 from vramcast.virtual_gpu.replay.varying_lengths import StepsDifferError, VaryingRun
 
 _MOST_LINES = 10
-_MOST_COSTS = 50
-_CURVE_POINTS = 600
-_UNBOUNDED_MIB = 2**30
-_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def report_of(

@@ -56,6 +56,17 @@ class CachingAllocator:
     The capacity is the memory that the device leaves to the allocator: its total without the CUDA context and other
     processes. `total_bytes` is the whole device and defaults to the capacity; only a memory fraction and error
     messages refer to it. `device` stands for another source of memory, with the same capacity.
+
+    >>> allocator = CachingAllocator(capacity_bytes=2**30)
+    >>> block = allocator.malloc(3 * 2**20)
+    >>> allocator.allocated_bytes, allocator.reserved_bytes
+    (3145728, 20971520)
+    >>> allocator.free(block)
+    >>> allocator.allocated_bytes, allocator.reserved_bytes
+    (0, 20971520)
+
+    Known limits: addresses are not simulated, so the driver never fails for fragmentation of its own. Private pools of
+    CUDA graphs and `torch.cuda.MemPool` are not modelled. Calls come one after another; threads do not race.
     """
 
     def __init__(
