@@ -34,7 +34,7 @@ class Card:
     citation: str
     command: str
     """The command that reproduces it."""
-    limits: str = "It knows networks like those it was trained on, and flags others as unfamiliar."
+    limits: str = "It knows networks like those it was trained on, and flags others as out of distribution."
 
 
 def save_checkpoint(estimator: Estimator, directory: Path, metrics: Mapping[str, Any], card: Card) -> None:

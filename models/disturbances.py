@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from vramcast.models.distribution import own_bytes_of
 from vramcast.models.example import Example
-from vramcast.models.outlook import own_bytes_of
 from vramcast.virtual_gpu.allocator.sizes import MIB
 
 _LEAST_MIB = 256

@@ -1,19 +1,13 @@
 """Examples: a row or a job as estimators see it, with features and, where it was measured, a label."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from vramcast.errors import UserError
-from vramcast.jobs.families import FAMILIES
 from vramcast.jobs.spec import LayerRecord, StaticEstimate
 from vramcast.simulation.result import OrderPeaks
 from vramcast.virtual_gpu.measurement import Measurement
 from vramcast.virtual_gpu.training.setup import TrainingSetup
 
-_FIRST_LAYERS = 3
-"""Convolutions that a Transformer may begin with."""
-_MEASURED_LIBRARIES = ("timm",)
-"""Libraries with measured rows; bounds for networks of other libraries are wider."""
-_REAL_ELSEWHERE = "real elsewhere"
 UNBOUNDED_BYTES = 2**50
 """The capacity of a device without a memory limit."""
 
@@ -80,28 +74,6 @@ class Example:
     def is_rank(self) -> bool:
         """True for a rank of a distributed run, described by its training or found in a script."""
         return self.unknown_nccl or self.training.parallel is not None
-
-    @property
-    def stratum(self) -> str:
-        """The key of safe margins: a generated family, or for real networks how cuDNN can treat them."""
-        if self.family in FAMILIES:
-            return self.family
-        if not self._has_workspaces:
-            return "real" if self.family in _MEASURED_LIBRARIES else _REAL_ELSEWHERE
-        return "real with trials" if self.training.cudnn_benchmark else "real with workspaces"
-
-    @property
-    def calibrates(self) -> tuple[str, ...]:
-        """The strata that a measured example calibrates: its own, the one without trials, and other libraries."""
-        if self.measured.trial or self.family in FAMILIES:
-            return (self.stratum,)
-        alike = replace(self, training=replace(self.training, cudnn_benchmark=False)).stratum
-        return tuple(dict.fromkeys((self.stratum, alike, _REAL_ELSEWHERE)))
-
-    @property
-    def _has_workspaces(self) -> bool:
-        """Whether the network is convolutional; a first layer that cuts an image into patches does not count."""
-        return sum(is_convolution(layer.kind) for layer in self.layers) > _FIRST_LAYERS
 
     @property
     def simulation(self) -> Measurement:

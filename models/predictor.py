@@ -197,7 +197,7 @@ class Predictor:
         """Return the buckets of a device, and the probability of each for a question: [classes]."""
         buckets = Buckets(bucket_mib * MIB, question.example.capacity_bytes)
         _, estimator = self._estimator_for(question.example)
-        return buckets, estimator.predict_all([question.example], risk).proba(0, buckets)
+        return buckets, estimator.distribution([question.example], risk).proba(buckets)[0]
 
     def _by_estimator(self, questions: Sequence[Question]) -> list[tuple[str, Estimator, list[int]]]:
         groups: dict[str, tuple[Estimator, list[int]]] = {}
@@ -245,15 +245,13 @@ def _answers(
     examples = [item.example for item in questions]
     unbounded = [item.unbounded or replace(item.example, capacity_bytes=UNBOUNDED_BYTES) for item in questions]
     risk = max(risk, estimator.least_risk)
-    prediction = estimator.predict_all([*examples, *unbounded], risk)
-    count = len(examples)
-    points = _finite(prediction.point_bytes[:count], prediction.point_bytes[count:], examples)
-    calibrated = prediction.safe_bytes
-    safe = None if calibrated is None else _finite(calibrated[:count], calibrated[count:], examples)
+    distribution = estimator.distribution([*examples, *unbounded], risk)
+    points = _finite(distribution.point_bytes(), examples)
+    safe = _finite(distribution.on_device(1 - risk), examples) if distribution.calibrated else None
     answers = []
     for index, question in enumerate(questions):
         buckets = Buckets(bucket_mib * MIB, question.example.capacity_bytes)
-        proba = prediction.proba(index, buckets)
+        proba = distribution.proba(buckets, [index])[0]
         whole = Buckets(buckets.capacity_bytes, buckets.capacity_bytes)  # its last class begins at the capacity
         own_bytes = _quantile_bytes(buckets, proba, risk) if safe is None else safe[index]
         note = () if safe is not None else (f"{name} has no calibrated bound: the safe figure is its own quantile",)
@@ -262,21 +260,23 @@ def _answers(
                 replace(question, notes=(*question.notes, *note)),
                 buckets,
                 proba,
-                oom_probability=float(prediction.proba(index, whole)[-1]),
+                oom_probability=float(distribution.proba(whole, [index])[0, -1]),
                 estimate_bytes=points[index],
                 safe_bytes=max(own_bytes, points[index]),
                 risk=risk,
-                unfamiliar=bool(prediction.unfamiliar[index]),
+                out_of_distribution=bool(distribution.out_of_distribution[index]),
                 checkpoint=name,
             )
         )
     return answers
 
 
-def _finite(
-    figures: NDArray[np.float64], unbounded: NDArray[np.float64], examples: Sequence[Example]
-) -> NDArray[np.float64]:
-    """Replace infinity by the unbounded figure, which is more than the device has and a number that JSON can hold."""
+def _finite(figures: NDArray[np.float64], examples: Sequence[Example]) -> NDArray[np.float64]:
+    """Return [examples]: the figures of examples, infinity replaced by those without a memory limit, which follow them.
+
+    An unbounded figure is more than the device has, and a number that JSON can hold.
+    """
+    figures, unbounded = np.split(figures, 2)
     above = np.array([example.capacity_bytes + MIB for example in examples], dtype=np.float64)
     return np.where(np.isfinite(figures), figures, np.clip(unbounded, above, UNBOUNDED_BYTES))
 
@@ -307,7 +307,7 @@ def _answer(
     estimate_bytes: float,
     safe_bytes: float,
     risk: float,
-    unfamiliar: bool,
+    out_of_distribution: bool,
     checkpoint: str,
 ) -> Answer:
     example, profile, peak, simulation = question.example, question.profile, question.peak, question.simulation
@@ -324,7 +324,7 @@ def _answer(
         capacity_mib=example.capacity_bytes / MIB,
         oom_probability=oom_probability,
         risk=risk,
-        out_of_distribution=unfamiliar,
+        out_of_distribution=out_of_distribution,
         checkpoint=checkpoint,
         profile=f"{profile.title}, {calibrated}",
         seconds=0.0,

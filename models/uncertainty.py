@@ -4,12 +4,12 @@ Both follow from the job and its simulation alone, never from a measurement.
 """
 
 from vramcast.jobs.families import FAMILIES
+from vramcast.models.calibration import EVERYTHING
 from vramcast.models.example import Example
 from vramcast.models.features.layers import convolutions_of
 from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.training.setup import DTYPE_BYTES
 
-EVERYTHING = "all"
 _EXACT, _WORKSPACES = "exact", "workspaces"
 _PROCESS_BYTES = 512 * MIB
 """The unit of what other processes hold."""

@@ -7,9 +7,10 @@ import pytest
 from estimator_contract import EstimatorContract
 from synthetic_examples import cnn_spec, example_of, mlp_examples, mlp_spec
 
-from vramcast.models.calibration import LEAST_ROWS, CalibratedErrors, pinned
+from vramcast.models.calibration import LEAST_ROWS, CalibratedErrors, pinned, with_tail
+from vramcast.models.distribution import score_quantile
 from vramcast.models.disturbances import disturbed
-from vramcast.models.estimators.calibrated_simulation import CalibratedSimulation
+from vramcast.models.estimators.calibrated_simulation import CalibratedSimulation, calibrated_errors
 from vramcast.models.example import Label
 from vramcast.models.features.full import simulated_need_bytes
 from vramcast.models.uncertainty import calibrated_strata, strata, unit_bytes
@@ -45,22 +46,23 @@ def test_bounds_are_too_low_no_more_often_than_asked(fitted, risk):
 def test_a_small_stratum_is_replaced_by_a_wider_one(fitted):
     known = mlp_examples(1)[0]
     own, wider = strata(known)[0], strata(known)[-2]
-    assert fitted.calibration_.stratum_of(known, 0.01) == own
-    assert wider in strata(replace(known, source="another device"))
-    assert fitted.calibration_.stratum_of(replace(known, source="another device"), 0.01).startswith("generated")
+    elsewhere = strata(replace(known, source="another device"))
+    assert fitted.errors_.stratum_of(strata(known), 0.01) == own
+    assert wider in elsewhere
+    assert fitted.errors_.stratum_of(elsewhere, 0.01).startswith("generated")
     scores = {own: np.zeros(LEAST_ROWS - 1), wider: np.zeros(LEAST_ROWS)}
-    assert CalibratedErrors(scores).stratum_of(known, 0.01) == wider
-    assert CalibratedErrors(scores).stratum_of(known, 0.001) == wider  # the largest there is
+    assert CalibratedErrors(scores).stratum_of(strata(known), 0.01) == wider
+    assert CalibratedErrors(scores).stratum_of(strata(known), 0.001) == wider  # the largest there is
 
 
 def test_a_job_far_from_the_calibration_jobs_is_widened_by_its_distance(fitted):
     near, far = mlp_examples(1, seed=9), [example_of(mlp_spec(width=30_000, depth=1))]
-    ratios = fitted.novelty_.ratios(fitted.encoder_.matrix([*near, *far]))
+    ratios = fitted.out_of_distribution_.ratios(fitted.encoder_.matrix([*near, *far]))
     assert ratios[0] < 1 < ratios[1]
-    outlook = fitted.outlook([*near, *far])
-    units = [unit_bytes(job, fitted.calibration_.stratum_of(job, 0.01), 0.0) for job in (*near, *far)]
-    assert outlook.unit_bytes[0] == units[0]
-    assert outlook.unit_bytes[1] == pytest.approx(units[1] * (1 + 0.5 * np.log(ratios[1])))
+    distribution = fitted.distribution([*near, *far])
+    units = [unit_bytes(job, fitted.errors_.stratum_of(strata(job), 0.01), 0.0) for job in (*near, *far)]
+    assert distribution.unit_bytes[0] == units[0]
+    assert distribution.unit_bytes[1] == pytest.approx(units[1] * (1 + 0.5 * np.log(ratios[1])))
 
 
 def test_strata_follow_what_is_uncertain():
@@ -144,16 +146,13 @@ def test_a_constant_that_recurs_is_another_process_and_does_not_widen_other_devi
     assert found[:9].all()
     assert not found[9:].any()
     assert not disturbed([*held[:2], *plain[2:]], estimated).any()  # two may be chance
-    scales = np.zeros(len(rows))
-    calibration = CalibratedErrors.fit([*held, *plain[9:]], estimated, scales)
-    own, elsewhere = plain[20], replace(plain[20], source="another device", capacity_bytes=2**40)
-    bounds = [
-        calibration.outlook([job], estimated[20:21], 0.01, scales[:1]).quantile_bytes(0.99)[0] - job.overhead_bytes
-        for job in (own, elsewhere)
-    ]
-    bounds = [bound - estimated[20] for bound in bounds]
-    assert bounds[0] > 500 * MIB
-    assert bounds[1] < MIB
+    errors = calibrated_errors([*held, *plain[9:]], estimated, np.zeros(len(rows)))
+    margins = []
+    for job in (plain[20], replace(plain[20], source="another device", capacity_bytes=2**40)):
+        name = errors.stratum_of(strata(job), 0.01)
+        margins.append(unit_bytes(job, name, 0.0) * score_quantile(with_tail(errors.scores[name]), 0.99))
+    assert margins[0] > 500 * MIB
+    assert margins[1] < MIB
 
 
 def measured_at(example, own_bytes):
@@ -166,6 +165,6 @@ def test_a_band_has_no_error_inside_it():
     need = needs([row])
     used = int(row.overhead_bytes + need[0]) + 300 * MIB
     band = replace(row, label=Label(used, fits=True, least_used_bytes=used - 400 * MIB), capacity_bytes=2**40)
-    assert CalibratedErrors.fit([band], need, np.zeros(1)).scores["all"] == pytest.approx([0])
+    assert calibrated_errors([band], need, np.zeros(1)).scores["all"] == pytest.approx([0])
     needed = np.concatenate([need, need, need - 200 * MIB])
-    assert CalibratedErrors.fit([band] * 3, needed, np.zeros(3)).scores["all"][-1] > 0
+    assert calibrated_errors([band] * 3, needed, np.zeros(3)).scores["all"][-1] > 0

@@ -16,6 +16,7 @@ from vramcast.jobs.job import ModuleJob, table_of
 from vramcast.jobs.spec import Spec
 from vramcast.jobs.subject import build_subject, make_inputs
 from vramcast.models.estimators.encoding import ExampleEncoder, Scale
+from vramcast.models.estimators.network_uncertainty import stratum
 from vramcast.models.examples import example_of_row, example_of_simulation, example_of_table
 from vramcast.models.features import FEATURE_SETS, TOKEN_NUMBERS, feature_set, tokens_of
 from vramcast.models.features.layers import convolutions_of, main_activation
@@ -108,7 +109,7 @@ def test_tokens_fold_what_has_no_parameters_and_count_what_repeats():
 
 def test_a_network_that_nobody_named_counts_as_a_real_one():
     example = example_of_table(table_of(cnn_spec(depth=5)), cnn_spec().training, PROFILE)
-    assert example.stratum == "real with workspaces"
+    assert stratum(example) == "real with workspaces"
     assert main_activation(table_of(mlp_spec()).layers) == "ReLU"
 
 
@@ -121,7 +122,7 @@ def test_a_scale_is_that_of_the_training_set():
     assert far[0, 1] == 100  # never seen
 
 
-def test_what_networks_read_is_limited_and_what_novelty_reads_is_not():
+def test_inputs_of_networks_are_clipped_and_the_matrix_is_not():
     encoder = ExampleEncoder.fit(mlp_examples(30), "full")
     strange = [example_of(cnn_spec(batch=64, size=64, dtype="bf16"))]
     assert np.abs(encoder.matrix(strange)).max() >= 100

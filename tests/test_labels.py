@@ -8,8 +8,8 @@ from synthetic_examples import PROFILE, example_of, mlp_spec
 from vramcast.models.buckets import Buckets
 from vramcast.models.estimators.classifiers import NetworkClassifier, NetworkSettings, make_batch
 from vramcast.models.estimators.density import Mixture
-from vramcast.models.estimators.forecast import Forecast
 from vramcast.models.estimators.labels import center_and_spread, gap_labels, gaps_of, intervals
+from vramcast.models.estimators.mixture_distribution import MixtureDistribution
 from vramcast.models.example import Label
 from vramcast.models.features import feature_set
 from vramcast.virtual_gpu.allocator.sizes import MIB
@@ -93,18 +93,18 @@ def test_the_likelihood_of_what_did_not_fit_is_the_mass_above_the_card():
     classifier = NetworkClassifier(settings, lambda *_: None).fit(examples, examples)
     classifier.center_, classifier.spread_ = 0.0, 0.2
     constant(classifier, [0.0, -1.0, 0.0, 0.0])
-    forecast = classifier.forecast(examples)
+    distribution = classifier.distribution(examples)
     batch = make_batch(settings, classifier.encoder_, examples)
     card = Buckets(50 * MIB, examples[0].capacity_bytes)
     above = -classifier.loss(batch.select(torch.tensor([1])))
-    assert float(above.exp()) == pytest.approx(forecast.proba(card)[1, -1], rel=1e-4)
+    assert float(above.exp()) == pytest.approx(distribution.proba(card)[1, -1], rel=1e-4)
     lower, upper, _ = intervals(examples)
-    inside = forecast.mixture.cdf(
+    inside = distribution.mixture.cdf(
         torch.tensor(np.log(np.stack([lower, upper], axis=1) - examples[0].overhead_bytes))
     ).diff(dim=1)
     assert float((-classifier.loss(batch.select(torch.tensor([0])))).exp()) == pytest.approx(inside[0].item(), rel=1e-3)
-    likelihood = forecast.log_likelihood(*intervals(examples))
-    np.testing.assert_allclose(np.exp(likelihood), [inside[0].item(), forecast.proba(card)[1, -1]], rtol=1e-4)
+    likelihood = distribution.log_likelihood(*intervals(examples))
+    np.testing.assert_allclose(np.exp(likelihood), [inside[0].item(), distribution.proba(card)[1, -1]], rtol=1e-4)
 
 
 def test_where_a_job_died_does_not_matter():
@@ -116,31 +116,31 @@ def test_where_a_job_died_does_not_matter():
     assert losses[0] == losses[1]
 
 
-def forecast_of(location_mib, scale, example, atom=1e-9):
+def distribution_of(location_mib, scale, example, atom=1e-9):
     gaps = Mixture(
         torch.tensor([[1 - atom, atom]]).double().log(), torch.zeros(1, 1).double(), torch.full((1, 1), scale).double()
     )
-    return Forecast.of_gaps(gaps, [location_mib * MIB], [example])
+    return MixtureDistribution.of_gaps(gaps, [location_mib * MIB], [example])
 
 
-def test_a_forecast_moves_with_the_overhead_of_the_device():
+def test_a_distribution_moves_with_the_overhead_of_the_device():
     example = example_of(mlp_spec())
     elsewhere = type(example)(**{**vars(example), "overhead_bytes": example.overhead_bytes + 100 * MIB})
-    here, there = (forecast_of(300, 0.05, item).median_bytes()[0] for item in (example, elsewhere))
+    here, there = (distribution_of(300, 0.05, item).point_bytes()[0] for item in (example, elsewhere))
     assert here == pytest.approx(example.overhead_bytes + 300 * MIB)
     assert there - here == pytest.approx(100 * MIB)
 
 
 def test_what_exceeds_the_card_is_infinite():
     example = example_of(mlp_spec())
-    assert np.isinf(forecast_of(801, 0.01, example).median_bytes()[0])
-    assert np.isfinite(forecast_of(799, 0.01, example).median_bytes()[0])
-    assert np.isinf(forecast_of(300, 0.01, example, atom=0.6).median_bytes()[0])
+    assert np.isinf(distribution_of(801, 0.01, example).point_bytes()[0])
+    assert np.isfinite(distribution_of(799, 0.01, example).point_bytes()[0])
+    assert np.isinf(distribution_of(300, 0.01, example, atom=0.6).point_bytes()[0])
 
 
 def test_the_own_part_of_a_job_is_without_overhead_and_knows_no_card():
     example = example_of(mlp_spec())
-    forecast = forecast_of(5000, 0.05, example)
-    assert forecast.own_quantile_bytes(0.5) == pytest.approx([5000 * MIB])
-    assert forecast.on_device(np.array([300.0 * MIB])) == pytest.approx([example.overhead_bytes + 300 * MIB])
-    assert np.isinf(forecast.on_device(forecast.own_quantile_bytes(0.5))[0])
+    distribution = distribution_of(5000, 0.05, example)
+    assert distribution.own_quantile_bytes(0.5) == pytest.approx([5000 * MIB])
+    assert distribution.quantile_bytes(0.5) == pytest.approx([example.overhead_bytes + 5000 * MIB])
+    assert np.isinf(distribution.on_device(0.5)[0])

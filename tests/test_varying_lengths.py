@@ -14,11 +14,13 @@ from vramcast.device.profiles import load_profile
 from vramcast.jobs.job import ModuleJob
 from vramcast.jobs.spec import LayerTable
 from vramcast.models.buckets import Buckets
-from vramcast.models.calibration import CalibratedErrors
+from vramcast.models.calibration import with_tail
+from vramcast.models.distribution import ErrorDistribution, bounds_of
+from vramcast.models.estimators.calibrated_simulation import over_orders
 from vramcast.models.example import Example
 from vramcast.models.examples import example_of_table
-from vramcast.models.outlook import ScoredOutlook
 from vramcast.models.predictor import Predictor, Question
+from vramcast.models.uncertainty import unit_bytes
 from vramcast.simulation.result import OrderPeaks, with_orders
 from vramcast.simulation.simulator import Simulator
 from vramcast.virtual_gpu.allocator.allocator import CachingAllocator
@@ -142,11 +144,14 @@ def test_the_traced_lengths_are_distinct_and_no_multiple_of_eight(lengths):
     assert all(length % 8 for length in steps[2:])
 
 
-def outlook_of(orders: OrderPeaks, capacity_mib: int = 1000) -> ScoredOutlook:
-    """Return the outlook of a job whose orders reserve so much, with errors of up to 10 % of its memory."""
+def distribution_of(orders: OrderPeaks, capacity_mib: int = 1000) -> ErrorDistribution:
+    """Return the distribution of a job whose orders reserve so much, with errors of up to 10 % of its memory."""
     example = example_made(capacity_mib, orders)
-    rows = CalibratedErrors({"all": np.linspace(-1, 1, 199)})
-    return rows.outlook([example], np.array([float(example.simulation.reserved_bytes)]), 0.01, np.zeros(1))
+    need, unit = float(example.simulation.reserved_bytes), unit_bytes(example, "all", 0.0)
+    scores = with_tail(over_orders(np.linspace(-1, 1, 199), example, need, unit))
+    bounds = bounds_of([example])
+    estimate = bounds["overhead_bytes"] + need
+    return ErrorDistribution(**bounds, estimate_bytes=estimate, unit_bytes=np.array([unit]), scores=[scores])
 
 
 def example_made(capacity_mib: int, orders: OrderPeaks) -> Example:
@@ -157,20 +162,22 @@ def example_made(capacity_mib: int, orders: OrderPeaks) -> Example:
 
 
 def test_a_bound_covers_the_orders_and_the_errors_of_the_simulation():
-    fixed = outlook_of(OrderPeaks((500 * MIB,), longest_bytes=300 * MIB)).quantile_bytes(0.99)[0]
-    varied = outlook_of(OrderPeaks((400 * MIB, 500 * MIB, 800 * MIB), longest_bytes=300 * MIB)).quantile_bytes(0.99)[0]
+    fixed = distribution_of(OrderPeaks((500 * MIB,), longest_bytes=300 * MIB)).quantile_bytes(0.99)[0]
+    varied = distribution_of(OrderPeaks((400 * MIB, 500 * MIB, 800 * MIB), longest_bytes=300 * MIB)).quantile_bytes(
+        0.99
+    )[0]
     assert varied - fixed == pytest.approx(300 * MIB, rel=0.05)
 
 
 def test_a_cache_that_does_not_fit_is_freed_if_the_longest_batch_fits():
     buckets = Buckets(1000 * MIB, 1000 * MIB)
     orders = (500 * MIB, 990 * MIB, 995 * MIB)
-    fits = outlook_of(OrderPeaks(orders, longest_bytes=300 * MIB))
+    fits = distribution_of(OrderPeaks(orders, longest_bytes=300 * MIB))
     assert fits.proba(buckets)[0, -1] < 0.005  # what is rarer than the rows
     assert fits.quantile_bytes(0.99)[0] < 1000 * MIB
-    tight = outlook_of(OrderPeaks(orders, longest_bytes=980 * MIB))
+    tight = distribution_of(OrderPeaks(orders, longest_bytes=980 * MIB))
     assert tight.proba(buckets)[0, -1] > 0.1
-    runs_out = outlook_of(OrderPeaks((500 * MIB, None, None), longest_bytes=300 * MIB))
+    runs_out = distribution_of(OrderPeaks((500 * MIB, None, None), longest_bytes=300 * MIB))
     assert runs_out.proba(buckets)[0, -1] == pytest.approx(2 / 3, abs=0.01)
 
 

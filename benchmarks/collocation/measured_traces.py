@@ -99,7 +99,7 @@ def bounds_of(examples: Sequence[Example]) -> Iterator[tuple[float, Array]]:
             [item for item, own in zip(examples, folds, strict=True) if own != fold], []
         )
         for risk, bound in bounds.items():
-            bound[folds == fold] = fitted.outlook(test, risk).quantile_bytes(1 - risk)
+            bound[folds == fold] = fitted.distribution(test, risk).quantile_bytes(1 - risk)
     yield from bounds.items()
 
 

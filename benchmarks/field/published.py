@@ -5,13 +5,10 @@ from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from benchmarks.field.tables import Line
 from vramcast.dataset_builder.store.importers.real_networks import LAYOUT
-from vramcast.models.baselines._formula import Formula, one_hot
-from vramcast.models.buckets import Buckets
+from vramcast.models.baselines._formula import Formula
+from vramcast.models.distribution import FigureDistribution, bounds_of
 from vramcast.models.example import Example
 from vramcast.virtual_gpu.allocator.sizes import MIB
 
@@ -40,13 +37,11 @@ class Published(Formula):
     def used_bytes(self, example: Example) -> float:
         return self.mib_by_id.get(example.id, inf) * MIB
 
-    def predict_bytes(self, examples: Sequence[Example]) -> NDArray[np.float64]:
-        """Return the published figures, even above the device's capacity."""
-        return np.array([self.used_bytes(example) for example in examples], dtype=np.float64)
-
-    def predict_proba(self, examples: Sequence[Example], buckets: Buckets) -> NDArray[np.float64]:
-        """Return one-hot buckets; an upper edge belongs to the bucket below it."""
-        return one_hot(buckets.of(self.predict_bytes(examples) - (1 if self.name in EDGES_MIB else 0)), buckets)
+    def distribution(self, examples: Sequence[Example], risk: float | None = None) -> FigureDistribution:
+        """Return the published figures, even above the device's capacity; an edge belongs to the bucket below it."""
+        figures = self.figures_bytes(examples)
+        inside = figures - (1 if self.name in EDGES_MIB else 0)
+        return FigureDistribution(**bounds_of(examples), figures_bytes=inside[:, None], estimate_bytes=figures)
 
 
 def read_published(path: Path) -> dict[str, Published]:

@@ -1,35 +1,31 @@
 """The base class of baselines."""
 
-from abc import abstractmethod
-from pathlib import Path
-from typing import Self
+from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
+from vramcast.models.distribution import FigureDistribution, bounds_of, capacities_of
 from vramcast.models.estimators._base import Estimator
-from vramcast.models.storage import State, read_state, write_state
+from vramcast.models.example import Example
 
 
 class Baseline(Estimator):
-    """An estimator that is saved under its name."""
+    """An estimator with equally likely figures, which needs no simulation."""
 
     @property
     def needs_simulation(self) -> bool:
         """Whether examples need a simulated measurement."""
         return False
 
-    @abstractmethod
-    def state(self) -> State:
-        """Return the learned state."""
 
-    @classmethod
-    @abstractmethod
-    def from_state(cls, state: State) -> Self:
-        """Restore a baseline from its state."""
-
-    def save(self, directory: Path) -> None:
-        """Write the state as safetensors and JSON."""
-        write_state(directory, self.name, self.state())
-
-    @classmethod
-    def load(cls, directory: Path) -> Self:
-        """Read a directory that `save` wrote; raise a UserError for a damaged or foreign one."""
-        return cls.from_state(read_state(directory, cls.name))
+def figures_of(
+    examples: Sequence[Example], figures_bytes: NDArray[np.float64], estimate_bytes: NDArray[np.float64]
+) -> FigureDistribution:
+    """Return the distributions of figures [n, k] with estimates [n]; what reaches a job's capacity does not fit."""
+    capacities = capacities_of(examples)
+    return FigureDistribution(
+        **bounds_of(examples),
+        figures_bytes=np.where(figures_bytes >= capacities[:, None], np.inf, figures_bytes),
+        estimate_bytes=np.where(estimate_bytes >= capacities, np.inf, estimate_bytes),
+    )

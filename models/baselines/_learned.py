@@ -1,4 +1,4 @@
-"""Labels and capacities of examples as arrays, for baselines that learn."""
+"""Labels of examples as arrays, for baselines that learn."""
 
 from collections.abc import Sequence
 
@@ -21,11 +21,6 @@ def completed(examples: Sequence[Example]) -> list[Example]:
     fitting = [example for example in examples if example.measured.fits]
     _check_some(fitting)
     return fitting
-
-
-def capacity_bytes(examples: Sequence[Example]) -> NDArray[np.float64]:
-    """Return the capacity of each example's device."""
-    return np.array([example.capacity_bytes for example in examples], dtype=np.float64)
 
 
 def _check_some(examples: Sequence[Example]) -> None:

@@ -8,10 +8,9 @@ from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesRegressor
 
 from vramcast.errors import UserError
-from vramcast.models.baselines._base import Baseline
-from vramcast.models.baselines._formula import infinite_beyond_capacity
-from vramcast.models.baselines._learned import capacity_bytes, measured_bytes
-from vramcast.models.buckets import Buckets
+from vramcast.models.baselines._base import Baseline, figures_of
+from vramcast.models.baselines._learned import measured_bytes
+from vramcast.models.distribution import FigureDistribution, capacities_of
 from vramcast.models.example import Example
 from vramcast.models.features import feature_set
 from vramcast.models.storage import State
@@ -31,7 +30,7 @@ class ExtraTrees(Baseline):
     each tree's figure is a vote for its bucket.
     """
 
-    name = "extra_trees"
+    kind = name = "extra_trees"
 
     def __init__(self, seed: int = 0, trees: int = TREES, leaves: int = LEAVES) -> None:
         self.seed = seed
@@ -40,7 +39,7 @@ class ExtraTrees(Baseline):
 
     def fit(self, train: Sequence[Example], validation: Sequence[Example]) -> Self:
         """Grow the trees; nothing is chosen on the validation examples."""
-        used_bytes = np.minimum(measured_bytes(train), capacity_bytes(train))
+        used_bytes = np.minimum(measured_bytes(train), capacities_of(train))
         forest = ExtraTreesRegressor(self.trees, max_leaf_nodes=self.leaves, random_state=self.seed)
         self.feature_names_ = list(feature_set(_FEATURES).numbers(train[0]))
         forest.fit(self._matrix(train), used_bytes)
@@ -68,15 +67,10 @@ class ExtraTrees(Baseline):
             goes_left = matrix[rows, arrays["feature"][nodes]] <= arrays["threshold"][nodes]
             nodes = np.where(left == _LEAF, nodes, arrays["roots"] + np.where(goes_left, left, right))
 
-    def predict_bytes(self, examples: Sequence[Example]) -> NDArray[np.float64]:
-        """Return the mean of the trees, infinity where it reaches the capacity."""
-        return infinite_beyond_capacity(self._votes(examples).mean(axis=1), examples)
-
-    def predict_proba(self, examples: Sequence[Example], buckets: Buckets) -> NDArray[np.float64]:
-        """Return the share of trees whose figure is in each bucket."""
+    def distribution(self, examples: Sequence[Example], risk: float | None = None) -> FigureDistribution:
+        """Return the figure of each tree, with their mean as the estimate."""
         votes = self._votes(examples)
-        classes = buckets.of(np.where(votes >= capacity_bytes(examples)[:, None], np.inf, votes))
-        return np.stack([(classes == one).mean(axis=1) for one in range(buckets.classes)], axis=1)
+        return figures_of(examples, votes, votes.mean(axis=1))
 
     def state(self) -> State:
         """Return the trees."""

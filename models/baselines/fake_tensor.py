@@ -23,7 +23,7 @@ class FakeTensor(Formula):
     low, because the simulation ends when the device is full.
     """
 
-    name = "fake_tensor"
+    kind = name = "fake_tensor"
 
     def __init__(self, published: Mapping[str, int] | None = None) -> None:
         self.published = published or {}

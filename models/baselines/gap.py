@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vramcast.errors import UserError
-from vramcast.models.baselines._base import Baseline
-from vramcast.models.baselines._formula import infinite_beyond_capacity
-from vramcast.models.baselines._learned import capacity_bytes, completed, measured_bytes
+from vramcast.models.baselines._base import Baseline, figures_of
+from vramcast.models.baselines._learned import completed, measured_bytes
 from vramcast.models.baselines.polynomial import Polynomial
-from vramcast.models.buckets import Buckets
+from vramcast.models.distribution import FigureDistribution, capacities_of
 from vramcast.models.example import Example
 from vramcast.models.storage import State
 
@@ -64,7 +63,7 @@ class DirectPolynomial(Baseline):
     a job that did not fit counts with the capacity.
     """
 
-    name = "gv"
+    kind = name = "gv"
 
     def static_bytes(self, example: Example) -> int:
         """Return the part that needs no regression."""
@@ -78,8 +77,8 @@ class DirectPolynomial(Baseline):
         static_bytes, checked_bytes = self._static_bytes(fitting), measured_bytes(checking)
         best = np.inf
         for polynomial in _candidates(hyperparameters(fitting), used_bytes - static_bytes):
-            found_bytes = self._predict_with(polynomial, checking)
-            error = float(np.mean(np.abs(found_bytes - checked_bytes) / checked_bytes))
+            predicted_bytes = self._predict_with(polynomial, checking)
+            error = float(np.mean(np.abs(predicted_bytes - checked_bytes) / checked_bytes))
             if error < best:
                 best, self.polynomial_ = error, polynomial
         self.ratios_ = np.quantile(self._ratios(validation), (np.arange(_QUANTILES) + 0.5) / _QUANTILES)
@@ -90,26 +89,19 @@ class DirectPolynomial(Baseline):
 
     def _predict_with(self, polynomial: Polynomial, examples: Sequence[Example]) -> NDArray[np.float64]:
         """Predict at least the smallest measured figure, because polynomials extrapolate badly."""
-        found_bytes = self._static_bytes(examples) + polynomial.predict(hyperparameters(examples))
-        return np.maximum(found_bytes, self.floor_bytes_)
+        predicted_bytes = self._static_bytes(examples) + polynomial.predict(hyperparameters(examples))
+        return np.maximum(predicted_bytes, self.floor_bytes_)
 
     def _ratios(self, examples: Sequence[Example]) -> NDArray[np.float64]:
         predicted_bytes = self._predict_with(self.polynomial_, examples)
-        used_bytes, limit_bytes = measured_bytes(examples), capacity_bytes(examples)
+        used_bytes, limit_bytes = measured_bytes(examples), capacities_of(examples)
         bound_bytes = np.maximum(limit_bytes, predicted_bytes)
         return np.where(np.isfinite(used_bytes), used_bytes, bound_bytes) / predicted_bytes
 
-    def predict_bytes(self, examples: Sequence[Example]) -> NDArray[np.float64]:
-        """Return the polynomial's figure, infinity where it reaches the capacity."""
-        return infinite_beyond_capacity(self._predict_with(self.polynomial_, examples), examples)
-
-    def predict_proba(self, examples: Sequence[Example], buckets: Buckets) -> NDArray[np.float64]:
-        """Return the share of the validation errors that lead to each bucket."""
-        spread_bytes = self._predict_with(self.polynomial_, examples)[:, None] * self.ratios_
-        limit_bytes = capacity_bytes(examples)[:, None]
-        classes = buckets.of(np.where(spread_bytes >= limit_bytes, np.inf, spread_bytes))
-        counts = np.stack([(classes == one).sum(axis=1) for one in range(buckets.classes)], axis=1)
-        return counts / len(self.ratios_)
+    def distribution(self, examples: Sequence[Example], risk: float | None = None) -> FigureDistribution:
+        """Return the polynomial's figure with its errors on the validation examples."""
+        predicted_bytes = self._predict_with(self.polynomial_, examples)
+        return figures_of(examples, predicted_bytes[:, None] * self.ratios_, predicted_bytes)
 
     def state(self) -> State:
         """Return the polynomial and its errors."""
@@ -133,7 +125,7 @@ class DirectPolynomial(Baseline):
 class Gap(DirectPolynomial):
     """Gap: what is measured beyond the static estimate, as a polynomial of the hyper-parameters."""
 
-    name = "gap"
+    kind = name = "gap"
 
     def static_bytes(self, example: Example) -> int:
         """Return the static estimate."""

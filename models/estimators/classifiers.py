@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from vramcast.errors import UserError, check_amount, check_choice, check_count, check_probability
+from vramcast.models.estimators._base import Estimator
 from vramcast.models.estimators.batch import Batch, Inputs
 from vramcast.models.estimators.density import Mixture
 from vramcast.models.estimators.encoding import ExampleEncoder
 from vramcast.models.estimators.fitting import PlainFitter
-from vramcast.models.estimators.forecast import Forecast
-from vramcast.models.estimators.forecaster import Forecaster
 from vramcast.models.estimators.labels import center_and_spread, gap_labels
+from vramcast.models.estimators.mixture_distribution import MixtureDistribution
 from vramcast.models.estimators.networks import TokenNetwork, VectorNetwork
 from vramcast.models.example import Example
 from vramcast.models.features import TOKEN_NUMBERS, feature_set
@@ -121,7 +121,7 @@ class Fitter(Protocol):
         """Fit the network to `train`, and choose the epoch on `validation`."""
 
 
-class NetworkClassifier(Forecaster):
+class NetworkClassifier(Estimator):
     """Predicts a density over the gap between the used memory and the reference."""
 
     kind: ClassVar[str] = "network"
@@ -163,17 +163,17 @@ class NetworkClassifier(Forecaster):
         bucket = torch.where(labels.fits, gaps.log_mass(labels.bucket_lower, labels.bucket_upper), above)
         return -(exact + self.settings.bucket_weight * bucket).mean()
 
-    def forecast(self, examples: Sequence[Example]) -> Forecast:
-        """Return the distribution of the memory of each example."""
-        return self.forecast_inputs(self.encoder_.inputs(examples, self.settings.reads_tokens), examples)
+    def distribution(self, examples: Sequence[Example], risk: float | None = None) -> MixtureDistribution:
+        """Return the mixtures that the network predicts, which bound nothing at a risk."""
+        return self.distribution_of(self.encoder_.inputs(examples, self.settings.reads_tokens), examples)
 
-    def forecast_inputs(self, inputs: Inputs, examples: Sequence[Example]) -> Forecast:
-        """Return the forecast of encoded examples."""
+    def distribution_of(self, inputs: Inputs, examples: Sequence[Example]) -> MixtureDistribution:
+        """Return the distributions of encoded examples."""
         features = feature_set(self.settings.features)
         self.network_.eval()
         with torch.inference_mode():
             gaps = Mixture.of_outputs(self.network_(inputs), self.center_, self.spread_)
-            return Forecast.of_gaps(gaps, [features.reference_bytes(example) for example in examples], examples)
+            return MixtureDistribution.of_gaps(gaps, [features.reference_bytes(item) for item in examples], examples)
 
     def state(self) -> State:
         """Return settings, encoder and weights."""

@@ -45,7 +45,7 @@ class Mixture:
         weights = torch.cat([torch.zeros(components), torch.tensor([-2.0])])
         return torch.cat([weights, torch.linspace(-0.5, 0.5, components), torch.full((components,), -0.7)])
 
-    def rows(self, chosen: slice) -> "Mixture":
+    def rows(self, chosen: list[int]) -> "Mixture":
         """Return the mixtures of some examples."""
         return Mixture(self.log_weights[chosen], self.locations[chosen], self.scales[chosen])
 

@@ -11,18 +11,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vramcast.errors import UserError, check_count
-from vramcast.models.estimators._base import Prediction
+from vramcast.models.calibration import EVERYTHING, CalibratedErrors, with_tail
+from vramcast.models.distribution import Distribution, ErrorDistribution, SplicedDistribution, bounds_of
+from vramcast.models.estimators._base import Estimator
 from vramcast.models.estimators.batch import Inputs
-from vramcast.models.estimators.bounded_forecast import BoundedForecast
 from vramcast.models.estimators.classifiers import Encoded, Fitter, NetworkClassifier, NetworkSettings
-from vramcast.models.estimators.conformal import SafeMargins, relative, score
-from vramcast.models.estimators.forecast import Forecast
-from vramcast.models.estimators.forecaster import Forecaster
 from vramcast.models.estimators.labels import intervals
+from vramcast.models.estimators.mixture_distribution import MixtureDistribution
+from vramcast.models.estimators.network_uncertainty import (
+    calibrated_errors,
+    in_units,
+    relative_scales,
+    stratum,
+    unit_bytes,
+    with_everything,
+)
 from vramcast.models.example import Example
 from vramcast.models.features import feature_set
-from vramcast.models.novelty import Novelty, are_ranks
-from vramcast.models.outlook import own_bytes_of
+from vramcast.models.out_of_distribution import OutOfDistribution, flags_of
 from vramcast.models.storage import State, joined
 
 _TEMPERATURES = tuple(float(value) for value in np.geomspace(0.5, 3.0, 37))
@@ -54,16 +60,16 @@ def rounds_of(groups: Sequence[str], count: int, seed: int) -> list[Round]:
         halves = make_split(following, {"validation": 0.5, "train": 0.5}, seed)
         part = dict.fromkeys(own, "calibration") | dict.fromkeys(halves.parts["validation"], "validation")
         uses = [part.get(group, "train") for group in groups]
-        rounds.append(Round(**{use: _places(uses, use) for use in ("train", "validation", "calibration")}))
+        rounds.append(Round(**{use: _indices(uses, use) for use in ("train", "validation", "calibration")}))
     return rounds
 
 
-def _places(uses: Sequence[str], wanted: str) -> Tensor:
-    return torch.tensor([place for place, use in enumerate(uses) if use == wanted])
+def _indices(uses: Sequence[str], wanted: str) -> Tensor:
+    return torch.tensor([index for index, use in enumerate(uses) if use == wanted])
 
 
-class Ensemble(Forecaster):
-    """Classifiers with different seeds and training rows, whose forecasts are averaged."""
+class Ensemble(Estimator):
+    """Classifiers with different seeds and training rows, whose distributions are averaged."""
 
     kind: ClassVar[str] = "ensemble"
 
@@ -73,11 +79,11 @@ class Ensemble(Forecaster):
         self.members = tuple(members)
         self.name = members[0].name
 
-    novelty_: Novelty
+    out_of_distribution_: OutOfDistribution
     temperature_: float
-    margins_: SafeMargins
-    """Scores above the median; and below, above the reference that the forecasts start from."""
-    usual_margins_: SafeMargins
+    errors_: CalibratedErrors
+    """Of the median; and below, of the reference that the members start from."""
+    reference_errors_: CalibratedErrors
 
     @classmethod
     def of(cls, settings: NetworkSettings, size: int, fitter: Fitter | None = None) -> Self:
@@ -94,7 +100,7 @@ class Ensemble(Forecaster):
         """
         examples = [*train, *validation]
         encoded: dict[tuple[str, bool, int], Encoded] = {}
-        forecasts: list[Forecast] = []
+        distributions: list[MixtureDistribution] = []
         calibrated_on: list[Example] = []
         rounds = rounds_of([example.design for example in examples], len(self.members), self._seed)
         for member, parts in zip(self.members, rounds, strict=True):
@@ -103,27 +109,27 @@ class Ensemble(Forecaster):
                 encoded[key] = Encoded.of(member.settings, examples)
             data = encoded[key]
             member.fit_prepared(data.parted(parts.train, parts.validation))
-            own = [examples[place] for place in parts.calibration.tolist()]
-            forecasts.append(member.forecast_inputs(data.rows.inputs.select(parts.calibration), own))
+            own = [examples[index] for index in parts.calibration.tolist()]
+            distributions.append(member.distribution_of(data.rows.inputs.select(parts.calibration), own))
             calibrated_on += own
-        self.novelty_ = self._novelty(examples, rounds[0])
-        self.usual_margins_ = _margins(examples, self._usual_bytes(examples))
-        return self._calibrate(Forecast.stacked(forecasts), calibrated_on)
+        self.out_of_distribution_ = self._out_of_distribution(examples, rounds[0])
+        self.reference_errors_ = calibrated_errors(examples, self._usual_bytes(examples))
+        return self._calibrate(MixtureDistribution.stacked(distributions), calibrated_on)
 
     @property
     def _seed(self) -> int:
         return self.members[0].settings.seed
 
-    def _novelty(self, examples: Sequence[Example], parts: "Round") -> Novelty:
-        """Learn the distance from which a job is unfamiliar, with the rows of the first member."""
+    def _out_of_distribution(self, examples: Sequence[Example], parts: "Round") -> OutOfDistribution:
+        """Learn the distance from which a job is out of distribution, with the rows of the first member."""
         matrix = self.members[0].encoder_.matrix(examples)
         apart = torch.cat([parts.validation, parts.calibration])
-        return Novelty.fit(matrix[parts.train.numpy()], matrix[apart.numpy()], self._seed)
+        return OutOfDistribution.fit(matrix[parts.train.numpy()], matrix[apart.numpy()], self._seed)
 
-    def _calibrate(self, plain: Forecast, examples: Sequence[Example]) -> Self:
-        """Set width and safe margins by forecasts of examples that the members were not fitted to."""
+    def _calibrate(self, plain: MixtureDistribution, examples: Sequence[Example]) -> Self:
+        """Set width and errors by distributions of examples that the members were not fitted to."""
         self.temperature_ = best_temperature(plain, examples)
-        self.margins_ = _margins(examples, plain.own_quantile_bytes(0.5))
+        self.errors_ = calibrated_errors(examples, plain.own_quantile_bytes(0.5))
         return self
 
     def _usual_bytes(self, examples: Sequence[Example]) -> NDArray[np.float64]:
@@ -132,55 +138,49 @@ class Ensemble(Forecaster):
         reference = feature_set(first.settings.features).reference_bytes
         return math.exp(first.center_) * np.array([max(reference(example), 1) for example in examples])
 
-    def forecast(self, examples: Sequence[Example]) -> Forecast:
-        """Return the average of the members' distributions.
+    def distribution(self, examples: Sequence[Example], risk: float | None = None) -> Distribution:
+        """Return the average of the members; with a risk, its upper half are the errors of the job's stratum.
 
-        The forecast of an unfamiliar job is centred on the reference instead, as wide as the errors of references.
+        A job out of distribution is centred on its reference instead, with the errors of references.
         """
-        return self._forecast(examples, self.unfamiliar(examples))
+        flags = self.flags(examples)
+        mixture = replace(self._average(examples).tempered(self.temperature_), out_of_distribution=flags)
+        if flags.any():
+            usual = self._usual_bytes(examples)
+            mixture = mixture.recentred(usual, relative_scales(self.reference_errors_, examples, usual))
+        return mixture if risk is None else self._spliced(mixture, examples, risk)
 
-    def _forecast(self, examples: Sequence[Example], strange: NDArray[np.bool_]) -> Forecast:
-        forecast = self._plain_forecast(examples).tempered(self.temperature_)
-        if not strange.any():
-            return forecast
-        usual = self._usual_bytes(examples)
-        scales = self.usual_margins_.scales([example.stratum for example in examples])
-        return forecast.recentred(strange, usual.tolist(), relative(scales, usual))
-
-    def _plain_forecast(self, examples: Sequence[Example]) -> Forecast:
+    def _average(self, examples: Sequence[Example]) -> MixtureDistribution:
         """Average the members; those with one encoder share the encoding, which takes most of the time."""
         encoded: dict[tuple[int, bool], Inputs] = {}
-        forecasts = []
+        distributions = []
         for member in self.members:
             key = (id(member.encoder_), member.settings.reads_tokens)
             if key not in encoded:
                 encoded[key] = member.encoder_.inputs(examples, member.settings.reads_tokens)
-            forecasts.append(member.forecast_inputs(encoded[key], examples))
-        return Forecast.mixed(forecasts)
+            distributions.append(member.distribution_of(encoded[key], examples))
+        return MixtureDistribution.mixed(distributions)
 
-    def unfamiliar(self, examples: Sequence[Example]) -> NDArray[np.bool_]:
-        """Return [examples]: true for jobs unlike the training set."""
-        return np.asarray(self.novelty_.flags(self.members[0].encoder_.matrix(examples)) | are_ranks(examples))
-
-    def safe_bytes(self, examples: Sequence[Example], risk: float) -> NDArray[np.float64]:
-        """Return [examples]: bounds that a job exceeds with at most this probability; infinity if they do not fit.
-
-        The margin is that of the calibration jobs of the stratum above their medians, or for an unfamiliar job above
-        their references.
-        """
-        return self._outlook(examples, risk, self.unfamiliar(examples)).on_device(1 - risk)
-
-    def predict_all(self, examples: Sequence[Example], risk: float) -> Prediction:
-        """Return point estimates, bounds and distributions, all from one outlook and one pass of the networks."""
-        strange = self.unfamiliar(examples)
-        return Prediction.of_outlook(self._outlook(examples, risk, strange), risk, strange)
-
-    def _outlook(self, examples: Sequence[Example], risk: float, strange: NDArray[np.bool_]) -> BoundedForecast:
-        scores = [
-            (self.usual_margins_ if odd else self.margins_).chosen(example.stratum, risk)
-            for example, odd in zip(examples, strange, strict=True)
+    def _spliced(self, mixture: MixtureDistribution, examples: Sequence[Example], risk: float) -> SplicedDistribution:
+        self.errors_.check_risk(risk)
+        bounds = bounds_of(examples, mixture.out_of_distribution)
+        medians, errors = mixture.own_quantile_bytes(0.5), (self.errors_, self.reference_errors_)
+        chosen = [
+            (flag, errors[flag].stratum_of([stratum(example), EVERYTHING], risk))
+            for example, flag in zip(examples, bounds["out_of_distribution"].tolist(), strict=True)
         ]
-        return BoundedForecast.of(self._forecast(examples, strange), scores)
+        scores = {(flag, name): in_units(with_tail(errors[flag].scores[name])) for flag, name in set(chosen)}
+        upper = ErrorDistribution(
+            **bounds,
+            estimate_bytes=bounds["overhead_bytes"] + medians,
+            unit_bytes=unit_bytes(medians),
+            scores=[scores[key] for key in chosen],
+        )
+        return SplicedDistribution(**bounds, lower=mixture, upper=upper)
+
+    def flags(self, examples: Sequence[Example]) -> NDArray[np.bool_]:
+        """Return [examples]: true for jobs out of distribution."""
+        return flags_of(self.out_of_distribution_.ratios(self.members[0].encoder_.matrix(examples)), examples)
 
     @property
     def needs_simulation(self) -> bool:
@@ -190,22 +190,21 @@ class Ensemble(Forecaster):
     @property
     def least_risk(self) -> float:
         """The smallest risk that the number of calibration rows supports."""
-        return self.margins_.least_risk
+        return self.errors_.least_risk
 
     def state(self) -> State:
         """Return the states of the members, and what they share."""
-        scores_by_use = {"scores": self.margins_.scores, "gaps": self.usual_margins_.scores}
-        arrays = {
-            f"{name}.{stratum}": value for name, scores in scores_by_use.items() for stratum, value in scores.items()
-        }
+        errors_by_use = {"scores": self.errors_, "gaps": self.reference_errors_}
+        strata = {use: [name for name in errors.scores if name != EVERYTHING] for use, errors in errors_by_use.items()}
+        arrays = {f"{use}.{name}": errors_by_use[use].scores[name] for use, names in strata.items() for name in names}
         shared = State(
             {
                 "members": len(self.members),
                 "temperature": self.temperature_,
-                "threshold": self.novelty_.threshold,
-                "strata": {name: list(scores) for name, scores in scores_by_use.items()},
+                "threshold": self.out_of_distribution_.threshold,
+                "strata": strata,
             },
-            {"reference": self.novelty_.reference, **arrays},
+            {"reference": self.out_of_distribution_.reference, **arrays},
         )
         return joined({"shared": shared} | {_part(index): item.state() for index, item in enumerate(self.members)})
 
@@ -219,16 +218,16 @@ class Ensemble(Forecaster):
         for member in ensemble.members:
             member.encoder_ = next(item for item in encoders if item == member.encoder_)
         ensemble.temperature_ = shared.settings["temperature"]
-        ensemble.novelty_ = Novelty(shared.arrays["reference"], shared.settings["threshold"])
-        margins = {
-            name: SafeMargins({stratum: shared.arrays[f"{name}.{stratum}"] for stratum in strata})
-            for name, strata in shared.settings["strata"].items()
-        }
-        ensemble.margins_, ensemble.usual_margins_ = margins["scores"], margins["gaps"]
+        reference, threshold = shared.arrays["reference"], shared.settings["threshold"]
+        ensemble.out_of_distribution_ = OutOfDistribution(reference, threshold)
+        ensemble.errors_, ensemble.reference_errors_ = (
+            with_everything({name: shared.arrays[f"{use}.{name}"] for name in shared.settings["strata"][use]})
+            for use in ("scores", "gaps")
+        )
         return ensemble
 
 
-def best_temperature(plain: Forecast, examples: Sequence[Example]) -> float:
+def best_temperature(plain: MixtureDistribution, examples: Sequence[Example]) -> float:
     """Return the temperature with the largest likelihood of all but the least likely examples."""
     bounds, odd = intervals(examples), int(_ODD * len(examples))
 
@@ -240,10 +239,3 @@ def best_temperature(plain: Forecast, examples: Sequence[Example]) -> float:
 
 def _part(index: int) -> str:
     return f"member{index}"
-
-
-def _margins(examples: Sequence[Example], estimated_bytes: NDArray[np.float64]) -> SafeMargins:
-    """Return margins by stratum; a score counts in all strata that its example calibrates."""
-    scores = score(own_bytes_of(examples), estimated_bytes)
-    strata = [(name, value) for example, value in zip(examples, scores, strict=True) for name in example.calibrates]
-    return SafeMargins.fit([name for name, _ in strata], [value for _, value in strata])

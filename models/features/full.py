@@ -95,7 +95,7 @@ def _extremes(example: Example) -> Numbers:
 
 _SAME_MEMORY = {"AdamW": "Adam"}
 """Optimizers that differ in arithmetic only (torch/optim/adamw.py: a subclass without state or kernels of its own), so
-that a job with the other one is not unfamiliar."""
+that a job with the other one is not out of distribution."""
 
 
 def _training_numbers(example: Example) -> Numbers:

@@ -1,4 +1,4 @@
-"""Outlooks: every figure of an answer follows from one distribution."""
+"""Distributions: every figure of an answer follows from one distribution."""
 
 import json
 from pathlib import Path
@@ -10,18 +10,27 @@ from hypothesis import strategies as st
 
 from vramcast.models.answer import FITS, TIGHT, TOO_LARGE
 from vramcast.models.buckets import Buckets, choose_bucket
-from vramcast.models.estimators._base import Prediction
-from vramcast.models.outlook import ScoredOutlook
+from vramcast.models.calibration import with_tail
+from vramcast.models.distribution import ErrorDistribution
 from vramcast.virtual_gpu.allocator.sizes import MIB
 
 CAPACITY = 40_000 * MIB
 BUCKETS = Buckets(1024 * MIB, CAPACITY)
 
 
-def outlook_of(estimate_mib, unit_mib, scores, floor_mib=500):
-    amounts = [np.array([item * MIB], dtype=np.float64) for item in (estimate_mib, unit_mib, floor_mib)]
-    estimate, unit, floor = amounts
-    return ScoredOutlook(estimate, unit, [np.sort(np.array(scores, dtype=np.float64))], floor, np.array([CAPACITY]))
+def distribution_of(estimate_mib, unit_mib, scores, floor_mib=500, capacities=(CAPACITY,)):
+    count = len(capacities)
+    estimate, unit, floor = (
+        np.full(count, item * MIB, dtype=np.float64) for item in (estimate_mib, unit_mib, floor_mib)
+    )
+    return ErrorDistribution(
+        overhead_bytes=floor,
+        capacity_bytes=np.array(capacities, dtype=np.float64),
+        out_of_distribution=np.zeros(count, dtype=np.bool_),
+        estimate_bytes=estimate,
+        unit_bytes=unit,
+        scores=[with_tail(np.sort(np.array(scores, dtype=np.float64)))] * count,
+    )
 
 
 @settings(max_examples=300, deadline=None)
@@ -32,11 +41,10 @@ def outlook_of(estimate_mib, unit_mib, scores, floor_mib=500):
     st.sampled_from([0.01, 0.05, 0.2]),
 )
 def test_all_figures_are_consistent(estimate_mib, unit_mib, scores, risk):
-    outlook = outlook_of(estimate_mib, unit_mib, scores)
-    prediction = Prediction.of_outlook(outlook, risk, np.zeros(1, dtype=np.bool_))
-    proba = prediction.proba(0, BUCKETS)
-    point, safe = prediction.point_bytes[0], prediction.safe_bytes[0]
-    oom = prediction.proba(0, Buckets(CAPACITY, CAPACITY))[-1]
+    distribution = distribution_of(estimate_mib, unit_mib, scores)
+    proba = distribution.proba(BUCKETS)[0]
+    point, safe = distribution.point_bytes()[0], distribution.on_device(1 - risk)[0]
+    oom = distribution.proba(Buckets(CAPACITY, CAPACITY))[0, -1]
     assert proba.sum() == pytest.approx(1)
     assert proba.min() >= 0
     assert point <= safe
@@ -52,14 +60,11 @@ def test_all_figures_are_consistent(estimate_mib, unit_mib, scores, risk):
 
 
 def test_memory_beyond_a_job_s_own_device_does_not_fit():
-    amounts = (np.full(2, item * MIB, dtype=np.float64) for item in (12_500, 1000, 500))
-    estimate, unit, floor = amounts
-    capacities = np.array([12_037.0 * MIB, CAPACITY])
-    scores = [np.linspace(-1, 1, 99)] * 2
-    small, large = ScoredOutlook(estimate, unit, scores, floor, capacities).proba(BUCKETS)
+    scores = np.linspace(-1, 1, 99)
+    small, large = distribution_of(12_500, 1000, scores, capacities=(12_037.0 * MIB, CAPACITY)).proba(BUCKETS)
     assert small.sum() == large.sum() == pytest.approx(1)
     assert small[BUCKETS.of(12_037 * MIB) + 1 : -1].sum() == 0
-    assert small[-1] == pytest.approx(1 - np.mean(12_500 + 1000 * scores[0] < 12_037), abs=0.02)
+    assert small[-1] == pytest.approx(1 - np.mean(12_500 + 1000 * scores < 12_037), abs=0.02)
     assert large[-1] == 0
 
 
@@ -82,14 +87,14 @@ def test_recorded_answers_do_not_contradict_themselves(answer):
 
 def test_the_rank_by_hand():
     """The 19th of 19 for a risk of 5 %: ceil(20 * 0.95) = 19; what is rarer lies at twice the largest score."""
-    outlook = outlook_of(1000, 100, range(19))
-    assert outlook.quantile_bytes(0.95)[0] == (1000 + 1800) * MIB
-    assert outlook.quantile_bytes(0.5)[0] == (1000 + 900) * MIB
-    assert outlook.quantile_bytes(0.99)[0] == (1000 + 3600) * MIB
-    assert outlook.below(np.array([2801.0 * MIB]), [0])[0, 0] == 0.95
+    distribution = distribution_of(1000, 100, range(19))
+    assert distribution.quantile_bytes(0.95)[0] == (1000 + 1800) * MIB
+    assert distribution.quantile_bytes(0.5)[0] == (1000 + 900) * MIB
+    assert distribution.quantile_bytes(0.99)[0] == (1000 + 3600) * MIB
+    assert distribution.below(np.array([2801.0 * MIB]), [0])[0, 0] == 0.95
 
 
 def test_nothing_is_below_the_overhead():
-    outlook = outlook_of(600, 1000, [-5.0] * 50 + [1.0] * 50)
-    assert outlook.quantile_bytes(0.1)[0] == 500 * MIB
-    assert outlook.below(np.array([500.0 * MIB, 501.0 * MIB]), [0])[0].tolist() == [0, pytest.approx(50 / 101)]
+    distribution = distribution_of(600, 1000, [-5.0] * 50 + [1.0] * 50)
+    assert distribution.quantile_bytes(0.1)[0] == 500 * MIB
+    assert distribution.below(np.array([500.0 * MIB, 501.0 * MIB]), [0])[0].tolist() == [0, pytest.approx(50 / 101)]

@@ -1,4 +1,4 @@
-"""Out-of-distribution detection by the distance to the nearest training examples."""
+"""Detection of jobs out of distribution, by the distance to the nearest training examples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ Matrix = NDArray[np.float64]
 _NEIGHBOURS = 5
 _REFERENCES = 256
 """Training examples that are stored as reference: enough to cover the set, few enough to ship."""
-_FAMILIAR = 0.995
-"""The share of validation examples that count as familiar."""
+_INSIDE = 0.995
+"""The share of validation examples that count as in distribution."""
 _LEAST_THRESHOLD = 1e-9
 """Instead of 0, which equal examples have."""
 _SLACK = 1.1
@@ -23,8 +23,8 @@ _SLACK = 1.1
 
 
 @dataclass(frozen=True)
-class Novelty:
-    """Encoded training examples, and the distance from which a job counts as unfamiliar."""
+class OutOfDistribution:
+    """Encoded training examples, and the distance from which a job is out of distribution."""
 
     reference: NDArray[np.float32]  # [references, features]
     threshold: float
@@ -34,7 +34,7 @@ class Novelty:
         """Choose reference examples, and set the threshold on validation examples."""
         rows = np.random.default_rng(seed).permutation(len(train))[:_REFERENCES]
         unbounded = cls(train[np.sort(rows)].astype(np.float32), np.inf)
-        return cls(unbounded.reference, _SLACK * float(np.quantile(unbounded.distances(validation), _FAMILIAR)))
+        return cls(unbounded.reference, _SLACK * float(np.quantile(unbounded.distances(validation), _INSIDE)))
 
     def distances(self, matrix: Matrix) -> Matrix:
         """Return [n]: the mean distance to the nearest reference examples."""
@@ -43,14 +43,11 @@ class Novelty:
         return np.asarray(nearest.mean(axis=1))
 
     def ratios(self, matrix: Matrix) -> Matrix:
-        """Return [n]: the distance of each job relative to that of unfamiliar ones."""
+        """Return [n]: the distance of each job relative to the threshold."""
         return self.distances(matrix) / max(self.threshold, _LEAST_THRESHOLD)
 
-    def flags(self, matrix: Matrix) -> NDArray[np.bool_]:
-        """Return [n]: true for unfamiliar jobs."""
-        return self.ratios(matrix) > 1
 
-
-def are_ranks(examples: Sequence[Example]) -> NDArray[np.bool_]:
-    """Return [n]: true for ranks of a distributed run, which are unfamiliar: no checkpoint was calibrated on ranks."""
-    return np.array([example.is_rank for example in examples], dtype=np.bool_)
+def flags_of(ratios: Matrix, examples: Sequence[Example]) -> NDArray[np.bool_]:
+    """Return [n]: true for far jobs, and for ranks of a distributed run, on which no checkpoint was calibrated."""
+    ranks = np.array([example.is_rank for example in examples], dtype=np.bool_)
+    return np.asarray((ratios > 1) | ranks)
