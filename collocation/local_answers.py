@@ -21,7 +21,7 @@ def answers_on(job: Mapping[str, Any], devices: Collection[str], checkpoint: str
     target, spec = _spec(job)
     profiles = [load_profile(name) for name in sorted(devices)]
     simulation = Simulator(SpecJob(spec)).simulate({}, profiles)
-    questions = [Question.of_simulation(target, simulation, profile) for profile in profiles]
+    questions = Question.of_devices(target, simulation, profiles)
     return {answer.device: answer for answer in load(checkpoint).answers(questions, risk)}
 
 

@@ -63,7 +63,7 @@ class Answer:
 
     @property
     def fits(self) -> bool:
-        """Whether the point estimate is below the capacity."""
+        """True if the point estimate is below the capacity."""
         return self.estimate_mib < self.capacity_mib
 
     @property

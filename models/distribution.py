@@ -54,7 +54,7 @@ class Distribution(ABC):
     out_of_distribution: Flags
     """True for jobs unlike those that the estimator was calibrated on."""
     calibrated: ClassVar[bool] = False
-    """Whether quantiles above the median bound jobs as often as they say, by the errors of measured jobs."""
+    """True if quantiles above the median bound jobs as often as they say, by the errors of measured jobs."""
 
     @abstractmethod
     def below(self, used_bytes: Array, jobs: Sequence[int]) -> Array:

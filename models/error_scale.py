@@ -78,7 +78,7 @@ class ErrorScale:
         return scales
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """Return what a checkpoint stores."""
+        """Return the arrays that a checkpoint stores."""
         return dict(vars(self))
 
     @classmethod

@@ -25,11 +25,11 @@ class Label:
     """On the device; for a job that did not fit, its use when it died."""
     fits: bool
     trial: bool = False
-    """Whether it includes a workspace that cuDNN tried and gave back, as only jobs with cudnn.benchmark do."""
+    """True if it includes a workspace that cuDNN tried and gave back, as only jobs with cudnn.benchmark do."""
     least_used_bytes: int | None = None
     """The lower end, if the label is a band that ends at `used_bytes`."""
     varying: bool = False
-    """Whether the lengths of its batches varied and are not known."""
+    """True if the lengths of its batches varied and are not known."""
 
 
 @dataclass(frozen=True)

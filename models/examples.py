@@ -2,14 +2,14 @@
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
 from vramcast.errors import UserError
 from vramcast.jobs.analysis.static import static_estimate
 from vramcast.jobs.families.script_jobs import LENGTHS_VARY
 from vramcast.jobs.job import table_of
-from vramcast.jobs.spec import LayerTable
+from vramcast.jobs.spec import LayerTable, StaticEstimate
 from vramcast.models.example import UNBOUNDED_BYTES, Example, Label, is_convolution
 from vramcast.simulation.result import Peaks, Simulation
 from vramcast.virtual_gpu.canonical import content_hash
@@ -29,32 +29,56 @@ _UNNAMED = "unnamed"
 """The family of a network without a name, treated like that of any real network."""
 
 
+@dataclass(frozen=True)
+class NetworkFacts:
+    """The features of a layer table and its training that are equal on all devices."""
+
+    id: str
+    group: str
+    static: StaticEstimate
+    convolutions: bool
+    batch_norms: bool
+
+    @classmethod
+    def of(cls, table: LayerTable, training: TrainingSetup) -> Self:
+        """Hash the table, and estimate its memory from shapes."""
+        group = content_hash({"layers": [vars(layer) for layer in table.layers], "input": table.input_elements})
+        return cls(
+            id=content_hash({"group": group, "training": vars(training)}),
+            group=group,
+            static=static_estimate(training, table),
+            convolutions=any(is_convolution(layer.kind) for layer in table.layers),
+            batch_norms=any("batchnorm" in layer.kind.lower() for layer in table.layers),
+        )
+
+
 def example_of_table(
     table: LayerTable,
     training: TrainingSetup,
     profile: DeviceProfile,
     simulated: Measurement | None = None,
     family: str | None = None,
+    facts: NetworkFacts | None = None,
 ) -> Example:
     """Return the example of a layer table on a device, with its simulated measurement if there is one."""
+    facts = facts or NetworkFacts.of(table, training)
     notes = set(simulated.notes) if simulated else set()
     of_ranks = set(profile.rank_notes(world_size=2))
-    overhead_bytes = profile.overhead_bytes(
-        any(is_convolution(layer.kind) for layer in table.layers),
-        any("batchnorm" in layer.kind.lower() for layer in table.layers),
-    )
-    group = content_hash({"layers": [vars(layer) for layer in table.layers], "input": table.input_elements})
     return Example(
-        id=content_hash({"group": group, "training": vars(training)}),
-        group=group,
-        design=group,
+        id=facts.id,
+        group=facts.group,
+        design=facts.group,
         family=family or _UNNAMED,
         training=training,
         layers=table.layers,
         input_elements=table.input_elements,
-        static=static_estimate(training, table),
+        static=facts.static,
         simulated=simulated,
-        overhead_bytes=simulated.breakdown["context"] if simulated else overhead_bytes,
+        overhead_bytes=(
+            simulated.breakdown["context"]
+            if simulated
+            else profile.overhead_bytes(facts.convolutions, facts.batch_norms)
+        ),
         capacity_bytes=profile.available_bytes,
         source=profile.name,
         calibrated=profile.calibrated_on is not None,
@@ -63,13 +87,15 @@ def example_of_table(
     )
 
 
-def example_of_simulation(simulation: Simulation, profile: DeviceProfile, unbounded: bool = False) -> Example:
+def example_of_simulation(
+    simulation: Simulation, profile: DeviceProfile, unbounded: bool = False, facts: NetworkFacts | None = None
+) -> Example:
     """Return the example of a simulated job on a device, or on that device without a memory limit."""
     peaks = simulation.peaks[profile.name]
     measurement = (peaks.unbounded or peaks.bounded) if unbounded else peaks.bounded
-    example = example_of_table(simulation.table, simulation.training, profile, measurement, simulation.family)
-    example = replace(example, orders=peaks.orders)
-    return replace(example, capacity_bytes=UNBOUNDED_BYTES) if unbounded else example
+    example = example_of_table(simulation.table, simulation.training, profile, measurement, simulation.family, facts)
+    capacity_bytes = UNBOUNDED_BYTES if unbounded else example.capacity_bytes
+    return replace(example, orders=peaks.orders, capacity_bytes=capacity_bytes)
 
 
 def example_of_row(row: "Row", profile: DeviceProfile, simulation: Simulation | None) -> Example:

@@ -31,7 +31,7 @@ class PredictedRows:
     point_bytes: NDArray[np.float64]
     """Infinity for jobs that do not fit."""
     called_too_large: NDArray[np.bool_]
-    """Whether the point estimate is above the capacity."""
+    """True if the point estimate is above the capacity."""
     reserved_bytes: NDArray[np.float64]
     """The amount that a scheduler reserves by this estimator, at most the capacity."""
     safe_class: NDArray[np.int64] | None = None

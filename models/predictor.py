@@ -1,7 +1,7 @@
 """The predictor: turns simulations and layer tables into answers, with any estimator."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,7 +27,7 @@ from vramcast.models.buckets import Buckets, choose_bucket
 from vramcast.models.checkpoint import load_checkpoint
 from vramcast.models.estimators._base import Estimator
 from vramcast.models.example import UNBOUNDED_BYTES, Example
-from vramcast.models.examples import example_of_simulation, example_of_table
+from vramcast.models.examples import NetworkFacts, example_of_simulation, example_of_table
 from vramcast.models.released import checkpoint_directory
 from vramcast.models.uncertainty import may_show_trials
 from vramcast.simulation.result import RankPeaks, Simulation
@@ -59,13 +59,23 @@ class Question:
     @classmethod
     def of_simulation(cls, target: str, simulation: Simulation, profile: DeviceProfile) -> Self:
         """Return the question about a simulated job on one of its devices."""
+        return cls.of_devices(target, simulation, [profile])[0]
+
+    @classmethod
+    def of_devices(cls, target: str, simulation: Simulation, profiles: Iterable[DeviceProfile]) -> list[Self]:
+        """Return the questions about a simulated job on some of its devices."""
+        facts = NetworkFacts.of(simulation.table, simulation.training)
+        return [cls._on_device(target, simulation, profile, facts) for profile in profiles]
+
+    @classmethod
+    def _on_device(cls, target: str, simulation: Simulation, profile: DeviceProfile, facts: NetworkFacts) -> Self:
         peaks = simulation.peaks[profile.name]
-        example = example_of_simulation(simulation, profile)
+        example = example_of_simulation(simulation, profile, facts=facts)
         return cls(
             target,
             example,
             profile,
-            example_of_simulation(simulation, profile, unbounded=True) if peaks.unbounded else None,
+            example_of_simulation(simulation, profile, unbounded=True, facts=facts) if peaks.unbounded else None,
             peaks.unbounded,
             simulation,
             (*simulation.notes, *peaks.bounded.notes, *_trial_notes(example)),

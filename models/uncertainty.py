@@ -86,7 +86,7 @@ def _clean_strata(example: Example, kind: str) -> tuple[str, ...]:
 
 
 def _doubts(example: Example) -> list[str]:
-    """Return what makes a job less certain than others of its kind: it has a stratum of its own if rows have it too."""
+    """Return the doubts about a job beyond those of its kind: it has a stratum of its own if rows have them too."""
     doubts = {
         "ranks": example.is_rank,
         "uncalibrated device": not example.calibrated,
@@ -96,7 +96,7 @@ def _doubts(example: Example) -> list[str]:
 
 
 def _kind(example: Example) -> str:
-    """Return what the error of a job depends on most: nothing, or workspaces that a rule guesses.
+    """Return the main cause of a job's error: none, or workspaces that a rule guesses.
 
     Those whose channels are no multiples of four are a kind of their own, unless the error of a job is learned.
     """

@@ -60,8 +60,8 @@ def _table_rows(data: DataSettings, path: Path) -> list[Row]:
     usable = [row for row in rows if row.measurement.status in (Status.OK, Status.OOM)]
     groups = sorted({row.spec.group for row in usable})
     Random(data.seed).shuffle(groups)  # noqa: S311 - no secret depends on it
-    place = {group: index for index, group in enumerate(groups)}
-    return sorted(usable, key=lambda row: place[row.spec.group])[:most]
+    rank = {group: index for index, group in enumerate(groups)}
+    return sorted(usable, key=lambda row: rank[row.spec.group])[:most]
 
 
 def _measured(data: DataSettings, workers: int) -> list[Example]:

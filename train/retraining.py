@@ -27,10 +27,10 @@ def retrained(specs: Iterable[Spec], optimizers: Sequence[str]) -> list[Spec]:
             networks[spec.group] = spec
             batches[spec.group].add(spec.training.batch_size)
     retrained_specs = []
-    for place, group in enumerate(sorted(networks)):
+    for index, group in enumerate(sorted(networks)):
         sizes = sorted(batches[group])
         for offset, optimizer in enumerate(optimizers):
-            spec, batch_size = networks[group], sizes[(place + offset) % len(sizes)]
+            spec, batch_size = networks[group], sizes[(index + offset) % len(sizes)]
             training = TrainingSetup(batch_size=batch_size, optimizer=optimizer, loss=spec.training.loss)
             retrained_specs.append(replace(spec, training=training))
     return retrained_specs

@@ -25,7 +25,7 @@ class ClusterRules:
     queue: str = HEAD_OF_LINE
     """A job without a place blocks the jobs behind it, as in CARMA, or lets them overtake."""
     ledger: str = OBSERVED
-    """What counts as taken: the reservations of jobs, or the memory that they are observed to use.
+    """The memory that counts as taken: the reservations of jobs, or their observed use.
 
     The second is CARMA's rule: a GPU accepts no job between the start of a job and its peak.
     """

@@ -314,6 +314,10 @@ class Engine:
         return Question.of_simulation(target, simulation, profile)
 
     def _spec(self, job: SpecJobBody | NamedJobBody) -> Spec:
+        """Return the spec of a job, which is made once for all questions about it."""
+        return job.once(lambda: self._made(job))
+
+    def _made(self, job: SpecJobBody | NamedJobBody) -> Spec:
         if isinstance(job, NamedJobBody):
             return spec_of_name(job.name, self.named_specs)
         check_size(job.spec.network, self.settings.limits.layers)

@@ -1,12 +1,14 @@
 """The bodies of requests as types: validated by pydantic, and the request half of the OpenAPI document."""
 
+from collections.abc import Callable
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, PrivateAttr, Tag, create_model
 
 from vramcast.collocation.placement import POLICIES
 from vramcast.defaults import BUCKET_MIB
+from vramcast.jobs.spec import Spec
 from vramcast.virtual_gpu.training.setup import OPTIONS, TrainingSetup
 
 _LARGEST = 2**40
@@ -106,6 +108,13 @@ class JobOptions(StrictBody):
     bucket_mib: Annotated[int, Field(ge=64, le=65536)] = BUCKET_MIB
     distribution: bool = False
     """Return the probability of each bucket."""
+    _spec: Spec | None = PrivateAttr(default=None)
+
+    def once(self, make: Callable[[], Spec]) -> Spec:
+        """Return the spec of the job, which is made at the first call."""
+        if self._spec is None:
+            self._spec = make()
+        return self._spec
 
 
 class SpecJobBody(JobOptions):

@@ -15,7 +15,7 @@ class Baseline(Estimator):
 
     @property
     def needs_simulation(self) -> bool:
-        """Whether examples need a simulated measurement."""
+        """True if examples need a simulated measurement."""
         return False
 
 

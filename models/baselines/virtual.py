@@ -14,7 +14,7 @@ class Virtual(Formula):
 
     @property
     def needs_simulation(self) -> bool:
-        """Whether examples need a simulated measurement."""
+        """True if examples need a simulated measurement."""
         return True
 
     def used_bytes(self, example: Example) -> float:

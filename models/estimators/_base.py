@@ -25,7 +25,7 @@ class Estimator(ABC):
 
     @property
     def needs_simulation(self) -> bool:
-        """Whether examples need a simulated measurement; otherwise a layer table is enough."""
+        """True if examples need a simulated measurement; otherwise a layer table is enough."""
         return True
 
     @property

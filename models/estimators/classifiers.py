@@ -58,7 +58,7 @@ class NetworkSettings:
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether the network reads the sequence of layers."""
+        """True if the network reads the sequence of layers."""
         return self.network == "transformer"
 
     @property
@@ -138,7 +138,7 @@ class NetworkClassifier(Estimator):
 
     @property
     def needs_simulation(self) -> bool:
-        """Whether its features need a simulated measurement."""
+        """True if its features need a simulated measurement."""
         return feature_set(self.settings.features).needs_simulation
 
     def fit(self, train: Sequence[Example], validation: Sequence[Example]) -> Self:

@@ -184,7 +184,7 @@ class Ensemble(Estimator):
 
     @property
     def needs_simulation(self) -> bool:
-        """Whether the members' features need a simulated measurement."""
+        """True if the members' features need a simulated measurement."""
         return self.members[0].needs_simulation
 
     @property

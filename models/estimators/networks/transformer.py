@@ -45,9 +45,9 @@ class TokenNetwork(nn.Module):
 
 def positions(length: int, width: int) -> Tensor:
     """Return [length, width]: sinusoidal position encodings (Vaswani et al. 2017)."""
-    place = torch.arange(length, dtype=torch.float32)[:, None]
+    position = torch.arange(length, dtype=torch.float32)[:, None]
     rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float32) * (-math.log(10_000.0) / width))
-    return torch.stack([torch.sin(place * rates), torch.cos(place * rates)], dim=2).flatten(1)[:, :width]
+    return torch.stack([torch.sin(position * rates), torch.cos(position * rates)], dim=2).flatten(1)[:, :width]
 
 
 def pooled(x: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:

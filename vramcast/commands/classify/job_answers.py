@@ -37,9 +37,7 @@ class JobAnswers:
 
     def answers(self, simulation: Simulation, devices: Sequence[str]) -> list[Answer]:
         """Return the answers for some of the simulated devices."""
-        questions = [
-            Question.of_simulation(self.request.target, simulation, load_profile(device)) for device in devices
-        ]
+        questions = Question.of_devices(self.request.target, simulation, map(load_profile, devices))
         answers = self.predictor.answers(questions, self.request.risk, self.request.bucket_mib)
         return [replace(item, notes=(*self.request.notes, *item.notes)) for item in answers]
 
@@ -72,7 +70,7 @@ class JobAnswers:
 
 
 def _order_figures(peaks: OrderPeaks) -> dict[str, float]:
-    """Return what orders of batches reserve, in MiB, beside the longest batch alone."""
+    """Return the memory that orders of batches reserve, in MiB, beside that of the longest batch alone."""
     reserved = [item / MIB for item in peaks.reserved_bytes if item is not None]
     count = len(peaks.reserved_bytes)
     figures: dict[str, float] = {"orders": count, "orders_out_of_memory": count - len(reserved)}

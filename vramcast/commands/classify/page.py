@@ -126,16 +126,16 @@ def _chance(probability: float) -> str:
 
 
 def _bar(answer: Answer, width: int, paint: _Paint) -> Iterator[str]:
-    """Draw the memory at the peak by use; the largest remainders get the places that rounding leaves."""
+    """Draw the memory at the peak by use; the largest remainders get the cells that rounding leaves."""
     total = sum(answer.breakdown_mib.values())
     if not total:
         return
     yield f"At the peak ({shown_size(total)}, simulated)"
     shares = {name: (width - 4) * value / total for name, value in answer.breakdown_mib.items()}
-    places = {name: int(share) for name, share in shares.items()}
-    for name in sorted(shares, key=lambda key: places[key] - shares[key])[: width - 4 - sum(places.values())]:
-        places[name] += 1
-    marks = ((_PARTS.get(name, (name, "?", "0")), count) for name, count in places.items())
+    cells = {name: int(share) for name, share in shares.items()}
+    for name in sorted(shares, key=lambda key: cells[key] - shares[key])[: width - 4 - sum(cells.values())]:
+        cells[name] += 1
+    marks = ((_PARTS.get(name, (name, "?", "0")), count) for name, count in cells.items())
     yield "  " + "".join(paint(("█" if paint.colours else mark) * count, colour) for (_, mark, colour), count in marks)
     for name, value in sorted(answer.breakdown_mib.items(), key=lambda item: -item[1]):
         if value / total >= 0.001:

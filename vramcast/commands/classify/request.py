@@ -56,7 +56,7 @@ class ClassifyRequest:
     lengths: tuple[int, ...] = ()
     """The length of each batch in ascending order, if those of the samples were given; `input` is the longest."""
     notes: tuple[str, ...] = ()
-    """What a configuration file says that is not simulated."""
+    """Settings of a configuration file that are not simulated."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "ClassifyRequest":
@@ -95,7 +95,7 @@ class ClassifyRequest:
             raise UserError("expected the batch size that the network is trained with, found none: give --batch-size N")
 
     def build_request(self) -> BuildRequest:
-        """Return what the child process builds."""
+        """Return the request for the child process that builds the network."""
         self.check_batch()
         return BuildRequest(
             target=parse_target(self.target),

@@ -58,7 +58,7 @@ class _Tried:
 
     @property
     def fits(self) -> bool:
-        """Whether one of the changes makes the job fit."""
+        """True if one of the changes makes the job fit."""
         return any(item.answer.verdict == FITS for item in self.results)
 
     def add(self, change: "_Change | None") -> bool:

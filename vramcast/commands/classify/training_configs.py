@@ -84,9 +84,9 @@ def _target(name: str | None, folder: Path) -> str | None:
     if name is None:
         beside = folder / "config.json"
         return f"hf:{beside}" if is_file(beside) else None
-    for place in (Path(name), folder / name):
-        if is_file(place / "config.json"):
-            return f"hf:{place / 'config.json'}"
+    for directory in (Path(name), folder / name):
+        if is_file(directory / "config.json"):
+            return f"hf:{directory / 'config.json'}"
     try:
         find_architecture(name)
     except UserError as error:

@@ -126,7 +126,7 @@ def choose(rows: Iterable[Row], count: int, seed: int) -> tuple[list[Row], list[
     completed = [row for row in rows if row.measurement.status is Status.OK and row.measurement.device_used_bytes]
     groups = sorted({row.spec.group for row in completed})
     random.Random(seed).shuffle(groups)  # noqa: S311 - a sample, no secret
-    order = {group: place for place, group in enumerate(groups)}
+    order = {group: index for index, group in enumerate(groups)}
     completed.sort(key=lambda row: (order[row.spec.group], row.spec.id))
     last = completed[min(count, len(completed)) - 1].spec.group if completed else None
     chosen = [row for row in completed if last is not None and order[row.spec.group] <= order[last]]
