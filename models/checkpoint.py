@@ -8,14 +8,14 @@ from typing import Any
 
 from vramcast.errors import UserError
 from vramcast.files.durable import replacing
-from vramcast.models.estimators._base import Estimator
+from vramcast.models.estimators._base import SavedEstimator
 from vramcast.models.estimators.calibrated_simulation import CalibratedSimulation
 from vramcast.models.estimators.classifiers import NetworkClassifier
 from vramcast.models.estimators.ensemble import Ensemble
 from vramcast.models.storage import attach, read_kind
 
 METRICS, CARD = "metrics.json", "README.md"
-KINDS: Mapping[str, type[Estimator]] = {
+KINDS: Mapping[str, type[SavedEstimator]] = {
     NetworkClassifier.kind: NetworkClassifier,
     Ensemble.kind: Ensemble,
     CalibratedSimulation.kind: CalibratedSimulation,
@@ -37,7 +37,7 @@ class Card:
     limits: str = "It knows networks like those it was trained on, and flags others as out of distribution."
 
 
-def save_checkpoint(estimator: Estimator, directory: Path, metrics: Mapping[str, Any], card: Card) -> None:
+def save_checkpoint(estimator: SavedEstimator, directory: Path, metrics: Mapping[str, Any], card: Card) -> None:
     """Write an estimator with its figures and its card."""
     estimator.save(directory)
     attach(directory, {METRICS: (json.dumps(dict(metrics), indent=1, allow_nan=False) + "\n").encode()})
@@ -45,7 +45,7 @@ def save_checkpoint(estimator: Estimator, directory: Path, metrics: Mapping[str,
         temporary.write_text(render_card(card, metrics), encoding="utf-8")
 
 
-def load_checkpoint(directory: Path) -> Estimator:
+def load_checkpoint(directory: Path) -> SavedEstimator:
     """Read the estimator in a directory, of any kind."""
     kind = read_kind(directory)
     if kind not in KINDS:

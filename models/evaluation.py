@@ -26,8 +26,6 @@ from vramcast.virtual_gpu.profile import DeviceProfile
 
 BACKENDS: Mapping[str, Estimator] = {item.name: item for item in (Virtual(), Static())}
 """Backends as estimators, which learn nothing."""
-BASELINES = "baselines"
-"""The directory of a checkpoint with the baselines that were fitted to the same examples."""
 
 
 @dataclass(frozen=True)
@@ -126,14 +124,12 @@ def _worst(
     ]
 
 
-def load_estimators(name: str) -> tuple[Estimator, dict[str, Estimator]]:
-    """Return a checkpoint by its path or released name, and the baselines fitted with it, else the formulas."""
+def load_estimators(name: str) -> tuple[Estimator, Mapping[str, Estimator]]:
+    """Return a checkpoint by its path or released name, and the baselines that need no fitting."""
     # imported here, because a backend is evaluated without scikit-learn
-    from vramcast.models.baselines.catalogue import FORMULAS, load_baselines  # noqa: PLC0415
+    from vramcast.models.baselines.catalogue import FORMULAS  # noqa: PLC0415
 
-    directory = checkpoint_directory(name)
-    fitted = directory / BASELINES
-    return load_checkpoint(directory), dict(load_baselines(fitted) if fitted.is_dir() else FORMULAS)
+    return load_checkpoint(checkpoint_directory(name)), FORMULAS
 
 
 def _profiles(rows: Sequence[Row], device: str | None) -> dict[str, DeviceProfile]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from estimator_contract import EstimatorContract
+from estimator_contract import SavedEstimatorContract
 from synthetic_examples import cnn_spec, example_of, mlp_examples, mlp_spec
 
 from vramcast.models.calibration import LEAST_ROWS, CalibratedErrors, pinned, with_tail
@@ -19,7 +19,7 @@ from vramcast.virtual_gpu.allocator.sizes import MIB
 GIB = 1024 * MIB
 
 
-class TestCalibratedSimulation(EstimatorContract):
+class TestCalibratedSimulation(SavedEstimatorContract):
     @staticmethod
     def make():
         return CalibratedSimulation()

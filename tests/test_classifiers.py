@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from estimator_contract import NARROW, EstimatorContract
+from estimator_contract import NARROW, SavedEstimatorContract
 from synthetic_examples import mlp_examples, without_labels
 
 from vramcast.errors import UserError
@@ -13,13 +13,13 @@ from vramcast.models.estimators.fitting import PlainFitter, validation_loss
 QUICK = PlainFitter(epochs=6, batch_size=32)
 
 
-class TestMlp(EstimatorContract):
+class TestMlp(SavedEstimatorContract):
     @staticmethod
     def make():
         return NetworkClassifier(NetworkSettings(bucket_mib=50, width=16, blocks=1), QUICK)
 
 
-class TestTransformer(EstimatorContract):
+class TestTransformer(SavedEstimatorContract):
     @staticmethod
     def make():
         settings = NetworkSettings(
@@ -28,7 +28,7 @@ class TestTransformer(EstimatorContract):
         return NetworkClassifier(settings, QUICK)
 
 
-class TestPublishedFeatures(EstimatorContract):
+class TestPublishedFeatures(SavedEstimatorContract):
     @staticmethod
     def make():
         return NetworkClassifier(NetworkSettings(features="gpumemnet", bucket_mib=50, width=16, blocks=1), QUICK)

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from estimator_contract import NARROW, EstimatorContract
+from estimator_contract import NARROW, SavedEstimatorContract
 from synthetic_examples import cnn_spec, example_of, mlp_examples, mlp_spec
 
 from vramcast.errors import UserError
@@ -32,7 +32,7 @@ TRAINED = 460
 QUICK = PlainFitter(epochs=8, batch_size=32, learning_rate=5e-3)
 
 
-class TestEnsemble(EstimatorContract):
+class TestEnsemble(SavedEstimatorContract):
     @staticmethod
     def make():
         return Ensemble.of(SETTINGS, 2, QUICK)

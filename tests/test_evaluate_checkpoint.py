@@ -7,7 +7,7 @@ from made_examples import measured_mlps
 from measured_tables import small_table
 
 from vramcast.commands.evaluate_command import main
-from vramcast.models.baselines.catalogue import BASELINES, FORMULAS, fit_baselines, save_baselines
+from vramcast.models.baselines.catalogue import FORMULAS
 from vramcast.models.checkpoint import Card, save_checkpoint
 from vramcast.models.estimators.classifiers import NetworkClassifier, NetworkSettings
 from vramcast.models.estimators.ensemble import Ensemble
@@ -27,7 +27,6 @@ def checkpoint(tmp_path_factory):
     settings = NetworkSettings(width=8, blocks=1)
     ensemble = Ensemble.of(settings, 1, PlainFitter(epochs=2)).fit(TRAIN, VALIDATION)
     save_checkpoint(ensemble, directory, {}, CARD)
-    save_baselines(fit_baselines(TRAIN, VALIDATION), directory / "baselines")
     return directory
 
 
@@ -52,7 +51,7 @@ def test_the_command_prints_every_figure_of_the_checkpoint_and_of_every_baseline
     assert (found["rows"], found["excluded"], found["bucket_mib"]) == (3, 1, 1000)
     assert found["safe_too_low"] is not None
     assert found["by_family"]["mlp"]["rows"] == 3
-    assert found["baselines"].keys() == BASELINES.keys()
+    assert found["baselines"].keys() == FORMULAS.keys()
     assert all(figures.keys() >= FIGURES for figures in found["baselines"].values())
     assert found["baselines"]["virtual"]["accuracy"] == 1.0
     assert found["baselines"]["weights"]["too_low"] == 1.0
@@ -61,10 +60,10 @@ def test_the_command_prints_every_figure_of_the_checkpoint_and_of_every_baseline
 def test_the_text_has_a_line_for_each(checkpoint, table, cache, capsys):
     assert run(checkpoint, table, cache) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
-    assert names == [str(checkpoint), "mlp", *BASELINES]
+    assert names == [str(checkpoint), "mlp", *FORMULAS]
 
 
-def test_a_checkpoint_without_bounds_or_baselines_is_held_against_the_formulas(tmp_path, table, cache, capsys):
+def test_a_checkpoint_without_bounds_has_no_safe_figures(tmp_path, table, cache, capsys):
     classifier = NetworkClassifier(NetworkSettings(width=8, blocks=1), PlainFitter(epochs=1)).fit(TRAIN, VALIDATION)
     save_checkpoint(classifier, tmp_path, {}, CARD)
     assert run(tmp_path, table, cache, "--json") == 0

@@ -16,7 +16,7 @@ from vramcast.errors import UserError
 from vramcast.models.baselines.catalogue import fit_baselines
 from vramcast.models.buckets import Buckets
 from vramcast.models.comparison import EstimatorReport, compare
-from vramcast.models.estimators._base import Estimator
+from vramcast.models.estimators._base import Estimator, SavedEstimator
 from vramcast.models.estimators.calibrated_simulation import CalibratedSimulation
 from vramcast.models.estimators.ensemble import Ensemble
 from vramcast.models.example import Example
@@ -67,7 +67,7 @@ def parts_of(examples: Sequence[Example], split: Split) -> Parts:
     return Parts(**parts)
 
 
-def fit_estimator(configuration: Configuration, fitter: LightningFitter, parts: Parts) -> Estimator:
+def fit_estimator(configuration: Configuration, fitter: LightningFitter, parts: Parts) -> SavedEstimator:
     """Calibrate the simulation, or fit an ensemble whose members are each calibrated on rows that they did not see."""
     if not configuration.members:
         return CalibratedSimulation(configuration.seed).fit(parts.train, parts.validation)

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from vramcast.models.baselines._base import Baseline, figures_of
 from vramcast.models.distribution import FigureDistribution
 from vramcast.models.example import Example
-from vramcast.models.storage import State
 
 
 class Formula(Baseline):
@@ -32,12 +31,3 @@ class Formula(Baseline):
         """Return the figure of each example with probability 1."""
         figures = self.figures_bytes(examples)
         return figures_of(examples, figures[:, None], figures)
-
-    def state(self) -> State:
-        """Return an empty state."""
-        return State({}, {})
-
-    @classmethod
-    def from_state(cls, state: State) -> Self:
-        """Return the formula."""
-        return cls()

@@ -1,9 +1,7 @@
-"""All baselines by name, fitted and saved together."""
+"""All baselines by name, fitted together."""
 
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 
-from vramcast.errors import check_choice
 from vramcast.models.baselines._base import Baseline
 from vramcast.models.baselines._formula import Formula
 from vramcast.models.baselines.extra_trees import ExtraTrees
@@ -15,7 +13,6 @@ from vramcast.models.baselines.shape_inference import ShapeInference
 from vramcast.models.baselines.virtual import Virtual
 from vramcast.models.baselines.weights import Weights
 from vramcast.models.example import Example
-from vramcast.models.storage import joined, read_state, write_state
 
 BASELINES: Mapping[str, type[Baseline]] = {
     kind.name: kind
@@ -25,7 +22,6 @@ BASELINES: Mapping[str, type[Baseline]] = {
 }  # fmt: skip
 FORMULAS: Mapping[str, Baseline] = {name: kind() for name, kind in BASELINES.items() if issubclass(kind, Formula)}
 """Baselines that need no fitting."""
-_KIND = "baselines"
 
 
 def fit_baselines(
@@ -33,19 +29,3 @@ def fit_baselines(
 ) -> dict[str, Baseline]:
     """Fit the baselines to the examples of the estimator that they are compared with."""
     return {name: kind().fit(train, validation) for name, kind in BASELINES.items() if name not in without}
-
-
-def save_baselines(baselines: Mapping[str, Baseline], directory: Path) -> None:
-    """Write baselines into one directory."""
-    write_state(directory, _KIND, joined({name: baseline.state() for name, baseline in baselines.items()}))
-
-
-def load_baselines(directory: Path) -> dict[str, Baseline]:
-    """Read a directory that `save_baselines` wrote."""
-    state = read_state(directory, _KIND)
-    return {name: _kind(name).from_state(state.part(name)) for name in state.settings}
-
-
-def _kind(name: str) -> type[Baseline]:
-    check_choice("a baseline", name, BASELINES)
-    return BASELINES[name]

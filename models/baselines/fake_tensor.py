@@ -23,7 +23,7 @@ class FakeTensor(Formula):
     low, because the simulation ends when the device is full.
     """
 
-    kind = name = "fake_tensor"
+    name = "fake_tensor"
 
     def __init__(self, published: Mapping[str, int] | None = None) -> None:
         self.published = published or {}

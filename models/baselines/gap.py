@@ -13,13 +13,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from vramcast.errors import UserError
 from vramcast.models.baselines._base import Baseline, figures_of
 from vramcast.models.baselines._learned import completed, measured_bytes
 from vramcast.models.baselines.polynomial import Polynomial
 from vramcast.models.distribution import FigureDistribution, capacities_of
 from vramcast.models.example import Example
-from vramcast.models.storage import State
 
 DEGREES = (1, 2, 3, 4)
 ALPHAS = (1e-2, 1e-1, 1.0, 10.0, 100.0)
@@ -63,7 +61,7 @@ class DirectPolynomial(Baseline):
     a job that did not fit counts with the capacity.
     """
 
-    kind = name = "gv"
+    name = "gv"
 
     def static_bytes(self, example: Example) -> int:
         """Return the part that needs no regression."""
@@ -103,29 +101,11 @@ class DirectPolynomial(Baseline):
         predicted_bytes = self._predict_with(self.polynomial_, examples)
         return figures_of(examples, predicted_bytes[:, None] * self.ratios_, predicted_bytes)
 
-    def state(self) -> State:
-        """Return the polynomial and its errors."""
-        arrays = {**self.polynomial_.to_arrays(), "ratios": self.ratios_}
-        settings = {"floor_bytes": self.floor_bytes_, "hyperparameters": list(HYPERPARAMETERS)}
-        return State(settings, arrays)
-
-    @classmethod
-    def from_state(cls, state: State) -> Self:
-        """Restore a regressor of the same hyper-parameters."""
-        names = state.settings["hyperparameters"]
-        if names != list(HYPERPARAMETERS):
-            raise UserError(f"expected a polynomial of {list(HYPERPARAMETERS)}, found one of {names}: fit it again")
-        estimator = cls()
-        estimator.floor_bytes_ = state.settings["floor_bytes"]
-        estimator.polynomial_ = Polynomial.from_arrays(state.arrays)
-        estimator.ratios_ = state.arrays["ratios"]
-        return estimator
-
 
 class Gap(DirectPolynomial):
     """Gap: what is measured beyond the static estimate, as a polynomial of the hyper-parameters."""
 
-    kind = name = "gap"
+    name = "gap"
 
     def static_bytes(self, example: Example) -> int:
         """Return the static estimate."""

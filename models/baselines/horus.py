@@ -22,7 +22,7 @@ class Horus(Formula):
     have four bytes in every precision, and the optimizer does not matter.
     """
 
-    kind = name = "horus"
+    name = "horus"
 
     def used_bytes(self, example: Example) -> float:
         """Return the formula's figure."""

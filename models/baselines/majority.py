@@ -9,13 +9,12 @@ from vramcast.models.baselines._base import Baseline
 from vramcast.models.baselines._learned import measured_bytes
 from vramcast.models.distribution import FigureDistribution, bounds_of
 from vramcast.models.example import Example
-from vramcast.models.storage import State
 
 
 class Majority(Baseline):
     """Predicts the distribution of the training set over the buckets for every job."""
 
-    kind = name = "majority"
+    name = "majority"
 
     def fit(self, train: Sequence[Example], validation: Sequence[Example]) -> Self:
         """Store the labels; jobs that did not fit count as infinity."""
@@ -30,14 +29,3 @@ class Majority(Baseline):
             figures_bytes=self.used_bytes_[None],
             estimate_bytes=np.full(len(examples), median),
         )
-
-    def state(self) -> State:
-        """Return the labels."""
-        return State({}, {"used_bytes": self.used_bytes_})
-
-    @classmethod
-    def from_state(cls, state: State) -> Self:
-        """Restore the baseline."""
-        estimator = cls()
-        estimator.used_bytes_ = state.arrays["used_bytes"]
-        return estimator

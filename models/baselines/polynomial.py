@@ -1,8 +1,7 @@
-"""Ridge regression on a polynomial of several variables, saved as plain arrays."""
+"""Ridge regression on a polynomial of several variables."""
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,13 +52,3 @@ class Polynomial:
         for column, exponents in zip(standard.T, self.powers.T, strict=True):
             terms *= column[:, None] ** exponents
         return terms @ self.coefficients + self.intercept
-
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return arrays that `from_arrays` reads."""
-        return {**vars(self), "intercept": np.array([self.intercept])}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Restore a polynomial; other arrays are ignored."""
-        names: Iterable[str] = ("means", "scales", "powers", "coefficients")
-        return cls(**{name: arrays[name] for name in names}, intercept=float(arrays["intercept"][0]))

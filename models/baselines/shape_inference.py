@@ -9,7 +9,7 @@ from vramcast.virtual_gpu.training.setup import DTYPE_BYTES
 class ShapeInference(Formula):
     """Twice the parameters and twice a batch of inputs and layer outputs: no optimizer state, no context."""
 
-    kind = name = "shape_inference"
+    name = "shape_inference"
 
     def used_bytes(self, example: Example) -> float:
         """Evaluate the slides' formula on the layer table."""

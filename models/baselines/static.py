@@ -7,7 +7,7 @@ from vramcast.models.example import Example
 class Static(Formula):
     """The static estimate without context, cache or workspaces."""
 
-    kind = name = "static"
+    name = "static"
 
     def used_bytes(self, example: Example) -> float:
         """Return the sum of parameters, gradients, optimizer state and activations."""

@@ -10,7 +10,7 @@ from vramcast.virtual_gpu.measurement import Status
 class Virtual(Formula):
     """The device's overhead plus the memory that the simulated allocator reserved."""
 
-    kind = name = "virtual"
+    name = "virtual"
 
     @property
     def needs_simulation(self) -> bool:

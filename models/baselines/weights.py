@@ -10,7 +10,7 @@ _COPIES = 4
 class Weights(Formula):
     """Weights, gradients and Adam's states, whatever the optimizer is and whatever the batch."""
 
-    kind = name = "weights"
+    name = "weights"
 
     def used_bytes(self, example: Example) -> float:
         """Four times the bytes of the parameters."""

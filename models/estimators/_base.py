@@ -19,8 +19,6 @@ Array = NDArray[np.float64]
 class Estimator(ABC):
     """Predicts how much of a device a job uses. Learned attributes end in an underscore."""
 
-    kind: ClassVar[str]
-    """The kind of estimator, which a checkpoint names."""
     name: str
 
     @property
@@ -45,15 +43,6 @@ class Estimator(ABC):
         on other jobs. An estimator without such bounds ignores the risk, and its distributions are not `calibrated`.
         """
 
-    @abstractmethod
-    def state(self) -> State:
-        """Return the learned state."""
-
-    @classmethod
-    @abstractmethod
-    def from_state(cls, state: State) -> Self:
-        """Restore an estimator from its state."""
-
     def predict_proba(self, examples: Sequence[Example], buckets: Buckets) -> Array:
         """Return [examples, classes]: the probability of each bucket; the last class is "does not fit"."""
         return self.distribution(examples).proba(buckets)
@@ -73,6 +62,22 @@ class Estimator(ABC):
         """
         distribution = self.distribution(examples, risk)
         return distribution.on_device(1 - risk) if distribution.calibrated else None
+
+
+class SavedEstimator(Estimator):
+    """An estimator that a checkpoint holds."""
+
+    kind: ClassVar[str]
+    """The kind of estimator, which a checkpoint names."""
+
+    @abstractmethod
+    def state(self) -> State:
+        """Return the learned state."""
+
+    @classmethod
+    @abstractmethod
+    def from_state(cls, state: State) -> Self:
+        """Restore an estimator from its state."""
 
     def save(self, directory: Path) -> None:
         """Write the state as safetensors and JSON."""

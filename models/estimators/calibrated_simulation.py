@@ -14,13 +14,14 @@ from vramcast.defaults import RISK
 from vramcast.models.calibration import CalibratedErrors, pinned, with_tail
 from vramcast.models.distribution import ErrorDistribution, bounds_of, own_bytes_of
 from vramcast.models.disturbances import disturbed
-from vramcast.models.error_scale import ErrorScale
-from vramcast.models.estimators._base import Estimator
+from vramcast.models.error_scale import fit_scale, scales_of, scales_of_other_folds
+from vramcast.models.estimators._base import SavedEstimator
 from vramcast.models.estimators.encoding import ExampleEncoder
 from vramcast.models.example import UNBOUNDED_BYTES, Example
 from vramcast.models.features.full import simulated_need_bytes
 from vramcast.models.out_of_distribution import OutOfDistribution, flags_of
 from vramcast.models.storage import State
+from vramcast.models.trees import Trees
 from vramcast.models.uncertainty import calibrated_strata, has_learned_scale, strata, unit_bytes
 from vramcast.virtual_gpu.allocator.sizes import MIB
 
@@ -32,7 +33,7 @@ _WIDENING = 0.5
 """Growth of the width with the logarithm of the distance to the calibration jobs."""
 
 
-class CalibratedSimulation(Estimator):
+class CalibratedSimulation(SavedEstimator):
     """The simulated memory, with a distribution of errors that depends on what is uncertain in a job."""
 
     kind: ClassVar[str] = "calibrated simulation"
@@ -44,7 +45,8 @@ class CalibratedSimulation(Estimator):
     errors_: CalibratedErrors
     encoder_: ExampleEncoder
     out_of_distribution_: OutOfDistribution
-    scale_: ErrorScale
+    trees_: Trees
+    """Of the usual errors of generated networks."""
 
     def fit(self, train: Sequence[Example], validation: Sequence[Example]) -> Self:
         """Score the simulations of all examples, in units of the errors that jobs of other designs lead to expect."""
@@ -53,11 +55,11 @@ class CalibratedSimulation(Estimator):
         self.encoder_ = ExampleEncoder.fit(examples, _FEATURES)
         matrix = self.encoder_.matrix(examples)
         self.out_of_distribution_ = self._out_of_distribution(examples, matrix)
-        self.scale_, scales = self._error_scale(examples, matrix, need)
+        self.trees_, scales = self._error_scale(examples, matrix, need)
         self.errors_ = calibrated_errors(examples, need, scales)
         return self
 
-    def _error_scale(self, examples: Sequence[Example], matrix: Array, need_bytes: Array) -> tuple[ErrorScale, Array]:
+    def _error_scale(self, examples: Sequence[Example], matrix: Array, need_bytes: Array) -> tuple[Trees, Array]:
         """Return the learned scale of errors, and [n] what it gives for examples that it has not seen."""
         chosen = np.array([has_learned_scale(item) for item in examples])
         if not chosen.any():
@@ -66,8 +68,8 @@ class CalibratedSimulation(Estimator):
         errors = (own_bytes_of(examples, need_bytes) / np.maximum(need_bytes, 1) - 1)[chosen]
         designs = [item.design for item, use in zip(examples, chosen, strict=True) if use]
         scales = np.zeros(len(examples))
-        scales[chosen] = ErrorScale.of_other_folds(rows, errors, designs, self.seed)
-        return ErrorScale.fit(rows, errors, self.seed), scales
+        scales[chosen] = scales_of_other_folds(rows, errors, designs, self.seed)
+        return fit_scale(rows, errors, self.seed), scales
 
     def _out_of_distribution(self, examples: Sequence[Example], matrix: Array) -> OutOfDistribution:
         """Learn the distance from which a job is out of distribution, between jobs of different designs."""
@@ -88,7 +90,7 @@ class CalibratedSimulation(Estimator):
         ratios = self.out_of_distribution_.ratios(matrix)
         widening = 1 + _WIDENING * np.log(np.maximum(ratios, 1))
         names = [self.errors_.stratum_of(strata(example), RISK if risk is None else risk) for example in examples]
-        jobs = zip(examples, names, self.scale_.predict(matrix).tolist(), strict=True)
+        jobs = zip(examples, names, scales_of(self.trees_, matrix).tolist(), strict=True)
         units = np.array([unit_bytes(*job) for job in jobs], dtype=np.float64) * widening
         need = _need_bytes(examples)
         bounds = bounds_of(examples, flags_of(ratios, examples))
@@ -117,7 +119,7 @@ class CalibratedSimulation(Estimator):
             "threshold": self.out_of_distribution_.threshold,
             "encoder": self.encoder_.to_json(),
         }
-        trees = {f"{_TREES}{name}": value for name, value in self.scale_.arrays().items()}
+        trees = {f"{_TREES}{name}": value for name, value in self.trees_.arrays().items()}
         return State(settings, {"reference": self.out_of_distribution_.reference, **arrays, **trees})
 
     @classmethod
@@ -130,7 +132,7 @@ class CalibratedSimulation(Estimator):
         estimator.encoder_ = ExampleEncoder.from_json(state.settings["encoder"])
         estimator.out_of_distribution_ = OutOfDistribution(state.arrays["reference"], state.settings["threshold"])
         trees = {name: value for name, value in state.arrays.items() if name.startswith(_TREES)}
-        estimator.scale_ = ErrorScale.of_arrays({name.removeprefix(_TREES): value for name, value in trees.items()})
+        estimator.trees_ = Trees.of_arrays({name.removeprefix(_TREES): value for name, value in trees.items()})
         return estimator
 
 

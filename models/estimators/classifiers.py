@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vramcast.errors import UserError, check_amount, check_choice, check_count, check_probability
-from vramcast.models.estimators._base import Estimator
+from vramcast.models.estimators._base import SavedEstimator
 from vramcast.models.estimators.batch import Batch, Inputs
 from vramcast.models.estimators.density import Mixture
 from vramcast.models.estimators.encoding import ExampleEncoder
@@ -121,7 +121,7 @@ class Fitter(Protocol):
         """Fit the network to `train`, and choose the epoch on `validation`."""
 
 
-class NetworkClassifier(Estimator):
+class NetworkClassifier(SavedEstimator):
     """Predicts a density over the gap between the used memory and the reference."""
 
     kind: ClassVar[str] = "network"

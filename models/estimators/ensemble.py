@@ -13,7 +13,7 @@ from torch import Tensor
 from vramcast.errors import UserError, check_count
 from vramcast.models.calibration import EVERYTHING, CalibratedErrors, with_tail
 from vramcast.models.distribution import Distribution, ErrorDistribution, SplicedDistribution, bounds_of
-from vramcast.models.estimators._base import Estimator
+from vramcast.models.estimators._base import SavedEstimator
 from vramcast.models.estimators.batch import Inputs
 from vramcast.models.estimators.classifiers import Encoded, Fitter, NetworkClassifier, NetworkSettings
 from vramcast.models.estimators.labels import intervals
@@ -68,7 +68,7 @@ def _indices(uses: Sequence[str], wanted: str) -> Tensor:
     return torch.tensor([index for index, use in enumerate(uses) if use == wanted])
 
 
-class Ensemble(Estimator):
+class Ensemble(SavedEstimator):
     """Classifiers with different seeds and training rows, whose distributions are averaged."""
 
     kind: ClassVar[str] = "ensemble"

@@ -93,6 +93,10 @@ class EstimatorContract(ABC):
         again = self.make().fit(train, validation)
         np.testing.assert_array_equal(again.predict_proba(test, NARROW), fitted.predict_proba(test, NARROW))
 
+
+class SavedEstimatorContract(EstimatorContract):
+    """Tests that every estimator of a checkpoint must pass."""
+
     def test_what_is_saved_says_the_same_bit_for_bit(self, fitted, test, tmp_path):
         fitted.save(tmp_path / "saved")
         again = type(fitted).load(tmp_path / "saved")
