@@ -105,7 +105,23 @@ def _trial_notes(example: Example) -> tuple[str, ...]:
 
 
 class Predictor:
-    """Answers how much of a device a training job will use, and whether it fits."""
+    """Answers how much of a device a training job will use, and whether it fits.
+
+    >>> predictor = Predictor.load("universal")
+    >>> network = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+    >>> answer = predictor.classify(network, torch.empty(32, 64), optimizer="adamw", device="rtx_4090")
+    >>> answer.verdict
+    'fits'
+    >>> answer.estimate_mib <= answer.safe_mib < answer.capacity_mib
+    True
+    >>> answer.out_of_distribution
+    False
+
+    Known limits: figures are simulated, with errors from measurements of others; none was measured on the user's GPU.
+    The safe figure holds for jobs like the calibration jobs: on other devices, for ranks of a distributed run and for
+    jobs out of distribution its probability is an assumption. Memory of other processes on the device does not count,
+    except on a profile that names it.
+    """
 
     def __init__(self, estimator: Estimator, name: str | None = None, tables: str = TABLES_ALONE) -> None:
         self.estimator = estimator
