@@ -13,7 +13,8 @@ from benchmarks.page import is_marked, write_part
 
 MAKER = "performance"
 MEASUREMENTS = (
-    "build_rate", "trace_speed", "run_cost", "long_runs", "cold_start", "inference", "simulator_scale", "service_load",
+    "build_rate", "trace_speed", "run_cost", "long_runs", "cold_start", "inference", "rank_tracker", "simulator_scale",
+    "service_load",
 )  # fmt: skip
 """Modules of this package; `growth` writes a page of its own."""
 _HERE = Path(__file__).parent
