@@ -241,7 +241,7 @@ class TestDriver:
 
         self.stopped_by(kill, tmp_path, 2000)
         agents = {pid for pid, command in members.items() if command.startswith("ray::") and "Agent" in command}
-        ours = {pid for pid, command in members.items() if "spawn_main" in command}
+        ours = {pid for pid, command in members.items() if "_worker_main" in command}
         assert ours
         try:
             assert wait_until(lambda: not any(map(alive, members.keys() - agents)), 20)
