@@ -389,7 +389,7 @@ def test_snapshots_have_the_format_of_torch(gpu, tmp_path):
     torch.cuda.memory._dump_snapshot(str(path))
     snapshot = pickle.loads(path.read_bytes())
     assert x.is_cuda and snapshot["segments"][0]["total_size"] == 20 * MIB
-    assert [item["action"] for item in snapshot["device_traces"][0]] == ["alloc"]
+    assert [item["action"] for item in snapshot["device_traces"][0]] == ["segment_alloc", "alloc"]
     assert snapshot["device_traces"][0][0]["frames"][-1]["filename"].endswith("test_cuda_emulation.py")
     from torch.cuda import _memory_viz
 

@@ -390,6 +390,7 @@ class CachingAllocator:
             return None
         block = Block(self._device.address_space(new_bytes, SMALL_SEGMENT_BYTES), new_bytes, pool)
         pool.segments[block.address] = block
+        self._device.note(False, block.address, new_bytes, pool)
         return block
 
     def _release(self, block: Block) -> None:
@@ -397,6 +398,7 @@ class CachingAllocator:
         block.pool.remove(block)
         del block.pool.segments[block.address]
         self._device.give_back(block.size_bytes)
+        self._device.note(True, block.address, block.size_bytes, block.pool)
 
     def _release_oversize(self, pool: Pool, size: int) -> bool:
         """Return as few blocks above the split limit as necessary; return True if they suffice (3371-).

@@ -1,7 +1,7 @@
 """Data structures of the caching allocator: device memory, segments cut into blocks, and pools of free blocks."""
 
 from bisect import bisect_left, insort
-from typing import Self
+from typing import NamedTuple, Self
 
 _TOP_ADDRESS = 1 << 47  # user address space on x86-64, which CUDA shares
 
@@ -122,6 +122,16 @@ class Pool:
         return block
 
 
+class DeviceChange(NamedTuple):
+    """A segment, or pages of an expandable one, that was taken from the device or returned."""
+
+    returned: bool
+    address: int
+    size_bytes: int
+    stream: int
+    pages: bool
+
+
 class Device:
     """The memory of a device that the allocator may take."""
 
@@ -131,7 +141,14 @@ class Device:
         self.peak_bytes = 0
         self.calls = 0
         """Number of successful cudaMalloc calls, or mappings of pages."""
+        self.log: list[DeviceChange] | None = None
+        """What was taken and returned, for a recorder; None where nobody reads it."""
         self._lowest_address = _TOP_ADDRESS
+
+    def note(self, returned: bool, address: int, size_bytes: int, pool: Pool) -> None:
+        """Add a segment, or pages of one, to the log."""
+        if self.log is not None:
+            self.log.append(DeviceChange(returned, address, size_bytes, pool.stream, pool.page_bytes > 0))
 
     def take(self, size_bytes: int) -> bool:
         """Take memory, or return False if the device is full."""

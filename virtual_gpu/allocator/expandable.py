@@ -82,6 +82,7 @@ def _map(pool: Pool, block: Block, size_bytes: int, device: Device) -> Block | N
     mapped_bytes = round_up(size_bytes, pool.page_bytes)
     if not device.take(mapped_bytes):
         return None
+    device.note(False, block.address, mapped_bytes, pool)
     pool.remove(block)
     if mapped_bytes < block.size_bytes:
         pool.insert(block.split(mapped_bytes))
@@ -104,6 +105,7 @@ def unmap(pool: Pool, block: Block, device: Device) -> None:
         block = rest
     block.mapped = False
     device.give_back(block.size_bytes)
+    device.note(True, block.address, block.size_bytes, pool)
     block = pool.merge_and_insert(block)
     if not block.is_split:
         pool.remove(block)

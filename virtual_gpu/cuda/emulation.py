@@ -36,13 +36,14 @@ from vramcast.virtual_gpu.cuda.patches import (
 from vramcast.virtual_gpu.cuda.run_record import RunRecord
 from vramcast.virtual_gpu.cuda.script_memory import ScriptMemory
 from vramcast.virtual_gpu.cuda.script_tracer import ScriptTracer
-from vramcast.virtual_gpu.cuda.snapshot import segments_of, snapshot_of
+from vramcast.virtual_gpu.cuda.snapshot import snapshot_of
 from vramcast.virtual_gpu.cuda.streams import Streams
 from vramcast.virtual_gpu.cuda.trace_history import TraceHistory
 from vramcast.virtual_gpu.operators.autocast import autocast_rules_in_thread
 from vramcast.virtual_gpu.operators.cuda_paths import cuda_paths
 from vramcast.virtual_gpu.operators.kernels import cuda_kernels
 from vramcast.virtual_gpu.profile import DeviceProfile
+from vramcast.virtual_gpu.recordings.recorder import segments_of
 from vramcast.virtual_gpu.replay.replay import FREE, Event
 from vramcast.virtual_gpu.tracing.capability import RecordedCapability
 from vramcast.virtual_gpu.tracing.trace import Use
@@ -231,7 +232,8 @@ class CudaEmulation:
 
     def snapshot(self) -> dict[str, Any]:
         """Return a snapshot of all that happened so far, in PyTorch's format."""
-        return snapshot_of(self.tracer.trace, self.tracer.source_lines, self.profile, self.options)
+        tracer = self.tracer
+        return snapshot_of(tracer.trace, tracer.source_lines, tracer.operator_names, self.profile, self.options)
 
     def write_snapshot(self, path: str | os.PathLike[str]) -> None:
         """Write a snapshot for https://pytorch.org/memory_viz; an old file stays until the new one is whole."""

@@ -33,6 +33,8 @@ _TAKE_HOST_TENSORS = ("aten::copy_", "aten::index", "aten::_index_put", "aten::_
 class _Local(threading.local):
     depth = 0
     """How many operators are running, one within the other: inside of one, device tensors are meta tensors."""
+    operator = ""
+    """The name of the operator that runs, or that ran last."""
     users_meta = 0
     """How many calls by which the script itself asks for the meta device are running."""
 
@@ -51,6 +53,8 @@ class ScriptTracer(Tracer):  # type: ignore[no-untyped-call]
         """How many operators the script has run."""
         self.source_lines: list[str | None] = []
         """The line of the user's code that block i was made for."""
+        self.operator_names: list[str] = []
+        """The operator that block i was made by."""
         self.hollow: dict[int, Any] = {}
         """Host storages without data, by address: large parameters before they are moved."""
         self._unused: list[int] = []
@@ -97,6 +101,8 @@ class ScriptTracer(Tracer):  # type: ignore[no-untyped-call]
         local = self.local
         if types and any(kind.__module__.startswith(_UNWRAPPED) for kind in types):
             return NotImplemented  # the class runs the operator on the tensors that it holds, which come here again
+        if not local.depth:
+            local.operator = func._schema.name.removeprefix("aten::")
         local.depth += 1
         self.operators += 1
         try:
@@ -252,11 +258,14 @@ class ScriptTracer(Tracer):  # type: ignore[no-untyped-call]
 
     def _birth(self, size: int, use: Use) -> int:
         place = place_now() if size >= _PLACED_FROM_BYTES else None
+        operator = self.local.operator
         if not self._unused:
             self.source_lines.append(place)
+            self.operator_names.append(operator)
             return super()._birth(size, use)
         block = self._unused.pop()
         trace = self.trace
+        self.operator_names[block] = operator
         self.source_lines[block], trace.uses[block], trace.owners[block] = place, use, self.owner
         if self.stream != MAIN_STREAM:
             trace.streams[block] = self.stream

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vramcast.commands.exit_codes import CommandParser, exit_code
-from vramcast.device.profiles import device_file
+from vramcast.device.profiles import DEFAULT_DEVICE, device_file
+from vramcast.errors import UserError, check_amount, check_count
+from vramcast.simulation.scripts.client import TIMEOUT_SECONDS
+from vramcast.simulation.scripts.command_line import ScriptCommand, parse_command
 
 
 def main(argv: Sequence[str]) -> int:
@@ -19,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> CommandParser:
     parser = CommandParser(
         prog="vramcast snapshot",
-        usage="vramcast snapshot FILE [options]",
+        usage="vramcast snapshot FILE [options] [--against -- COMMAND]",
         description=__doc__,
         epilog="FILE is what torch.cuda.memory._dump_snapshot() or `vramcast run --snapshot` wrote. None of it runs.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -28,14 +31,24 @@ def _parser() -> CommandParser:
     parser.add_argument("--device", metavar="NAME", help="the GPU, to tell the memory of other processes")
     parser.add_argument("--lines", type=int, default=12, metavar="N", help="lines of code to show; default 12")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--against", action="store_true", help="run COMMAND on the virtual GPU, and compare it with the recording"
+    )
+    parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps of COMMAND; default: until it settles")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT_SECONDS, metavar="SECONDS", help="for COMMAND")
     return parser
 
 
 def _run(argv: list[str]) -> int:
-    arguments = _parser().parse_args(argv)
+    own, command = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
+    arguments = _parser().parse_args(own)
+    if bool(command) != arguments.against:
+        raise UserError(
+            "expected --against together with -- COMMAND, found one of them: write --against -- python train.py"
+        )
     if arguments.device:
         device_file(arguments.device)  # an unknown name fails before torch is imported
-    return _examine(arguments)
+    return _compare(arguments, parse_command(command)) if arguments.against else _examine(arguments)
 
 
 def _examine(arguments: argparse.Namespace) -> int:
@@ -51,4 +64,23 @@ def _examine(arguments: argparse.Namespace) -> int:
         print(json.dumps(to_json(arguments.file.name, examined, profile), allow_nan=False))
     else:
         print(rendered(arguments.file.name, examined, profile, arguments.lines), end="")
+    return 0
+
+
+def _compare(arguments: argparse.Namespace, command: ScriptCommand) -> int:
+    from vramcast.commands.snapshot.comparison_page import comparison_json, rendered_comparison  # noqa: PLC0415
+    from vramcast.device.profiles import load_profile  # noqa: PLC0415
+    from vramcast.simulation.scripts.comparison import compare_with_run  # noqa: PLC0415
+    from vramcast.virtual_gpu.recordings.files import read_recording  # noqa: PLC0415
+
+    if arguments.steps is not None:
+        check_count("--steps", arguments.steps)
+    check_amount("--timeout", arguments.timeout, zero=False)
+    recording = read_recording(arguments.file)
+    profile = load_profile(arguments.device or DEFAULT_DEVICE)
+    result = compare_with_run(recording, arguments.file.name, command, profile, arguments.steps, arguments.timeout)
+    if arguments.json:
+        print(json.dumps(comparison_json(arguments.file.name, result), allow_nan=False))
+    else:
+        print(rendered_comparison(arguments.file.name, result, arguments.lines), end="")
     return 0
