@@ -28,7 +28,7 @@ _MOST_PLACES = 400
 
 
 @dataclass(frozen=True)
-class Stream:
+class AllocationStream:
     """The allocations of a device, with the memory over its events."""
 
     sizes: tuple[int, ...]
@@ -81,7 +81,7 @@ class Alignment:
         return self.simulated_reserved_bytes / max(self.recorded_reserved_bytes, 1) - 1
 
 
-def stream_of(recording: Recording, device: DeviceRecording, name: str) -> Stream:
+def stream_of(recording: Recording, device: DeviceRecording, name: str) -> AllocationStream:
     """Return the allocations of a device; blocks have the sizes that the allocator gives them."""
     round_size = CachingAllocator(None, recording.options).round_size
     start = start_state(device, recording.options, name)
@@ -103,7 +103,7 @@ def stream_of(recording: Recording, device: DeviceRecording, name: str) -> Strea
             reserved -= event.size_bytes
         over_time.append(held)
         reserved_over_time.append(reserved)
-    return Stream(
+    return AllocationStream(
         sizes=tuple(size for size, _, _ in allocations),
         events=tuple(event for _, event, _ in allocations),
         stacks=tuple(stack for _, _, stack in allocations),
@@ -112,7 +112,7 @@ def stream_of(recording: Recording, device: DeviceRecording, name: str) -> Strea
     )
 
 
-def align(recorded: tuple[Recording, Stream], simulated: tuple[Recording, Stream]) -> Alignment:
+def align(recorded: tuple[Recording, AllocationStream], simulated: tuple[Recording, AllocationStream]) -> Alignment:
     """Find the recorded part in a simulated run and compare both there."""
     (one, left), (other, right) = recorded, simulated
     first = _place(left.sizes, right.sizes)
@@ -134,7 +134,7 @@ def align(recorded: tuple[Recording, Stream], simulated: tuple[Recording, Stream
     )
 
 
-def _events(stream: Stream, first: int, end: int) -> tuple[int, int]:
+def _events(stream: AllocationStream, first: int, end: int) -> tuple[int, int]:
     """Return the events from the first allocation of a part up to the one behind it."""
     if first >= len(stream.events):
         return 0, 0
@@ -256,7 +256,7 @@ def _walk(
     return pairs[::-1]
 
 
-def _differences(recording: Recording, stream: Stream, indices: Sequence[int]) -> tuple[Difference, ...]:
+def _differences(recording: Recording, stream: AllocationStream, indices: Sequence[int]) -> tuple[Difference, ...]:
     """Return allocations by operator and line, the largest first."""
     counts: Counter[tuple[str, str]] = Counter()
     totals: Counter[tuple[str, str]] = Counter()
