@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vramcast.child.process_tree import descendants
 from vramcast.dataset_builder.backends._base import Backend, BackendResult
 from vramcast.errors import UserError
 from vramcast.jobs.spec import Spec
@@ -155,8 +154,13 @@ def _runs(stat: Path) -> bool:
 
 
 def worker_processes() -> list[int]:
-    """Return the workers of executors that this process started, directly or not, and that still run."""
-    return [pid for pid in descendants(os.getpid()) if alive(pid) and b"_worker_main" in _command(pid)]
+    """Return the workers of executors that this process itself started and that still run."""
+    return [pid for pid in _children() if alive(pid) and b"_worker_main" in _command(pid)]
+
+
+def _children() -> list[int]:
+    tasks = Path("/proc/self/task").glob("*/children")
+    return [int(pid) for task in tasks for pid in task.read_text().split()]
 
 
 def _command(pid: int) -> bytes:
