@@ -58,6 +58,7 @@ stacks: $(STAMP)
 bench: export OMP_NUM_THREADS := 1
 bench: export VRAMCAST_DATA := $(or $(VRAMCAST_DATA),../shared/data)
 bench: $(STAMP) .venvs/xmem
+	$(BIN)/pytest benchmarks/tests
 	PYTHONPATH=.venvs/xmem $(BIN)/python -W ignore -m benchmarks.field
 	$(BIN)/python -W ignore -m benchmarks.performance.growth
 	$(BIN)/python -m benchmarks.performance

@@ -171,7 +171,7 @@ def test_a_rank_of_transformers_runs_in_its_stack() -> None:
     network = {**arguments["network"], **sizes, "num_attention_heads": 4, "num_key_value_heads": 2}
     small = {**job.parameters, "length": 64, "arguments": {**arguments, "network": network}}
     try:
-        figures, simulation = simulate_job(replace(job, parameters=small), Path(__file__).parents[1] / ".venvs")
+        figures, simulation = simulate_job(replace(job, parameters=small), Path(__file__).parents[2] / ".venvs")
     except UserError as error:
         if "make stacks" in str(error):
             pytest.skip(str(error))

@@ -80,7 +80,7 @@ def test_litgpt_trains_a_quantised_base_with_a_paged_optimizer() -> None:
     rank = {**job.parameters["options"], "lora_r": 512}  # tensors of more than 100,000 elements are paged
     small = {**job.parameters, "network": "pythia-14m", "lengths": [64, 32, 32, 32], "options": rank}
     try:
-        figures, report = run_job(replace(job, parameters=small), Path(__file__).parents[1] / ".venvs")
+        figures, report = run_job(replace(job, parameters=small), Path(__file__).parents[2] / ".venvs")
     except UserError as error:
         if "make stacks" in str(error):
             pytest.skip(str(error))

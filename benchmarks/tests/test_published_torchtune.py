@@ -63,7 +63,7 @@ def test_records_of_torchao_that_cannot_be_rebuilt_have_a_reason(changes: dict[s
 
 def _run(job: PublishedJob) -> Figures:
     try:
-        return run_job(job, Path(__file__).parents[1] / ".venvs")[0]
+        return run_job(job, Path(__file__).parents[2] / ".venvs")[0]
     except UserError as error:
         if "make stacks" in str(error):
             pytest.skip(str(error))

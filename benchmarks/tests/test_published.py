@@ -238,7 +238,7 @@ def _small_fms(**changes: object) -> PublishedJob:
 
 def _run(job: PublishedJob) -> Figures:
     try:
-        figures, report = run_job(job, Path(__file__).parents[1] / ".venvs")
+        figures, report = run_job(job, Path(__file__).parents[2] / ".venvs")
     except UserError as error:
         if "make stacks" in str(error):
             pytest.skip(str(error))
