@@ -68,23 +68,23 @@ def test_a_depth_with_less_than_one_convolution_per_stage_is_refused():
 
 def test_polynomials_extrapolate_from_their_own_degree_on(study):
     static = lambda depth: 3 * depth**3 * MIB  # noqa: E731
-    found = study(lambda depth: static(depth) + (100 + 7 * depth) * MIB, static, range(8, 28, 2), fitted_share=0.6)
-    assert [point.depth for point in found.points if point.fitted] == [8, 10, 12, 14, 16, 18]
-    assert [point.gap_bytes // MIB for point in found.points][:2] == [156, 170]
-    errors = {(fit.target, fit.degree): fit.extrapolation_error for fit in found.fits}
+    result = study(lambda depth: static(depth) + (100 + 7 * depth) * MIB, static, range(8, 28, 2), fitted_share=0.6)
+    assert [point.depth for point in result.points if point.fitted] == [8, 10, 12, 14, 16, 18]
+    assert [point.gap_bytes // MIB for point in result.points][:2] == [156, 170]
+    errors = {(fit.target, fit.degree): fit.extrapolation_error for fit in result.fits}
     assert errors.keys() == {(target, degree) for target in ("gap", "gv") for degree in DEGREES}
     for degree in DEGREES:
         assert errors["gap", degree] < 1e-9
     assert errors["gv", 1] > errors["gv", 2] > 0.05
     assert errors["gv", 3] < 1e-9
-    gap = next(fit for fit in found.fits if fit.target == "gap")
-    assert gap.predicted_bytes == pytest.approx([point.measured_bytes for point in found.points])
+    gap = next(fit for fit in result.fits if fit.target == "gap")
+    assert gap.predicted_bytes == pytest.approx([point.measured_bytes for point in result.points])
 
 
 def test_depths_that_do_not_fit_are_left_out_and_too_few_points_refused(study):
     need = lambda depth: depth * MIB  # noqa: E731
-    found = study(need, need, range(8, 40), oom_from=20)
-    assert [point.depth for point in found.points] == list(range(8, 20))
+    result = study(need, need, range(8, 40), oom_from=20)
+    assert [point.depth for point in result.points] == list(range(8, 20))
     with pytest.raises(UserError, match="expected more than 3 depths to fit and some to extrapolate to, found 4"):
         study(need, need, range(8, 40), oom_from=12)
 

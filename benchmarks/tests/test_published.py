@@ -82,8 +82,8 @@ def test_an_fms_record_becomes_a_job() -> None:
     ],
 )
 def test_records_that_cannot_be_rebuilt_are_left_out_with_a_reason(change: dict[str, str], reason: str) -> None:
-    found = fms.job_of({**FMS, **change})
-    assert isinstance(found, str) and reason in found
+    job = fms.job_of({**FMS, **change})
+    assert isinstance(job, str) and reason in job
 
 
 def test_stacks_follow_the_release_of_a_row() -> None:

@@ -63,9 +63,9 @@ def test_a_row_of_torchtitan_is_a_rank_with_the_memory_of_its_gpu() -> None:
 
 def test_the_strategy_of_torchtitan_follows_its_row() -> None:
     first = _job(torchtitan.job_of({**TITAN, "parallelism": "FSDP1 8"}))
-    kept = _job(torchtitan.job_of({**TITAN, "parallelism": "FSDP2 8, reshard_after_forward=never"}))
+    whole = _job(torchtitan.job_of({**TITAN, "parallelism": "FSDP2 8, reshard_after_forward=never"}))
     assert _parallelism(first).strategy == "fsdp1"
-    assert _parallelism(kept).shard_after_forward is False
+    assert _parallelism(whole).shard_after_forward is False
 
 
 @pytest.mark.parametrize(
@@ -158,10 +158,10 @@ def test_a_rank_of_litgpt_shards_its_frozen_base() -> None:
         figures.append(result.allocated_bytes)
     assert figures[0] > figures[1] > 0
     assert simulation is not None
-    known, guessed = (
+    stated, guessed = (
         _question(replace(job, guesses_lengths=guess), simulation, profile_of(job)) for guess in (False, True)
     )
-    assert guessed.example.assumed and not known.example.assumed, "lengths that are not published widen the bound"
+    assert guessed.example.assumed and not stated.example.assumed, "lengths that are not published widen the bound"
 
 
 def test_a_rank_of_transformers_runs_in_its_stack() -> None:

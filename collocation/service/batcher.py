@@ -1,11 +1,10 @@
 """Requests that arrive while the estimator is busy form the next batch; there is no timer."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, ParamSpec, TypeVar
-
-from vramcast.collocation.service.fair_queue import CLIENT, FairQueue
 
 P = ParamSpec("P")
 Q = TypeVar("Q")
@@ -28,7 +27,7 @@ class Batcher(Generic[Q, A]):
         self._largest = largest
         self._weight = weight
         self._heaviest = heaviest or largest
-        self._waiting: FairQueue[tuple[Q, asyncio.Future[A]]] = FairQueue(1 << 30)  # bounded by requests in flight
+        self._waiting: deque[tuple[Q, asyncio.Future[A]]] = deque()  # bounded by requests in flight
         self._task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="forward")
         self.batches = 0
@@ -37,7 +36,7 @@ class Batcher(Generic[Q, A]):
     async def ask(self, question: Q) -> A:
         """Return the answer to a question, which shares a batch with others."""
         future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
-        self._waiting.put(CLIENT.get(), (question, future))
+        self._waiting.append((question, future))
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
         return await future
@@ -64,8 +63,8 @@ class Batcher(Generic[Q, A]):
         """Take the next batch from the queue; questions whose callers left are dropped."""
         batch: list[tuple[Q, asyncio.Future[A]]] = []
         weight = 0
-        while len(self._waiting) and len(batch) < self._largest and weight < self._heaviest:
-            question, future = self._waiting.pop()
+        while self._waiting and len(batch) < self._largest and weight < self._heaviest:
+            question, future = self._waiting.popleft()
             if not future.done():
                 batch.append((question, future))
                 weight += self._weight(question)

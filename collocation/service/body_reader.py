@@ -1,7 +1,6 @@
-"""Reads the bodies of requests within bounds of time, number and size, so that slow clients cannot block others."""
+"""Reads the bodies of requests within bounds of time, number and size. A proxy in front keeps slow clients away."""
 
 import asyncio
-from collections import OrderedDict
 
 from vramcast.collocation.service.response_cache import Receive
 from vramcast.collocation.service.settings import Limits
@@ -20,15 +19,15 @@ class ClientLeftError(Exception):
 
 
 class BodyReader:
-    """The bodies that are being received. Beyond a limit, the oldest one is given up: fast clients are never it."""
+    """The bodies that are being received. Beyond a limit, further ones are refused."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._size_bytes = 0
-        self._reading: OrderedDict[object, asyncio.Timeout] = OrderedDict()
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._reading)
+        return self._count
 
     async def read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         """Return the whole body."""
@@ -38,12 +37,12 @@ class BodyReader:
                 413, f"expected a body of at most {limit} bytes, found {stated[:20].decode()}: send less at once"
             )
         parts: list[bytes] = []
-        token, size = object(), 0
+        size = 0
+        self._count += 1
         try:
-            async with asyncio.timeout(self._limits.body_seconds) as deadline:
-                self._reading[token] = deadline
+            async with asyncio.timeout(self._limits.body_seconds):
                 while True:
-                    self._give_up_oldest()
+                    self._check_room()
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise ClientLeftError
@@ -62,10 +61,9 @@ class BodyReader:
                 408, f"expected the body within {self._limits.body_seconds:g} s, found part of it: send it faster"
             ) from None
         finally:
-            self._reading.pop(token, None)
+            self._count -= 1
             self._size_bytes -= size
 
-    def _give_up_oldest(self) -> None:
-        if len(self._reading) > self._limits.reading_bodies or self._size_bytes > self._limits.reading_bytes:
-            _, deadline = self._reading.popitem(last=False)
-            deadline.reschedule(asyncio.get_running_loop().time())
+    def _check_room(self) -> None:
+        if self._count > self._limits.reading_bodies or self._size_bytes > self._limits.reading_bytes:
+            raise RequestRefusedError(503, "expected fewer bodies at once, found more: come back soon")

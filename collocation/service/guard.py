@@ -4,24 +4,19 @@ import asyncio
 import gc
 import hmac
 import logging
-import math
 import time
-from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 
 from vramcast.collocation.service.answers import problem_bytes
 from vramcast.collocation.service.body_reader import BodyReader, ClientLeftError, RequestRefusedError
 from vramcast.collocation.service.engine import Engine
-from vramcast.collocation.service.fair_queue import CLIENT, FairLimiter
 from vramcast.collocation.service.logs import LOGGER, event
 from vramcast.collocation.service.response_cache import Application, Message, Receive, ResponseCache, Scope, Send
 
 ALWAYS = ("/healthz", "/readyz", "/metrics")
 """Paths that are answered under overload too, because they report it."""
 RETRY_SECONDS = 1
-_SHARE_OF_ONE_CLIENT = 7 / 8
-"""Of the requests in flight."""
 _COLLECTED_BYTES = 2**24
 """Bodies between two collections of garbage. A refused body stays in a cycle of its exception and its request, and
 the collector counts objects, not bytes."""
@@ -44,8 +39,7 @@ class Guard:
         self.in_flight_bytes = 0
         self._uncollected_bytes = 0
         self.bodies = BodyReader(self.limits)
-        self.large = FairLimiter(self.limits.large_requests)
-        self._by_client: Counter[str] = Counter()
+        self.large = asyncio.Semaphore(self.limits.large_requests)
         self.metrics.watch("vramcast_requests_in_flight", "Requests being answered", lambda: self.in_flight)
         self.metrics.watch("vramcast_bodies_in_flight", "Bodies being received", lambda: len(self.bodies))
         self._token = settings.token.encode() if settings.token else None
@@ -77,21 +71,20 @@ class Guard:
             self._count(scope, status, time.perf_counter() - start)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path, client = scope["path"], (scope.get("client") or ["?"])[0]
-        CLIENT.set(client)
-        self._check_room(path, client, 0)
+        path = scope["path"]
+        self._check_room(path, 0)
         headers = dict(scope["headers"])
         if self._token and path.startswith("/v1/") and not self._is_allowed(headers.get(b"authorization", b"")):
             raise RequestRefusedError(
                 401, "expected 'Authorization: Bearer TOKEN', found no token or another: send the service's"
             )
         if scope["method"] in ("GET", "HEAD"):
-            with self._counted(client, 0):
+            with self._counted(0):
                 await self.app(scope, receive, send)
             return
         body = await self.bodies.read(headers, receive)
-        self._check_room(path, client, len(body))
-        with self._counted(client, len(body)):
+        self._check_room(path, len(body))
+        with self._counted(len(body)):
             key = self.cache.key(scope, body)
             cached = None if key is None else self.cache.get(key)
             if cached is not None:
@@ -99,30 +92,23 @@ class Guard:
             else:
                 await self._run(scope, body, key, receive, send)
 
-    def _check_room(self, path: str, client: str, size_bytes: int) -> None:
+    def _check_room(self, path: str, size_bytes: int) -> None:
         most = self.limits.in_flight
         if path in ALWAYS:
             return
-        if (
-            self.in_flight >= most
-            or self._by_client[client] >= math.ceil(_SHARE_OF_ONE_CLIENT * most)
-            or (size_bytes and self.in_flight_bytes + size_bytes > max(self.limits.in_flight_bytes, size_bytes))
-        ):
+        too_large = size_bytes and self.in_flight_bytes + size_bytes > max(self.limits.in_flight_bytes, size_bytes)
+        if self.in_flight >= most or too_large:
             raise RequestRefusedError(503, f"expected at most {most} requests at once, found more: come back soon")
 
     @contextmanager
-    def _counted(self, client: str, size_bytes: int) -> Iterator[None]:
+    def _counted(self, size_bytes: int) -> Iterator[None]:
         self.in_flight += 1
         self.in_flight_bytes += size_bytes
-        self._by_client[client] += 1
         try:
             yield
         finally:
             self.in_flight -= 1
             self.in_flight_bytes -= size_bytes
-            self._by_client[client] -= 1
-            if not self._by_client[client]:
-                del self._by_client[client]
             self._uncollected_bytes += size_bytes
             if self._uncollected_bytes > _COLLECTED_BYTES:
                 self._uncollected_bytes = 0

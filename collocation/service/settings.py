@@ -18,11 +18,11 @@ class Limits:
     header_seconds: float = 10.0
     """Time for a client to send the headers."""
     reading_bodies: int = 1024
-    """Bodies that are being received. Beyond that, the oldest one is given up."""
+    """Bodies that are being received."""
     reading_bytes: int = 64 << 20
-    """Their size so far. Beyond that, the oldest one is given up too."""
+    """Their size so far."""
     in_flight: int = 512
-    """Requests that are being answered; one client may have seven eighths of them."""
+    """Requests that are being answered."""
     in_flight_bytes: int = 64 << 20
     """The size of their bodies."""
     inline_body_bytes: int = 8 << 10

@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import pickle
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -12,7 +13,6 @@ from typing import Any, TypeVar
 
 from vramcast.child.messages import REFUSED
 from vramcast.child.process import Child, ChildEndedError, ChildError, ChildTimeoutError, module_command
-from vramcast.collocation.service.fair_queue import CLIENT, FairQueue
 from vramcast.collocation.service.logs import event
 from vramcast.errors import UserError
 
@@ -84,11 +84,11 @@ class _Call:
 
 
 class WorkerPool:
-    """Processes that each run one call at a time, taking the clients in turn."""
+    """Processes that each run one call at a time."""
 
     def __init__(self, workers: int, limits: PoolLimits, module: str) -> None:
         self._limits = limits
-        self._queue: FairQueue[_Call] = FairQueue(limits.waiting)
+        self._queue: deque[_Call] = deque()
         self._idle = [_Worker(limits, module) for _ in range(workers)]
         self._all = list(self._idle)
         self._running: set[asyncio.Task[None]] = set()
@@ -126,18 +126,19 @@ class WorkerPool:
             return await self._enqueued(_Call(function, counted)).result
 
     def _enqueued(self, call: _Call) -> _Call:
-        for dropped in self._queue.remove_if(lambda item: item.abandoned):
+        for dropped in [item for item in self._queue if item.abandoned]:
+            self._queue.remove(dropped)
             _fail(dropped, AbandonedError("expected a caller who waits, found none: call again"))
-        refused = self._queue.put(CLIENT.get(), call)
-        if refused is not None:
-            _fail(refused, OverloadedError())
+        if len(self._queue) >= self._limits.waiting:
+            raise OverloadedError
+        self._queue.append(call)
         self._dispatch()
         return call
 
     def _dispatch(self) -> None:
         """Give waiting calls to idle workers."""
-        while self._idle and len(self._queue):
-            call = self._queue.pop()
+        while self._idle and self._queue:
+            call = self._queue.popleft()
             if call.abandoned:
                 _fail(call, AbandonedError("expected a caller who waits, found none: call again"))
                 continue

@@ -325,11 +325,6 @@ class CachingAllocator:
         if self._awaiting_bytes:
             self._peak_awaiting_active_bytes = max(self._peak_awaiting_active_bytes, self.active_bytes)
 
-    def has_fit(self, size_bytes: int, stream: int = MAIN_STREAM) -> bool:
-        """Return True if a free block can serve a request, so that it asks the device for nothing."""
-        size = self.round_size(size_bytes)
-        return self._fit(self._pools_of(stream)[size > SMALL_SIZE_BYTES], size) is not None
-
     def _best_fit(self, pool: Pool, size: int) -> Block | None:
         """Take out the smallest sufficient free block, the lowest of equal ones (get_free_block, 3125-)."""
         if self._collects:

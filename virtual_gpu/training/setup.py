@@ -44,11 +44,6 @@ def parse_call(text: str) -> tuple[str, Mapping[str, Any]]:
     raise UserError(f"expected a name such as 'Adam' or 'SGD(momentum=0.9)', found {text!r}: write it like that")
 
 
-def canonical_call(text: str) -> str:
-    """Return one text for equal calls: 'Adam()' becomes 'Adam', and arguments are sorted."""
-    return call_text(*parse_call(text))
-
-
 def call_text(name: str, arguments: Mapping[str, Any]) -> str:
     """Return the text of a call with sorted keyword arguments."""
     inner = ", ".join(f"{key}={arguments[key]!r}" for key in sorted(arguments))
