@@ -4,16 +4,15 @@ import asyncio
 import contextvars
 import logging
 import math
-import pickle
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
-from vramcast.collocation.service import parsing, tracing
+from vramcast.collocation.service import parsing
 from vramcast.collocation.service.batcher import Batcher
 from vramcast.collocation.service.byte_cache import ByteCache, content_key
 from vramcast.collocation.service.history import History
@@ -40,13 +39,12 @@ from vramcast.collocation.service.requests import (
 )
 from vramcast.collocation.service.settings import Limits, Settings
 from vramcast.collocation.service.tables import id_of_table, question_of_features, question_of_table_body, training_of
+from vramcast.collocation.service.traces import Traces
 from vramcast.collocation.service.worker_pool import (
     AbandonedError,
-    LostError,
     OverloadedError,
     PoolError,
     PoolLimits,
-    Waiters,
     WorkerPool,
 )
 from vramcast.device.profiles import load_profile
@@ -62,9 +60,6 @@ from vramcast.virtual_gpu.profile import DeviceProfile
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_SIMULATED, _REFUSED = b"S", b"R"
-"""How a trace ended. Refusals are cached too, since the same network is refused again."""
-_OUTCOMES = {LostError: "lost", AbandonedError: "abandoned", OverloadedError: "overloaded", PoolError: "failed"}
 _SEARCHES = 4
 """Concurrent searches for the largest batch: each waits for traces, of which only a few run at a time."""
 
@@ -92,14 +87,6 @@ def _guarded(method: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, An
     return guarded
 
 
-@dataclass(eq=False)
-class _Trace:
-    """A trace under way, and the requests that wait for it."""
-
-    task: "asyncio.Task[bytes]"
-    waiters: Waiters
-
-
 class Engine:
     """The state that all requests share."""
 
@@ -116,8 +103,7 @@ class Engine:
         self.reload_note: str | None = None
         self.ready = False
         self.responses = ByteCache(limits.response_cache_bytes)
-        self.traces = ByteCache(limits.trace_cache_bytes)
-        self.tracers = WorkerPool(settings.workers, _trace_limits(limits), tracing.__name__)
+        self.traces = Traces(settings.workers, limits, metrics)
         self.parsers = WorkerPool(1, _parse_limits(limits), parsing.__name__)
         self.batcher: Batcher[JobQuestion, EstimatedJob] = Batcher(
             self._answers, limits.largest_batch, _layers_of, limits.batch_layers
@@ -125,11 +111,10 @@ class Engine:
         self.history = History(settings.history, limits)
         self._hit, self._miss = (metrics.cached.labels("responses", outcome) for outcome in ("hit", "miss"))
         self._searches = ThreadPoolExecutor(_SEARCHES, thread_name_prefix="largest-batch")
-        self._under_way: dict[bytes, _Trace] = {}
         self._reloading = asyncio.Lock()
         metrics.watch("vramcast_response_cache_bytes", "Size of cached responses", lambda: self.responses.size_bytes)
-        metrics.watch("vramcast_trace_cache_bytes", "Size of cached traces", lambda: self.traces.size_bytes)
-        metrics.watch("vramcast_traces_waiting", "Networks that wait for a worker", lambda: self.tracers.waiting)
+        metrics.watch("vramcast_trace_cache_bytes", "Size of cached traces", lambda: self.traces.cache.size_bytes)
+        metrics.watch("vramcast_traces_waiting", "Networks that wait for a worker", lambda: self.traces.pool.waiting)
         metrics.watch("vramcast_bodies_waiting", "Bodies that wait to be parsed", lambda: self.parsers.waiting)
         metrics.watch("vramcast_remembered_jobs", "Jobs with observations", lambda: len(self.history))
         metrics.watch("vramcast_forward_batches", "Forward passes so far", lambda: self.batcher.batches)
@@ -144,10 +129,10 @@ class Engine:
 
     async def start(self) -> None:
         """Start the workers, and trace the named specs."""
-        await asyncio.gather(self.parsers.start(), self.tracers.start())
+        await asyncio.gather(self.parsers.start(), self.traces.pool.start())
         for name, spec in self.named_specs.items():
             try:
-                await self._traced(spec, (self.settings.device,))
+                await self.traces.simulation(spec, (self.settings.device,))
             except UserError as error:
                 event("named spec refused", logging.WARNING, name=name, reason=str(error))
         self.ready = True
@@ -155,7 +140,7 @@ class Engine:
     async def close(self) -> None:
         """End everything that was started."""
         self.ready = False
-        await asyncio.gather(self.parsers.close(), self.tracers.close())
+        await asyncio.gather(self.parsers.close(), self.traces.pool.close())
         self.batcher.close()
         self._searches.shutdown(wait=False, cancel_futures=True)
         await self.history.close()
@@ -206,7 +191,7 @@ class Engine:
         """Return the answers to a job on several devices, for which it is traced once."""
         names = self._names(job, devices)
         if isinstance(job, SpecJobBody | NamedJobBody):
-            await self._traced(self._spec(job), tuple(sorted(set(names.values()))))
+            await self.traces.simulation(self._spec(job), tuple(sorted(set(names.values()))))
         job_id = await self._job_id(job)
         estimates = await asyncio.gather(*(self._on(job, job_id, name, names.values()) for name in names.values()))
         return dict(zip(names, estimates, strict=True))
@@ -286,8 +271,7 @@ class Engine:
             await self._question(job, device, (device,))
             return
         spec, limits = self._spec(job), self.settings.limits
-        trace = self.traces.get(_trace_key(spec, (device,)))
-        if spec.family in FAMILIES and (trace is None or trace[:1] == _REFUSED):
+        if spec.family in FAMILIES and not self.traces.is_sound(spec, device):
             await self.parsers.run(partial(parsing.check_layers, spec, limits.layers, limits.layer_passes))
 
     async def _job_id(self, job: AnyJobBody) -> bytes:
@@ -310,7 +294,7 @@ class Engine:
             return await self.batcher.call(question_of_features, job, profile)
         spec = self._spec(job)
         target = job.name if isinstance(job, NamedJobBody) else spec.id
-        simulation = pickle.loads(await self._traced(spec, traced_on))  # noqa: S301 - from our own worker
+        simulation = await self.traces.simulation(spec, traced_on)
         return Question.of_simulation(target, simulation, profile)
 
     def _spec(self, job: SpecJobBody | NamedJobBody) -> Spec:
@@ -349,56 +333,8 @@ class Engine:
         return most
 
     async def _at(self, spec: Spec, job: SpecJobBody, device: str) -> Answer:
-        simulation = pickle.loads(await self._traced(spec, (device,)))  # noqa: S301 - from our own worker
+        simulation = await self.traces.simulation(spec, (device,))
         return (await self._ask(Question.of_simulation(spec.id, simulation, load_profile(device)), job)).answer
-
-    async def _traced(self, spec: Spec, devices: tuple[str, ...]) -> bytes:
-        """Return a pickled `Simulation`: cached, of a trace that another request waits for, or of a new one."""
-        key = _trace_key(spec, devices)
-        trace = self.traces.get(key)
-        self.metrics.cached.labels("traces", "miss" if trace is None else "hit").inc()
-        if trace is None:
-            under_way = self._under_way.get(key) or self._start_trace(key, spec, devices)
-            with under_way.waiters:
-                trace = await asyncio.shield(under_way.task)  # the trace continues while others wait for it
-        if trace[:1] == _REFUSED:
-            raise UserError(trace[1:].decode())
-        return trace[1:]
-
-    def _start_trace(self, key: bytes, spec: Spec, devices: tuple[str, ...]) -> _Trace:
-        waiters = Waiters()
-        task = asyncio.create_task(self._trace(key, spec, devices, waiters))
-        self._under_way[key] = trace = _Trace(task, waiters)
-        task.add_done_callback(lambda _: self._trace_ended(key, task))
-        return trace
-
-    def _trace_ended(self, key: bytes, task: "asyncio.Task[bytes]") -> None:
-        self._under_way.pop(key, None)
-        if not task.cancelled():
-            task.exception()  # an abandoned trace has nobody to read it
-
-    async def _trace(self, key: bytes, spec: Spec, devices: tuple[str, ...], waiters: Waiters) -> bytes:
-        limits = self.settings.limits
-        question = tracing.TraceQuestion(spec, devices, limits.layers, limits.layer_passes)
-        try:
-            trace = _SIMULATED + await self.tracers.run_pickled(partial(tracing.trace, question), waiters)
-        except (LostError, AbandonedError, OverloadedError, PoolError) as error:  # it may go well another time
-            self.metrics.traces.labels(_OUTCOMES[type(error)]).inc()
-            raise
-        except UserError as error:
-            trace = _REFUSED + str(error).encode()
-        self.metrics.traces.labels("traced" if trace[:1] == _SIMULATED else "refused").inc()
-        self.traces.put(key, trace)
-        return trace
-
-
-def _trace_limits(limits: Limits) -> PoolLimits:
-    return PoolLimits(
-        waiting=limits.waiting_traces,
-        seconds=limits.trace_seconds,
-        abandoned_seconds=limits.abandoned_seconds,
-        worker_bytes=limits.worker_bytes,
-    )
 
 
 def _parse_limits(limits: Limits) -> PoolLimits:
@@ -412,10 +348,6 @@ def _parse_limits(limits: Limits) -> PoolLimits:
 
 def _layers_of(question: JobQuestion) -> int:
     return len(question.question.example.layers)
-
-
-def _trace_key(spec: Spec, devices: tuple[str, ...]) -> bytes:
-    return content_key(spec.id.encode(), *(name.encode() for name in devices))
 
 
 def _key(job_id: bytes, device: str) -> bytes:

@@ -196,7 +196,7 @@ class Service:
 def on_loopback(settings: Settings, load: Callable[[str], CheckpointProtocol] = Scripted) -> Iterator[str]:
     """Yield the URL of a service with a port, in a thread of this process."""
     guard = make_app(settings, load)
-    guard.engine.tracers, guard.engine.parsers = InProcess(), InProcess()  # type: ignore[assignment]
+    guard.engine.traces.pool, guard.engine.parsers = InProcess(), InProcess()  # type: ignore[assignment]
     server = HttpServer(settings, guard)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -218,7 +218,7 @@ async def serving(
     """Yield a service that has started."""
     guard = make_app(settings or Settings(), load or Scripted)
     pool = InProcess()
-    guard.engine.tracers, guard.engine.parsers = pool, InProcess()  # type: ignore[assignment]
+    guard.engine.traces.pool, guard.engine.parsers = pool, InProcess()  # type: ignore[assignment]
     async with guard.app.router.lifespan_context(guard.app):  # type: ignore[attr-defined]
         while not guard.engine.ready:
             await asyncio.sleep(0)
