@@ -90,7 +90,7 @@ def test_depths_that_do_not_fit_are_left_out_and_too_few_points_refused(study):
 
 
 def test_the_study_on_the_virtual_gpu():
-    """The static estimate is linear over whole stages; the simulated one also steps down, where segments are freed."""
+    # The static estimate is linear over whole stages; the simulated one also steps down, where segments are freed.
     backend = make_backend({"backend": {"name": "virtual"}, "device": load_device("a100_40gb")})
     study = depth_study(backend, range(8, 44, 5), batch_size=4)
     points = study.points
