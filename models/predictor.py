@@ -217,7 +217,7 @@ class Predictor:
             answers.update(zip(members, (replace(item, seconds=seconds) for item in predicted), strict=True))
         return [answers[index] for index in range(len(questions))]
 
-    def distribution(
+    def bucket_probabilities(
         self, question: Question, bucket_mib: int = BUCKET_MIB, risk: float = RISK
     ) -> tuple[Buckets, NDArray[np.float64]]:
         """Return the buckets of a device, and the probability of each for a question: [classes]."""

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import torch
 from served import MLP, serving
+from synthetic_examples import mlp_examples
 from torch import nn
 
 import vramcast
@@ -19,6 +20,7 @@ from vramcast.jobs.analysis.static import static_estimate
 from vramcast.jobs.families import make_spec
 from vramcast.jobs.job import ModuleJob, SpecJob, table_of
 from vramcast.models import load
+from vramcast.models.estimators.encoding import ExampleEncoder
 from vramcast.simulation.simulator import Simulator
 
 
@@ -80,3 +82,12 @@ def test_a_request_of_the_service_makes_its_spec_once(counts):
 
     asyncio.run(scenario())
     assert counts == {"setup": 1, "make_spec": 1, "table_of": 1, "static_estimate": 1}
+
+
+@pytest.mark.parametrize("checkpoint", ["universal", "universal_layers"])
+def test_features_are_computed_once_for_a_distribution(checkpoint, monkeypatch):
+    matrices = []
+    compute = ExampleEncoder.matrix
+    monkeypatch.setattr(ExampleEncoder, "matrix", lambda *given: matrices.append(given) or compute(*given))
+    load(checkpoint).estimator.distribution(mlp_examples(3), 0.01)
+    assert len(matrices) == 1

@@ -147,7 +147,7 @@ class Checkpoint:
     def _distribution(self, question: JobQuestion) -> list[dict[str, Any]] | None:
         if not question.distribution:
             return None
-        buckets, shares = self._predictor.distribution(question.question, question.bucket_mib, question.risk)
+        buckets, shares = self._predictor.bucket_probabilities(question.question, question.bucket_mib, question.risk)
         edges = [*(buckets.edges_bytes / MIB).tolist(), None]
         return [
             {"index": index, "lower_mib": edges[index], "upper_mib": edges[index + 1], "probability": share}

@@ -95,9 +95,13 @@ class ExampleEncoder:
                 for example in examples for values in [numbers(example)]]  # fmt: skip
         return self.scale.apply(np.array(rows, dtype=np.float64).reshape(-1, self.width))
 
-    def inputs(self, examples: Sequence[Example], with_tokens: bool) -> Inputs:
-        """Return the inputs of a network: clipped, and zero for features that were constant in training."""
-        clipped = np.where(self.scale.varies, self.matrix(examples).clip(-_CLIP, _CLIP), 0)
+    def inputs(self, examples: Sequence[Example], with_tokens: bool, matrix: Matrix | None = None) -> Inputs:
+        """Return the inputs of a network: clipped, and zero for features that were constant in training.
+
+        `matrix` is that of the examples, where it is known already.
+        """
+        numbers = self.matrix(examples) if matrix is None else matrix
+        clipped = np.where(self.scale.varies, numbers.clip(-_CLIP, _CLIP), 0)
         vector = torch.from_numpy(clipped).float()
         return Inputs(
             vector, *_padded([self._sequence(example) if with_tokens else _NO_TOKENS for example in examples])

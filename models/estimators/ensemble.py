@@ -143,21 +143,26 @@ class Ensemble(SavedEstimator):
 
         A job out of distribution is centred on its reference instead, with the errors of references.
         """
-        flags = self.flags(examples)
-        mixture = replace(self._average(examples).tempered(self.temperature_), out_of_distribution=flags)
+        matrix = self.members[0].encoder_.matrix(examples)
+        flags = flags_of(self.out_of_distribution_.ratios(matrix), examples)
+        mixture = replace(self._average(examples, matrix).tempered(self.temperature_), out_of_distribution=flags)
         if flags.any():
             usual = self._usual_bytes(examples)
             mixture = mixture.recentred(usual, relative_scales(self.reference_errors_, examples, usual))
         return mixture if risk is None else self._spliced(mixture, examples, risk)
 
-    def _average(self, examples: Sequence[Example]) -> MixtureDistribution:
-        """Average the members; those with one encoder share the encoding, which takes most of the time."""
+    def _average(self, examples: Sequence[Example], first: NDArray[np.float64]) -> MixtureDistribution:
+        """Average the members; those with one encoder share the encoding, which takes most of the time.
+
+        `first` is the matrix of the first member's encoder.
+        """
         encoded: dict[tuple[int, bool], Inputs] = {}
         distributions = []
         for member in self.members:
             key = (id(member.encoder_), member.settings.reads_tokens)
             if key not in encoded:
-                encoded[key] = member.encoder_.inputs(examples, member.settings.reads_tokens)
+                known = first if member.encoder_ is self.members[0].encoder_ else None
+                encoded[key] = member.encoder_.inputs(examples, member.settings.reads_tokens, known)
             distributions.append(member.distribution_of(encoded[key], examples))
         return MixtureDistribution.mixed(distributions)
 
@@ -177,10 +182,6 @@ class Ensemble(SavedEstimator):
             scores=[scores[key] for key in chosen],
         )
         return SplicedDistribution(**bounds, lower=mixture, upper=upper)
-
-    def flags(self, examples: Sequence[Example]) -> NDArray[np.bool_]:
-        """Return [examples]: true for jobs out of distribution."""
-        return flags_of(self.out_of_distribution_.ratios(self.members[0].encoder_.matrix(examples)), examples)
 
     @property
     def needs_simulation(self) -> bool:
