@@ -161,8 +161,8 @@ class Ensemble(SavedEstimator):
         for member in self.members:
             key = (id(member.encoder_), member.settings.reads_tokens)
             if key not in encoded:
-                known = first if member.encoder_ is self.members[0].encoder_ else None
-                encoded[key] = member.encoder_.inputs(examples, member.settings.reads_tokens, known)
+                matrix = first if member.encoder_ is self.members[0].encoder_ else None
+                encoded[key] = member.encoder_.inputs(examples, member.settings.reads_tokens, matrix)
             distributions.append(member.distribution_of(encoded[key], examples))
         return MixtureDistribution.mixed(distributions)
 
