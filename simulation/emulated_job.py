@@ -28,6 +28,8 @@ from vramcast.simulation.library_versions import library_versions
 from vramcast.simulation.replays import Replays
 from vramcast.simulation.result import Simulation
 from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions
+from vramcast.virtual_gpu.compiled.networks import compiled_parts
+from vramcast.virtual_gpu.compiled.releases import is_supported, unknown_release
 from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 from vramcast.virtual_gpu.cuda.run_record import StepRecord
 from vramcast.virtual_gpu.measurement import Status
@@ -84,11 +86,6 @@ class EmulatedJob:
     def __init__(self, job: ModuleJob, training: TrainingSetup, profile: DeviceProfile) -> None:
         if training.liger:
             liger_release()  # an absent library fails before the network is built
-        if training.is_compiled:
-            raise UserError(
-                "expected no --compile beside a network that needs CUDA, Liger's kernels or offloaded checkpoints, "
-                "found it: leave one out, or run your own script by vramcast run"
-            )
         self.training = training
         self.profile = profile
         self._inputs: tuple[Mapping[str, Any], ...] = ()
@@ -147,9 +144,21 @@ class EmulatedJob:
             loop.place(copied)
         network = LossCall(module, job.step)
         loop.start(network if job.step else BatchCall(module))
-        optimizer = loop.optimizer(list(module.parameters()))
-        for _ in loop.steps(network, optimizer, loop.sizes(job.steps)):
-            pass
+        with self._compiled(network):
+            optimizer = loop.optimizer(list(module.parameters()))
+            for _ in loop.steps(network, optimizer, loop.sizes(job.steps)):
+                pass
+
+    def _compiled(self, network: nn.Module) -> AbstractContextManager[Any]:
+        """Return the context in which the parts of a network are compiled that the training names."""
+        if not self.training.is_compiled:
+            return nullcontext()
+        if not is_supported():
+            self._gpu.assumptions.note_once(unknown_release())
+            return nullcontext()
+        session = self._gpu.compiler()
+        session.memory_budget = self.training.memory_budget
+        return compiled_parts(session, network, self.training)
 
     def _rebuilt(self, job: ModuleJob, make: Callable[[], nn.Module]) -> nn.Module:
         """Make the module again, on the device that it chooses: the virtual GPU."""

@@ -37,6 +37,8 @@ def simulation_of_run(
     Without a batch size, it is that of the first tensor that a network was called with.
     """
     trace = gpu.tracer.trace
+    for note in gpu.compile_notes():
+        gpu.assumptions.note_once(note)
     _mark_parameters(gpu)
     unbounded = replays.unbounded(trace, gpu.profile)
     own = _emulated_measurement(gpu, unbounded, ran_out_of_memory)

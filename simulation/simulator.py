@@ -108,7 +108,11 @@ class Simulator:
         except META_LIMITS as error:
             if not isinstance(self.job, ModuleJob) or not is_limit_of_meta(error):
                 raise
-            if replace(training, adapter=None, quantize=None, checkpointing=False, loss_form="default").needs_trace:
+            plain = replace(
+                training, adapter=None, quantize=None, checkpointing=False, loss_form="default", compile="none",
+                compile_loss=False, memory_budget=None,
+            )  # fmt: skip
+            if plain.needs_trace:
                 raise
             return self._retry_emulated(self.job, training, profiles, error)
 

@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import wraps
+from functools import partial, wraps
 from types import CodeType
 from typing import Any
 
@@ -15,6 +15,8 @@ from vramcast.virtual_gpu.operators.autocast import replaced
 
 _OWN = "vramcast.virtual_gpu"
 """Frames of the virtual GPU, such as wrappers around modules, are never compiled."""
+_GUARDS = ("id_match_unchecked", "ID_MATCH", "CLOSURE_MATCH")
+"""The first is what all guards on an identity call; before torch 2.9 they call the second."""
 _META = torch.device("meta")
 
 
@@ -23,13 +25,18 @@ class DynamoPatches:
 
     Args:
         compiling: Returns the context in which Dynamo compiles a frame.
+        replaces: Says whether a value of torch is replaced while code runs: a guard on it would fail at each call.
         device: The device that compiled code sees device tensors on; None for meta.
     """
 
     def __init__(
-        self, compiling: Callable[[CodeType], AbstractContextManager[Any]], device: torch.device | None
+        self,
+        compiling: Callable[[CodeType], AbstractContextManager[Any]],
+        replaces: Callable[[Any], bool],
+        device: torch.device | None,
     ) -> None:
         self._compiling = compiling
+        self._replaces = replaces
         self._device = device
 
     @contextmanager
@@ -41,9 +48,24 @@ class DynamoPatches:
         with ExitStack() as stack:
             original = convert_frame._compile
             stack.enter_context(replaced(convert_frame, "_compile", self._bracketed(original)))
+            self._guard_less(stack)
             if self._device is not None:
                 self._see_cuda(stack)
             yield
+
+    def _guard_less(self, stack: ExitStack) -> None:
+        """Leave out guards on functions of torch that are replaced while code runs."""
+        from torch._dynamo.guards import GuardBuilder  # noqa: PLC0415
+
+        def unless_replaced(original: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(original)
+            def match(builder: Any, guard: Any, *args: Any, **kwargs: Any) -> Any:
+                return None if self._replaces(builder.get(guard)) else original(builder, guard, *args, **kwargs)
+
+            return match
+
+        for name in filter(partial(hasattr, GuardBuilder), _GUARDS):
+            stack.enter_context(replaced(GuardBuilder, name, unless_replaced(getattr(GuardBuilder, name))))
 
     def _bracketed(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
@@ -81,3 +103,10 @@ class DynamoPatches:
         stack.enter_context(replaced(FakeTensorMode, "dispatch", dispatch_on_meta))
         stack.enter_context(replaced(TensorVariable, "method_attr_device", shown))
         stack.enter_context(replaced(TensorVariable, "method_attr_is_cuda", is_cuda))
+
+
+def forget_tables() -> None:
+    """Forget Dynamo's tables of torch's functions, which it may have filled while other patches were in force."""
+    from torch._dynamo import trace_rules  # noqa: PLC0415
+
+    trace_rules.clear_lru_cache()

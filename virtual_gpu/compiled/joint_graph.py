@@ -30,9 +30,8 @@ def compile_graph(
     from torch._dynamo.backends.common import aot_autograd  # noqa: PLC0415 - takes seconds to import
     from torch._inductor.decomposition import select_decomp_table  # noqa: PLC0415
 
-    session.note_graph(module)
     needed = _needed_inputs(module)
-    plan = partial(_planned, allocate)
+    plan = partial(_planned, session, allocate)
     backend: Any = aot_autograd(
         fw_compiler=plan,
         bw_compiler=plan,
@@ -43,12 +42,17 @@ def compile_graph(
     )
     with composite_gradients(), without_generator_states():
         compiled: Callable[..., Any] = backend(module, inputs)
+    session.note_graph(module)  # here: torch may start again with other inputs
     return compiled
 
 
-def _planned(allocate: Allocate, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+def _planned(
+    session: "CompileSession", allocate: Allocate, module: fx.GraphModule, inputs: Sequence[Any]
+) -> Callable[..., Any]:
     """Return the function that runs the plan of a graph; it takes its arguments as a list and clears it."""
-    run: Any = partial(MemoryPlan(module).run, allocate)
+    plan = MemoryPlan(module)
+    session.record.kernels.update(dict.fromkeys(plan.kernels()))
+    run: Any = partial(plan.run, allocate)
     run._boxed_call = True
     return run  # type: ignore[no-any-return]
 

@@ -1,7 +1,7 @@
 """Compiles a network and its loss as a training setup says: each repeated block, or the whole network."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +33,7 @@ class CompiledParts:
 
 
 @contextmanager
-def compiled_network(
-    tracer: Tracer, subject: nn.Module, setup: TrainingSetup, lifted: Callable[[], Any] = nullcontext
-) -> Iterator[CompiledParts]:
+def compiled_network(tracer: Tracer, subject: nn.Module, setup: TrainingSetup) -> Iterator[CompiledParts]:
     """Compile the parts of a network that a setup names, until the context ends; add notes to the trace."""
     parts = CompiledParts()
     if not setup.is_compiled:
@@ -47,16 +45,24 @@ def compiled_network(
         return
     from vramcast.virtual_gpu.compiled.session import CompileSession  # noqa: PLC0415 - needs Dynamo
 
-    with CompileSession(tracer, lifted, memory_budget=setup.memory_budget) as session, ExitStack() as stack:
-        network = network_of(subject)
-        parts.modules = _chosen(network, setup.compile)
+    with (
+        CompileSession(tracer, memory_budget=setup.memory_budget) as session,
+        compiled_parts(session, subject, setup) as parts,
+    ):
+        yield parts
+        tracer.trace.approximations.update(session.notes())
+
+
+@contextmanager
+def compiled_parts(session: "CompileSession", subject: nn.Module, setup: TrainingSetup) -> Iterator[CompiledParts]:
+    """Compile the parts of a network that a setup names by a session, until the context ends."""
+    parts = CompiledParts(_chosen(network_of(subject), setup.compile))
+    with ExitStack() as stack:
         for module in parts.modules:
-            forward = session.compiled(module.forward)
-            stack.enter_context(_attribute(module, "forward", forward))
+            stack.enter_context(_attribute(module, "forward", session.compiled(module.forward)))
         if setup.compile_loss:
             _compile_loss(stack, session, subject)
         yield parts
-        tracer.trace.approximations.update(session.notes())
 
 
 def network_of(subject: nn.Module) -> nn.Module:

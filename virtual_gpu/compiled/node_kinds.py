@@ -37,22 +37,26 @@ class NodeKind(Enum):
     """A fused loop, whose result exists only if something else than a loop reads it."""
 
 
-_PACKETS = (
-    "mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward", "embedding_dense_backward", "sort", "topk",
-    "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "_int_mm", "max_pool2d_with_indices_backward", "index_put",
-    "_unsafe_index_put", "scatter_add", "scatter_reduce", "scatter", "_fft_r2c", "_fft_c2c", "_fft_c2r", "cumsum",
-    "cumprod", "logcumsumexp", "nonzero", "unique", "_cdist_forward", "_cdist_backward", "grid_sampler_2d_backward",
-    "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d", "_adaptive_avg_pool3d_backward", "avg_pool3d",
-    "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward", "avg_pool3d_backward",
-    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward",
-    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward", "max_pool3d_with_indices",
-    "max_pool3d_with_indices_backward", "_thnn_fused_lstm_cell", "_cudnn_rnn", "_embedding_bag", "_pdist_forward",
-)  # fmt: skip
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_PACKETS = _words("""
+    mm bmm addmm baddbmm _scaled_mm _grouped_mm _scaled_grouped_mm _int_mm convolution convolution_backward
+    embedding_dense_backward _embedding_bag sort topk index_put _unsafe_index_put scatter scatter_add scatter_reduce
+    nonzero unique _fft_r2c _fft_c2c _fft_c2r _cdist_forward _cdist_backward _pdist_forward grid_sampler_2d_backward
+    max_pool2d_with_indices_backward max_pool3d_with_indices max_pool3d_with_indices_backward avg_pool3d
+    avg_pool3d_backward _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward
+    _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
+    _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
+    _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
+    _thnn_fused_lstm_cell _cudnn_rnn
+""")
 LIBRARY = {getattr(aten, name) for name in _PACKETS if hasattr(aten, name)}
-REDUCTIONS = {
-    "sum", "mean", "amax", "amin", "max", "min", "var_mean", "var", "std", "prod", "any", "all", "argmax", "argmin",
-    "_softmax", "_log_softmax", "native_layer_norm", "native_group_norm", "prepare_softmax_online",
-}  # fmt: skip
+REDUCTIONS = _words("""
+    sum mean amax amin max min var_mean var std prod any all argmax argmin cumsum cumprod logcumsumexp _softmax
+    _log_softmax native_layer_norm native_group_norm prepare_softmax_online
+""")
 _VIEWS = (
     "view", "permute", "expand", "unsqueeze", "squeeze", "t", "transpose", "slice", "select", "alias", "as_strided",
     "reshape", "_unsafe_view", "split", "split_with_sizes", "unbind", "detach", "diagonal", "view_as_complex",
@@ -84,17 +88,22 @@ def _kind(node: fx.Node) -> NodeKind:
 def _kind_of_operator(node: fx.Node, value: Any) -> NodeKind:
     target: Any = node.target
     name = target._schema.name.partition("::")[2]
-    if not isinstance(value, Tensor | tuple | list):
-        return NodeKind.LIBRARY
-    if _on_host(value):
+    if not isinstance(value, Tensor | tuple | list) or _on_host(value):
         return NodeKind.LIBRARY
     if target.namespace in ("aten", "prims") and (name in _VIEWS or _is_alias(node, value)):
         return NodeKind.VIEW
+    if target is aten.scatter.value and getattr(node.args[0], "target", None) is aten.full.default:
+        return (
+            NodeKind.FUSED
+        )  # a comparison of places (torch/_inductor/fx_passes/post_grad.py, scatter_upon_const_tensor)
     if target.overloadpacket in LIBRARY or target.namespace not in ("aten", "prims") or _is_complex(node, value):
         return NodeKind.LIBRARY
-    if isinstance(value, tuple | list) or name in REDUCTIONS:
-        return NodeKind.REDUCTION
-    return NodeKind.FUSED
+    return NodeKind.REDUCTION if isinstance(value, tuple | list) or name in REDUCTIONS else NodeKind.FUSED
+
+
+def _compares_places(node: fx.Node) -> bool:
+    """Return whether a number is scattered into equal ones (fx_passes/post_grad.py, scatter_upon_const_tensor)."""
+    return node.target is aten.scatter.value and getattr(node.args[0], "target", None) is aten.full.default
 
 
 def _on_host(value: Any) -> bool:

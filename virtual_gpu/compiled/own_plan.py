@@ -44,11 +44,10 @@ class MemoryPlan:
                 self._viewers.setdefault(self._source(node), []).append(node)
         self._exists = {node for node in self.steps if self._has_memory(node)}
 
-    def unused_inputs(self) -> list[fx.Node]:
-        """Return the inputs that are tensors and that nothing reads."""
-        return [
-            node for node in self._inputs if isinstance(node.meta.get("val"), Tensor) and not node.users
-        ]  # fmt: skip
+    def kernels(self) -> list[str]:
+        """Return the names of the kernels that only CUDA has."""
+        opaque = (node.target for node in self.steps if self._kinds[node] is NodeKind.OPAQUE)
+        return [str(getattr(target, "__name__", target)).removesuffix("_backward") for target in opaque]
 
     def _source(self, node: fx.Node) -> fx.Node:
         """Return the node that holds the memory of a view or an item."""

@@ -5,7 +5,7 @@
 | `OpOverload.py_kernels` | composite operators with a Python kernel on meta hide their gradient from AOTAutograd |
 | `partitioners.functionalize_rng_ops` | states of generators hold no memory, and a meta device has none |
 | `convert_frame._compile` | while Dynamo compiles, torch is as it was and nothing is traced |
-| `GuardBuilder.FUNCTION_MATCH` | a guard on a function that the virtual GPU replaces would fail at each call |
+| `GuardBuilder`: `id_match_unchecked`, `ID_MATCH`, `CLOSURE_MATCH` | guards on replaced functions would always fail |
 | `FakeTensorMode.dispatch` | tensors that compiled code makes on CUDA are meta tensors |
 | `TensorVariable.method_attr_device`, `method_attr_is_cuda` | compiled code that asks where a tensor is gets CUDA |
 """

@@ -1,18 +1,18 @@
 """The compiler of one simulation: torch.compile runs as it is, and what it compiles allocates under a tracer."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
 
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.compiled.frames import DynamoPatches
+from vramcast.virtual_gpu.compiled.frames import DynamoPatches, forget_tables
 from vramcast.virtual_gpu.compiled.joint_graph import compile_graph
 from vramcast.virtual_gpu.operators.autocast import replaced
 
@@ -21,6 +21,9 @@ FUSION = (
     "for Inductor's fusion"
 )
 """A note of a trace with compiled code."""
+aten = torch.ops.aten
+_META = torch.device("meta")
+_KERNELS = "compiled {} is simulated by the tensors of its kernel: inputs and outputs"
 _LIMIT = "recompile limit"
 """In the message of Dynamo (convert_frame.py) for a function that it recompiled too often."""
 _POOLED = 1 << 20
@@ -35,8 +38,10 @@ class CompileRecord:
     nodes: int = 0
     names: dict[str, int] = field(default_factory=dict)
     """The compiled functions by name, each with its number of graphs."""
-    breaks: list[str] = field(default_factory=list)
+    breaks: dict[str, None] = field(default_factory=dict)
     """Reasons for which torch.compile split a function or left it alone."""
+    kernels: dict[str, None] = field(default_factory=dict)
+    """Kernels that only CUDA has, in compiled graphs."""
     limited: dict[str, None] = field(default_factory=dict)
     """Functions that Dynamo recompiled as often as it may, and that run as eager code from then on."""
 
@@ -44,9 +49,27 @@ class CompileRecord:
         """Return one sentence about it."""
         names = ", ".join(f"{name} ({count})" for name, count in list(self.names.items())[:5])
         more = f" and {len(self.names) - 5} more" if len(self.names) > 5 else ""
-        split = f"; not compiled: {'; '.join(self.breaks[:3])}" if self.breaks else ""
+        split = f"; not compiled: {'; '.join(list(self.breaks)[:3])}" if self.breaks else ""
         limit = f"; at the recompile limit, then eager: {', '.join(self.limited)}" if self.limited else ""
         return f"torch.compile made {self.graphs} graphs: {names}{more}{split}{limit}"
+
+
+class OtherPatches(Protocol):
+    """Patches of torch that are none of the compiler's."""
+
+    def lifted(self) -> AbstractContextManager[Any]:
+        """Return a context in which torch is as it was before them."""
+
+    def replaces(self, value: Any) -> bool:
+        """Return whether a value of torch is replaced by another."""
+
+
+class _NoPatches:
+    def lifted(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def replaces(self, value: Any) -> bool:
+        return False
 
 
 class CompileSession:
@@ -54,7 +77,7 @@ class CompileSession:
 
     Args:
         tracer: Sees what compiled code allocates, and nothing while torch compiles.
-        lifted: Returns a context in which torch is as it was before other patches.
+        patches: Other patches of torch, which the compiler must not see.
         device: The device that compiled code sees its tensors on; None for meta.
         memory_budget: The part of activations that the partitioner may save; None leaves torch's setting.
     """
@@ -62,30 +85,36 @@ class CompileSession:
     def __init__(
         self,
         tracer: Any,
-        lifted: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        patches: OtherPatches | None = None,
         device: torch.device | None = None,
         memory_budget: float | None = None,
     ) -> None:
         self.tracer = tracer
         self.record = CompileRecord()
-        self._lifted = lifted
+        self._patches = patches or _NoPatches()
         self._device = device
-        self._budget = memory_budget
+        self.memory_budget = memory_budget
         self._replaced: list[tuple[Any, str, Any, Any]] = []
         self._stack = ExitStack()
         self._local = threading.local()
         self._backends: dict[bool, Any] = {}
 
     def __enter__(self) -> "CompileSession":
-        with ExitStack() as stack:
-            with self._lifted():
-                import torch._dynamo  # noqa: PLC0415 - takes seconds to import
-
-                torch._dynamo.reset()
-            stack.callback(torch._dynamo.reset)
-            stack.enter_context(DynamoPatches(self.compiling, self._device).applied())
+        with ExitStack() as stack, self._patches.lifted():
+            self._forget()
+            stack.callback(self._forget)
+            stack.enter_context(DynamoPatches(self.compiling, self.replaces, self._device).applied())
             self._stack = stack.pop_all()
         return self
+
+    def _forget(self) -> None:
+        """Drop all compiled code, and tables that Dynamo filled while torch was patched."""
+        with self._patches.lifted():
+            import torch._dynamo  # noqa: PLC0415 - takes seconds to import
+
+            torch._dynamo.reset()
+            torch._dynamo.utils.counters.clear()
+            forget_tables()
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
@@ -98,7 +127,7 @@ class CompileSession:
         import torch._functorch.config as functorch_config  # noqa: PLC0415
         from torch._subclasses.fake_tensor import fake_tensor_tls  # noqa: PLC0415
 
-        budget = {} if self._budget is None else {"activation_memory_budget": self._budget}
+        budget = {} if self.memory_budget is None else {"activation_memory_budget": self.memory_budget}
         with (
             self.lifted(),
             self.tracer.silent(),
@@ -109,8 +138,7 @@ class CompileSession:
             try:
                 yield
             except Exception as error:  # of torch, which decides by it what to run as eager code
-                if _LIMIT in str(error).lower():
-                    self.record.limited[code.co_qualname] = None
+                self._note_failure(code.co_qualname, str(error))
                 inner = getattr(error, "inner_exception", None)
                 if isinstance(inner, UserError):
                     raise inner from error
@@ -130,10 +158,14 @@ class CompileSession:
             self._replaced.remove(entry)
             setattr(owner, name, entry[2])
 
+    def replaces(self, value: Any) -> bool:
+        """Return whether a value of torch is replaced by another for the code that runs."""
+        return self._patches.replaces(value) or any(value is original for _, _, original, _ in self._replaced)
+
     @contextmanager
     def lifted(self) -> Iterator[None]:
         """Let torch be as it was before all patches."""
-        with self._lifted():
+        with self._patches.lifted():
             for owner, name, original, _ in self._replaced:
                 setattr(owner, name, original)
             try:
@@ -159,18 +191,26 @@ class CompileSession:
         record = self.record
         if not record.graphs:
             return ["nothing was compiled: torch.compile found no graph"]
-        from torch._dynamo.utils import graph_break_reasons  # noqa: PLC0415
+        from torch._dynamo.utils import counters  # noqa: PLC0415
 
-        breaks = list(dict.fromkeys(str(item.reason).splitlines()[0] for item in graph_break_reasons))
-        record.breaks = breaks
-        return [record.note()]
+        for reason in counters["graph_break"]:
+            record.breaks.setdefault(_first_line(str(reason)))
+        names = ", ".join(record.kernels)
+        return [record.note(), *([_KERNELS.format(names)] if names else [])]
+
+    def _note_failure(self, name: str, reason: str) -> None:
+        """Record why Dynamo leaves a frame alone."""
+        if _LIMIT in reason.lower():
+            self.record.limited[name] = None
+        else:
+            self.record.breaks.setdefault(f"{name} ({_first_line(reason)})")
 
     def _allocate(self, pooled: bool, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
         before = self.tracer.stream
         if pooled:
             self.tracer.stream = _POOLED
         try:
-            return torch.empty_strided(size, stride, dtype=dtype, device="meta")
+            return aten.empty_strided.default(size, stride, dtype=dtype, device=_META)  # type: ignore[no-any-return]
         finally:
             self.tracer.stream = before
 
@@ -192,3 +232,7 @@ def _outermost_class(module: fx.GraphModule) -> str | None:
             kind = stack[0][1]
             return str(getattr(kind, "__name__", kind))
     return None
+
+
+def _first_line(text: str) -> str:
+    return " ".join(text.strip().partition("\n")[0].split())[:120]

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
 import torch
@@ -23,6 +23,7 @@ from vramcast.virtual_gpu.cuda.host_values import MOST_FLOATS
 from vramcast.virtual_gpu.cuda.patches import (
     Patches,
     accelerator,
+    compiler,
     cuda_api,
     device_class,
     factories,
@@ -48,6 +49,9 @@ from vramcast.virtual_gpu.replay.replay import FREE, Event
 from vramcast.virtual_gpu.tracing.capability import RecordedCapability
 from vramcast.virtual_gpu.tracing.trace import Use
 
+if TYPE_CHECKING:
+    from vramcast.virtual_gpu.compiled.session import CompileSession
+
 _ALL_PATCHES = (
     tensors,
     factories,
@@ -57,6 +61,7 @@ _ALL_PATCHES = (
     threads,
     modules,
     saving,
+    compiler,
     wrappers,
     profiler,
     libraries,
@@ -125,9 +130,13 @@ class CudaEmulation:
         self.memory.after_oom.append(self.record.forget_batch)
         self.streams = Streams(self.device, self.tracer)
         self.compiled: WeakSet[nn.Module] = WeakSet()
-        """Networks that the script compiles; they run as eager code."""
+        """Networks that the script compiles and that run as eager code."""
         self.compiled_calls = 0
         """How many compiled functions are running."""
+        self.compiler: Callable[[], CompileSession]
+        """Returns the compiler of this run, which starts with its first use."""
+        self.compile_notes: Callable[[], list[str]] = list
+        """Returns what was compiled, and what was not."""
         self.on_forked_use: Callable[[], None] = lambda: None
         """Called in a forked process that uses the device."""
         self.callbacks = ExitStack()

@@ -5,6 +5,7 @@ A module names the library's module that it patches in `PATCHES` and has a funct
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -43,6 +44,9 @@ _LIBRARIES = (
     native_files,
 )
 
+_UNPATCHED = ("torch._dynamo",)
+"""Modules that are imported with torch as it is: the compiler's tables contain functions of torch."""
+
 
 def apply(patches: Patches, gpu: "CudaEmulation") -> None:
     """Patch the libraries that are imported already, and the others when they are."""
@@ -51,6 +55,7 @@ def apply(patches: Patches, gpu: "CudaEmulation") -> None:
     for part in _LIBRARIES:
         for name, function in part.PATCHES.items():
             wanted.setdefault(name, []).append(function)
+    wanted.update({name: [] for name in _UNPATCHED if name not in sys.modules})
     for name in wanted.keys() & sys.modules.keys():
         for function in wanted.pop(name):
             function(sys.modules[name], patches, gpu)
@@ -84,7 +89,8 @@ class _Finder(MetaPathFinder):
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            execute(module)
+            with self._patches.lifted() if fullname in _UNPATCHED else nullcontext():
+                execute(module)
             for function in self._wanted.pop(fullname, ()):
                 function(module, self._patches, self._gpu)
 

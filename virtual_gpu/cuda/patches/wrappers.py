@@ -1,6 +1,5 @@
-"""torch.compile, DataParallel and process groups of one rank: recognised, reported, never silent (torch 2.13)."""
+"""DataParallel and process groups of one rank: recognised, reported, never silent (torch 2.13)."""
 
-import functools
 import importlib
 import os
 from typing import TYPE_CHECKING, Any
@@ -13,9 +12,6 @@ from vramcast.virtual_gpu.cuda.patches import Patches
 if TYPE_CHECKING:
     from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
-_COMPILED = "compiled code is simulated as eager code: the memory that Inductor saves or adds is not modelled"
-_COMPILED_BY_TORCH = ("_flex_attention_hop_wrapper",)
-"""Functions that torch itself compiles to check them, with a backend that runs eagerly."""
 _PARALLEL = "DataParallel runs on one device: its replicas on other devices are not simulated"
 _DISTRIBUTED = "DistributedDataParallel of one rank: buckets are simulated, communication is not"
 
@@ -25,40 +21,9 @@ _NCCL = (2, 27, 5)
 
 def apply(patches: Patches, gpu: "CudaEmulation") -> None:
     """Replace the wrappers around a network."""
-    _compile(patches, gpu)
     _data_parallel(patches, gpu)
     if torch.distributed.is_available():
         _process_group(patches, gpu)
-
-
-def _compile(patches: Patches, gpu: "CudaEmulation") -> None:
-    def compile_(model: Any = None, **kwargs: Any) -> Any:
-        if model is None:
-            return compile_
-        if isinstance(model, nn.Module):
-            gpu.assumptions.note(_COMPILED)
-            gpu.compiled.add(model)
-            return model
-        if getattr(model, "__name__", "") in _COMPILED_BY_TORCH:
-            return model
-
-        @functools.wraps(model)
-        def called(*args: Any, **kwargs: Any) -> Any:  # a library may compile functions that a script never calls
-            gpu.assumptions.note(_COMPILED)
-            gpu.compiled_calls += 1
-            try:
-                return model(*args, **kwargs)
-            finally:
-                gpu.compiled_calls -= 1
-
-        return called
-
-    def compile_module(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        gpu.assumptions.note(_COMPILED)
-        gpu.compiled.add(self)
-
-    patches.set(torch, "compile", compile_)
-    patches.set(nn.Module, "compile", compile_module)
 
 
 def _data_parallel(patches: Patches, gpu: "CudaEmulation") -> None:
