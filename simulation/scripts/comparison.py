@@ -25,7 +25,7 @@ def compare_with_run(
     name: str,
     command: ScriptCommand,
     profile: DeviceProfile,
-    steps: int | None,
+    steps: int,
     timeout_seconds: float,
 ) -> Alignment:
     """Run a script on the virtual GPU, with the recorded settings of the allocator, and align both streams."""

@@ -1,5 +1,6 @@
 """Replay of a recording through the simulated allocator, from its exact start state, and comparison with it."""
 
+from array import array
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -72,6 +73,13 @@ def agreement(device: DeviceRecording, options: AllocatorOptions, name: str) -> 
     # The history may begin in the midst of an allocation, behind the release or the segment that belongs to it.
     rest = _compare(replace(device, events=device.events[first + 1 :]), options, name)
     return replace(rest, cut_allocations=1) if rest.agrees else result
+
+
+def allocated_over_time(device: DeviceRecording, options: AllocatorOptions, name: str) -> "array[int]":
+    """Return the allocated bytes after each event, as torch.cuda.memory_allocated() counts them."""
+    comparison = _Comparison(device, start_state(device, options, name), options)
+    comparison.run()
+    return comparison.allocated
 
 
 def _compare(device: DeviceRecording, options: AllocatorOptions, name: str) -> ReplayAgreement:
@@ -153,11 +161,14 @@ class _Comparison:
         self._made_first = 0
         """Bytes that were taken before the cache was returned: an attempt that failed."""
         self.result = ReplayAgreement()
+        self.allocated = array("q")
+        """Allocated bytes after each event."""
 
     def run(self) -> ReplayAgreement:
         """Replay all events and return the comparison."""
         for index, event in enumerate(self._recording.events):
             self._replay(index, event)
+            self.allocated.append(self._allocator.allocated_bytes)
         self._let_go(len(self._recording.events))
         result = self.result
         made = self._device.made

@@ -6,17 +6,16 @@ algorithm and its variations, 1986). A long one is found in parts: after a numbe
 furthest is kept, so that the time is bounded.
 """
 
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 
 from vramcast.virtual_gpu.allocator.allocator import CachingAllocator
-from vramcast.virtual_gpu.allocator.state import BlockState
 from vramcast.virtual_gpu.recordings import places
+from vramcast.virtual_gpu.recordings.agreement import allocated_over_time
 from vramcast.virtual_gpu.recordings.recording import Action, DeviceRecording, Recording
-from vramcast.virtual_gpu.recordings.rewinding import start_state
+from vramcast.virtual_gpu.recordings.rewinding import reserved_over_time
 
 GRAM = 12
 MOST_EDITS = (2_500, 2_500)
@@ -25,6 +24,9 @@ _LATER_EDITS = 300
 _MOST_GRAMS = 1_500
 _MOST_PLACES = 400
 """Of one sequence of sizes."""
+_MOST_CANDIDATES = 24
+_COMPARED = 3_000
+"""Allocations that decide between places."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class AllocationStream:
     """The event of each allocation."""
     stacks: tuple[int, ...]
     allocated: Sequence[int]
-    """Bytes of blocks after each event."""
+    """Bytes of blocks after each event, from the replay."""
     reserved: Sequence[int]
 
 
@@ -84,31 +86,17 @@ class Alignment:
 def stream_of(recording: Recording, device: DeviceRecording, name: str) -> AllocationStream:
     """Return the allocations of a device; blocks have the sizes that the allocator gives them."""
     round_size = CachingAllocator(None, recording.options).round_size
-    start = start_state(device, recording.options, name)
-    held = sum(b.size_bytes for view in start for b in view.blocks if b.state is not BlockState.FREE)
-    reserved = sum(view.size_bytes for view in start)
-    sizes: dict[int, int] = {b.address: b.size_bytes for view in start for b in view.blocks}
-    allocations: list[tuple[int, int, int]] = []
-    over_time, reserved_over_time = array("q"), array("q")
-    for index, event in enumerate(device.events):
-        if event.action is Action.ALLOC:
-            sizes[event.address] = round_size(event.size_bytes)
-            held += sizes[event.address]
-            allocations.append((sizes[event.address], index, event.stack))
-        elif event.action is Action.FREE_COMPLETED:
-            held -= sizes.pop(event.address, 0)
-        elif event.action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP):
-            reserved += event.size_bytes
-        elif event.action in (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP):
-            reserved -= event.size_bytes
-        over_time.append(held)
-        reserved_over_time.append(reserved)
+    allocations = [
+        (round_size(event.size_bytes), index, event.stack)
+        for index, event in enumerate(device.events)
+        if event.action is Action.ALLOC
+    ]
     return AllocationStream(
         sizes=tuple(size for size, _, _ in allocations),
         events=tuple(event for _, event, _ in allocations),
         stacks=tuple(stack for _, _, stack in allocations),
-        allocated=over_time,
-        reserved=reserved_over_time,
+        allocated=allocated_over_time(device, recording.options, name),
+        reserved=reserved_over_time(device),
     )
 
 
@@ -154,17 +142,30 @@ def _place(recorded: Sequence[int], simulated: Sequence[int]) -> int:
     if not votes:
         return 0
     most = max(votes.values())
-    whole = [place for place, count in votes.items() if count >= 0.98 * most]
+    whole = [place for place, count in votes.items() if count >= 0.9 * most]
     inside = [place for place in whole if place + len(recorded) <= len(simulated)]
     place = max(inside or whole)
     # Differences on the way shift later votes: the beginning decides within a twentieth.
     reach = max(len(recorded) // 20, 50)
     for starts in (40, 300):
         first = _votes(recorded, grams, range(min(starts, len(recorded) - GRAM + 1)))
-        near = {item: count for item, count in first.items() if abs(item - place) <= reach}
+        near = [item for item, count in first.items() if count >= 0.7 * max(first.values(), default=0)]
+        near = sorted((item for item in near if item >= 0 and abs(item - place) <= reach), key=lambda n: abs(n - place))
         if near:
-            return max(max(near, key=near.__getitem__), 0)
+            return _best_place(recorded[: 2 * reach + _COMPARED], simulated, near[:_MOST_CANDIDATES])
     return max(place, 0)
+
+
+def _best_place(recorded: Sequence[int], simulated: Sequence[int], candidates: Sequence[int]) -> int:
+    """Return the place with the fewest differences: layers that are alike make several places look the same."""
+    if len(candidates) == 1:
+        return candidates[0]
+
+    def differences(place: int) -> int:
+        pairs, end = _matches(recorded, simulated, place)
+        return len(recorded) - len(pairs) + end - place - len(pairs)
+
+    return min(candidates, key=differences)
 
 
 def _votes(

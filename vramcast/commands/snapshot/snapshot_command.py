@@ -34,7 +34,9 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--against", action="store_true", help="run COMMAND on the virtual GPU, and compare it with the recording"
     )
-    parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps of COMMAND; default: until it settles")
+    parser.add_argument(
+        "--steps", type=int, metavar="N", default=20, help="most optimizer steps of COMMAND; default 20"
+    )
     parser.add_argument("--timeout", type=float, default=TIMEOUT_SECONDS, metavar="SECONDS", help="for COMMAND")
     return parser
 
@@ -73,8 +75,7 @@ def _compare(arguments: argparse.Namespace, command: ScriptCommand) -> int:
     from vramcast.simulation.scripts.comparison import compare_with_run  # noqa: PLC0415
     from vramcast.virtual_gpu.recordings.files import read_recording  # noqa: PLC0415
 
-    if arguments.steps is not None:
-        check_count("--steps", arguments.steps)
+    check_count("--steps", arguments.steps)
     check_amount("--timeout", arguments.timeout, zero=False)
     recording = read_recording(arguments.file)
     profile = load_profile(arguments.device or DEFAULT_DEVICE)
