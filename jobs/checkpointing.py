@@ -25,10 +25,9 @@ _SAVED = {
     aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
     torch.ops._c10d_functional.reduce_scatter_tensor.default,
-    aten.abs.default,
     aten.max.default,
 }
-"""Operators whose outputs the form 'ops' saves (torchtitan, parallelize_llama.py, _save_list)."""
+"""Operators whose outputs the form 'ops' saves (torchtitan 0.1.0, models/llama3/infra/parallelize.py, _save_list)."""
 _FUNCTION = "_gradient_checkpointing_func"
 """The attribute of networks of transformers and diffusers that holds the function by which they recompute."""
 

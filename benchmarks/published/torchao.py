@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from benchmarks.published import torchtitan
 from benchmarks.published.job import PublishedJob, Record
 from benchmarks.published.torchtune import STACK, recipe_parameters
 
@@ -22,6 +23,8 @@ def job_of(record: Record) -> PublishedJob | str:
     """Return the job of a record, or the reason why it is left out."""
     if record["outcome"] != "ok" or not record["value_published"]:
         return "ran out of memory"
+    if record["model"].startswith("Llama3-8B"):
+        return torchtitan.job_of({**record, "model": "Llama 3 8B"})
     if record["n_gpus"] != "1":
         return "more than one GPU"
     if record["metric"] != "allocated":

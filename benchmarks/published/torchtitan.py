@@ -1,4 +1,7 @@
-"""torchtitan's pre-training runs on 8 and more GPUs: reserved and active memory of a rank, without torch.compile."""
+"""torchtitan's pre-training runs on 8 and more GPUs: reserved and active memory of a rank, eager and compiled.
+
+Settings that a row does not state are those of torchtitan's source at the row's date, never those that fit.
+"""
 
 import re
 from typing import Any
@@ -17,6 +20,13 @@ _NETWORKS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """By the start of a row's model; all rows of Llama 3 that are rebuilt are of 8B."""
 _DEVICES = {"H100": "h100_80gb", "A100": "a100_80gb"}
+_EXPANDABLE = (2024, 10, 22)
+"""run_llama_train.sh sets expandable segments since commit a5e57e4a9; it does not at 83c879f18, of March 2024."""
+_LOSSES = (((2024, 3, 1), False), ((2024, 12, 18), False), ((2025, 4, 2), True))
+"""Since these dates a compiled job does not compile its loss (e8977b007), or does (bbb1b616e). The loss of March 2024
+is taken as eager: its source was not read, and those rows name the network alone."""
+_WHOLE = "the network was compiled as a whole, in March 2024; each block is compiled here, since FSDP2's hooks split it"
+_MONTHS = {"Mar 2024": (2024, 3, 1), "Jan 2025": (2025, 1, 1), "mid-2025": (2025, 6, 1)}
 _REBUILT = "torchtitan's network and its loop are rebuilt: torchtitan itself does not run"
 
 
@@ -44,35 +54,83 @@ def _reason(record: Record) -> str | None:
     """Return the reason why a row cannot be rebuilt, whatever its network."""
     reasons = {
         "ran out of memory": record["outcome"] != "ok" or not record["value_gib"],
-        "torch.compile": record["compile"].startswith(("yes", "per")),
         "torch.compile is not stated": record["compile"].startswith("?"),
-        "float8": "float8" in record["dtype"],
+        "float8 with an all-gather in float8": "all-gather" in record["notes"],
+        "a form of float8 that is not rebuilt": _float8(record) == "other",
+        "the date of the source is not stated": _date(record) is None,
         "the loss is computed in chunks": "chunked" in record["notes"],
         "memory of the first step alone": record["notes"].startswith("step 1 "),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
+def _date(record: Record) -> tuple[int, ...] | None:
+    """Return the date of torchtitan's source, year, month and day."""
+    text = record["framework_versions"]
+    exact = re.search(r"(20\d\d)-(\d\d)(?:-(\d\d))?", text)
+    if exact:
+        return tuple(int(part or 1) for part in exact.groups())
+    return next((date for month, date in _MONTHS.items() if month in text), None)
+
+
+def _float8(record: Record) -> str | None:
+    """Return torchao's recipe of a row, None for bf16, 'other' for one that is not rebuilt."""
+    text = record["dtype"] if "float8" in record["dtype"] else record["notes"]
+    if "float8" not in text:
+        return None
+    if "prototype" in text:
+        return "other"
+    return "rowwise" if "rowwise" in text else "tensorwise"
+
+
+def _settings(record: Record) -> tuple[dict[str, Any], bool, tuple[str, ...]]:
+    """Return the training options of the compiler, the allocator's setting, and where they were read."""
+    date = _date(record) or (0,)
+    expandable = date >= _EXPANDABLE
+    if not record["compile"].startswith(("yes", "per")):
+        return {}, expandable, ()
+    compiled_loss = [value for since, value in _LOSSES if date >= since][-1]
+    where = "-".join(map(str, date))
+    read = f"allocator and loss are those of torchtitan's source of {where}: expandable segments {expandable}, "
+    notes = (f"{read}compiled loss {compiled_loss}", *([_WHOLE] if date < _EXPANDABLE else []))
+    return {"compile": "blocks", "compile_loss": compiled_loss}, expandable, notes
+
+
+def _checkpointing(record: Record) -> str:
+    text = record["checkpointing"]
+    return text if text in ("full", "none") else "alternate" if "2nd" in text else "selective"
+
+
 def _job(record: Record, sizes: dict[str, Any], device: str, parallel: str) -> PublishedJob:
     visible = re.search(r"([\d.]+) GiB visible", record["gpu"])
-    length, batch_size = int(record["seq_len"]), int(record["micro_batch"])
-    checkpointing = "full" if record["checkpointing"] == "full" else "selective"
+    length, batch_size = int(record["seq_len"]), int(record["micro_batch"].split()[0])
+    checkpointing = _checkpointing(record)
+    options, expandable, notes = _settings(record)
+    float8 = _float8(record)
     early = "Mar 2024" in record["framework_versions"]
     return PublishedJob(
-        group="torchtitan",
+        group=f"torchtitan{', compiled' if options else ''}{', float8' if float8 else ''}",
         title=f"{record['model']}, {record['parallelism']}, batch {batch_size} x {length}, {checkpointing}",
         script=RANK_SCRIPT,
         parameters={
             "network": "titan",
-            "arguments": {**sizes, "length": length, "checkpointing": checkpointing, "early": early},
+            "arguments": {
+                **sizes,
+                "length": length,
+                "checkpointing": checkpointing,
+                "early": early,
+                **({"float8": float8} if float8 else {}),
+            },
             "length": length,
             "later_length": None,
+            "expandable_segments": expandable,
             "training": {
                 "batch_size": batch_size,
                 "autocast": "bf16",
                 "loss": "own",
                 "optimizer": "AdamW",
                 "parallel": parallel,
+                **options,
             },
         },
         stack=None,
@@ -80,5 +138,5 @@ def _job(record: Record, sizes: dict[str, Any], device: str, parallel: str) -> P
         metric=record["metric"].split()[0],
         published_bytes=float(record["value_gib"]) * 1024 * MIB,
         visible_mib=int(float(visible[1]) * 1024) if visible else None,
-        assumptions=(_REBUILT,),
+        assumptions=(_REBUILT, *notes),
     )

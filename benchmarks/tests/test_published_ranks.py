@@ -71,9 +71,10 @@ def test_the_strategy_of_torchtitan_follows_its_row() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"compile": "per TransformerBlock"}, "torch.compile"),
         ({"compile": "?"}, "not stated"),
-        ({"dtype": "params bf16; float8 linears"}, "float8"),
+        ({"notes": "float8 all-gather"}, "all-gather"),
+        ({"dtype": "float8nocompile prototype eager"}, "float8"),
+        ({"framework_versions": "a nightly"}, "date"),
         ({"parallelism": "FSDP 32 x TP 8"}, "tensor"),
         ({"value_gib": ""}, "out of memory"),
         ({"notes": "step 1 of 10"}, "first step"),
@@ -84,6 +85,23 @@ def test_the_strategy_of_torchtitan_follows_its_row() -> None:
 def test_rows_of_torchtitan_that_cannot_be_rebuilt_are_left_out(change: dict[str, str], reason: str) -> None:
     answer = torchtitan.job_of({**TITAN, **change})
     assert isinstance(answer, str) and reason in answer
+
+
+@pytest.mark.parametrize(
+    ("versions", "expandable", "compiled_loss"),
+    [
+        ("torch nightly Mar 2024", False, False),
+        ("torch 1963fc8 (2024-12-23)", True, False),
+        ("mid-2025 torchtitan main", True, True),
+    ],
+)
+def test_compiled_rows_have_the_settings_of_their_date(versions: str, expandable: bool, compiled_loss: bool) -> None:
+    job = _job(torchtitan.job_of({**TITAN, "compile": "per TransformerBlock", "framework_versions": versions}))
+    training = TrainingSetup(**job.parameters["training"])
+    assert (training.compile, training.compile_loss) == ("blocks", compiled_loss)
+    assert job.parameters["expandable_segments"] is expandable
+    assert job.group == "torchtitan, compiled"
+    assert any("allocator and loss are those" in text for text in job.assumptions)
 
 
 def test_a_row_of_fms_on_two_gpus_has_the_stack_of_its_time() -> None:
@@ -142,9 +160,13 @@ def test_a_table_of_torchtitan_is_evaluated(
     path = _written(tmp_path / "titan.csv", record, {**record, "metric": "active"}, {**record, "compile": "yes"})
     assert main(["--data", str(path), "--cache", str(tmp_path), "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
-    assert [(item["metric"], item["jobs"]) for item in figures["groups"]] == [("active", 1), ("reserved", 1)]
-    assert (figures["skipped"], figures["safe_jobs"], figures["failed"]) == ({"torch.compile": 1}, 1, {})
-    assert len(list((tmp_path / "published").glob("*.json"))) == 1  # both figures are of one simulation
+    assert [(item["metric"], item["jobs"]) for item in figures["groups"]] == [
+        ("active", 1), ("reserved", 1), ("reserved", 1),
+    ]  # fmt: skip
+    assert (figures["skipped"], figures["safe_jobs"], figures["failed"]) == ({}, 2, {})
+    assert (
+        len(list((tmp_path / "published").glob("*.json"))) == 2
+    )  # both figures of the eager job are of one simulation
 
 
 def test_a_rank_of_litgpt_shards_its_frozen_base() -> None:

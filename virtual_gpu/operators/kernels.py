@@ -20,6 +20,7 @@ aten = torch.ops.aten
 
 _ONE_OWNER, _ONE_STORAGE = 4, 2  # tests/test_virtual_rules.py compares the rule with torch without a mode
 
+_INTO = (aten.mm.out, aten.addmm.out, aten.bmm.out, aten.baddbmm.out)
 _FUSED = ("adagrad_", "adam_", "adamw_", "sgd_")
 _LISTS = ("aten::_foreach_", "aten::_amp_foreach_", *(f"aten::_fused_{name}" for name in _FUSED))
 _REDUCTIONS = ("aten::_foreach_norm", "aten::_foreach_max", "aten::_foreach_powsum")
@@ -70,6 +71,22 @@ def _linear(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         tracer.workspace(LibraryCall("cublaslt"))
     _copy_matrices(tracer, (a, b))
     return out
+
+
+def _product_into(operator: Any) -> Kernel:
+    """Return the rule of a product whose output is given, as compiled code calls it."""
+
+    def product(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = kwargs.get("out")
+        if out is None or not out.is_meta:
+            return NotImplemented
+        tracer.hold("cublas")
+        if operator is aten.addmm.out and args[0].dim() == 1:
+            tracer.workspace(LibraryCall("cublaslt"))
+        _copy_matrices(tracer, args[-2:])
+        return out
+
+    return product
 
 
 def _batch_norm(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -160,6 +177,7 @@ def cuda_kernels() -> dict[Any, Kernel]:
         aten.index_put.default: index_put,
         aten._local_scalar_dense.default: _read_number,
         aten.add.Tensor: _accumulate,
+        **{operator: _product_into(operator) for operator in _INTO},
         **{operator: _matmul(operator) for operator in (aten.mm.default, aten.bmm.default, aten.baddbmm.default)},
         **reduction_kernels(),
         **resizing_kernels(),

@@ -14,8 +14,14 @@ from vramcast.jobs.families.libraries import import_library
 from vramcast.virtual_gpu.training.step import DTYPES
 
 
-def _titan(early: bool, **sizes: Any) -> nn.Module:
-    return LanguageLoss(TitanLlama(**sizes, early=early), keeps=early)
+def _titan(early: bool, float8: str | None = None, **sizes: Any) -> nn.Module:
+    network = TitanLlama(**sizes, early=early)
+    if float8:
+        library = import_library("torchao.float8")
+        config = library.Float8LinearConfig.from_recipe_name(float8)
+        for block in network.layers:  # torchtitan leaves the output out
+            library.convert_to_float8_training(block, config=config)
+    return LanguageLoss(network, keeps=early)
 
 
 def _litgpt(**sizes: Any) -> nn.Module:

@@ -42,7 +42,7 @@ def simulate_rank(parameters: Mapping[str, Any], profile: DeviceProfile) -> Rank
     subject = _subject(parameters)
     versions = library_versions(subject)
     trace = trace_rank(subject, make_inputs, training, training.parallelism, RANK, profile.compute_capability)
-    options = AllocatorOptions()
+    options = AllocatorOptions(expandable_segments=parameters.get("expandable_segments", False))
     need, bounded = (replay_on(trace, device, options) for device in (without_limit(profile), profile))
     peaks = Peaks(measurement_of(trace, profile, *bounded), measurement_of(trace, profile, *need))
     _, replayed = bounded if peaks.bounded.status is Status.OK else need

@@ -96,6 +96,13 @@ class TitanBlock(nn.Module):
         return out
 
 
+def _of_block(checkpointing: str, index: int) -> str:
+    """Return the checkpointing of a block: 'alternate' recomputes every second one, counted from one."""
+    if checkpointing == "alternate":
+        return "full" if index % 2 else "none"
+    return checkpointing
+
+
 class TitanLlama(nn.Module):
     """torchtitan's Llama with full checkpointing, selective checkpointing per operator, or none.
 
@@ -123,8 +130,10 @@ class TitanLlama(nn.Module):
         self.tok_embeddings = nn.Embedding(vocabulary, width)
         head = head or width // heads
         self.layers = nn.ModuleList(
-            TitanBlock(Attention(width, heads, kv_heads, head, normed), width, hidden, norm, checkpointing)
-            for _ in range(layers)
+            TitanBlock(
+                Attention(width, heads, kv_heads, head, normed), width, hidden, norm, _of_block(checkpointing, i)
+            )
+            for i in range(layers)
         )
         self.norm = norm(width)
         self.output = nn.Linear(width, vocabulary, bias=False)
