@@ -81,7 +81,8 @@ def main() -> None:
             optimizer.zero_grad()
         with precision, torch.no_grad() if arguments.form == "inference" else nullcontext():
             if trains:
-                loss = loss_of(network(tokens), targets)
+                logits = network(tokens)
+                loss = loss_of(logits, targets)
             else:
                 network(tokens)
         if trains:

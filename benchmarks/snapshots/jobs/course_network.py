@@ -105,11 +105,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Causal attention of several heads."""
 
-    def __init__(self, shape: Shape, context: int) -> None:
+    def __init__(self, shape: Shape, rotary: Rotary) -> None:
         super().__init__()
         self.heads = shape.heads
         self.query, self.key, self.value, self.out = (Product(shape.width, shape.width) for _ in range(4))
-        self.rotary = Rotary(context, shape.width // shape.heads)
+        self.rotary = rotary
 
     def split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
@@ -146,9 +146,9 @@ class GatedLayer(nn.Module):
 class Block(nn.Module):
     """Attention and a gated layer, each behind a norm and beside a residual."""
 
-    def __init__(self, shape: Shape, context: int) -> None:
+    def __init__(self, shape: Shape, rotary: Rotary) -> None:
         super().__init__()
-        self.attention = Attention(shape, context)
+        self.attention = Attention(shape, rotary)
         self.layer = GatedLayer(shape)
         self.first, self.second = RootMeanSquareNorm(shape.width), RootMeanSquareNorm(shape.width)
 
@@ -165,12 +165,14 @@ class LanguageNetwork(nn.Module):
     def __init__(self, shape: Shape, context: int) -> None:
         super().__init__()
         self.lookup = Lookup(shape.vocabulary, shape.width)
-        self.blocks = nn.ModuleList(Block(shape, context) for _ in range(shape.layers))
+        rotary = Rotary(context, shape.width // shape.heads)
+        self.blocks = nn.ModuleList(Block(shape, rotary) for _ in range(shape.layers))
         self.norm = RootMeanSquareNorm(shape.width)
         self.head = Product(shape.width, shape.vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.lookup(tokens)
+        embedded = self.lookup(tokens)  # the recordings keep it to the end
+        x = embedded
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))

@@ -1,4 +1,4 @@
-"""`vramcast device calibrate`: find the rules and constants of a device profile from probes, rows or cuDNN."""
+"""`vramcast device calibrate`: find rules and constants of a device profile from probes, rows, cuDNN or snapshots."""
 
 import argparse
 import datetime
@@ -21,6 +21,7 @@ from vramcast.dataset_builder.store import read_journal
 from vramcast.dataset_builder.store.importers import read_rows
 from vramcast.dataset_builder.store.splits import in_half
 from vramcast.device.calibration.agreement import agreement
+from vramcast.device.calibration.recordings import calibrated, evidence_of
 from vramcast.device.calibration.rows import Calibration, Sample, calibrate
 from vramcast.device.profiles import DEFAULT_DEVICE, device_names, is_shipped, load_profile, user_conf
 from vramcast.errors import UserError, check_count
@@ -28,10 +29,12 @@ from vramcast.files.durable import replacing
 from vramcast.jobs.spec import Spec
 from vramcast.progress import bar
 from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions
+from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.canonical import without_defaults
 from vramcast.virtual_gpu.cudnn.library import installed_cudnn
 from vramcast.virtual_gpu.measurement import Status
 from vramcast.virtual_gpu.profile import DeviceProfile
+from vramcast.virtual_gpu.recordings.files import read_recording
 from vramcast.virtual_gpu.replay.simulate import simulate
 from vramcast.virtual_gpu.tracing.trace import Trace
 
@@ -42,18 +45,25 @@ def run(arguments: argparse.Namespace) -> None:
     """Fit a profile, write it, and print its errors."""
     check_count("--rows", arguments.rows)
     check_count("--test", arguments.test, least=0)
-    if sum(map(bool, (arguments.from_rows, arguments.from_device, arguments.from_cudnn))) > 1:
-        raise UserError("expected one of --from-rows, --from-device and --from-cudnn, found more: drop the others")
+    ways = (arguments.from_rows, arguments.from_device, arguments.from_cudnn, arguments.from_snapshot)
+    if sum(map(bool, ways)) > 1:
+        raise UserError(
+            "expected one of --from-rows, --from-device, --from-cudnn and --from-snapshot, found more: drop the others"
+        )
     name = arguments.name
     path = _profile_path(name, arguments.output, arguments.force)
-    if arguments.from_cudnn and not arguments.start and name not in device_names():
+    if (arguments.from_cudnn or arguments.from_snapshot) and not arguments.start and name not in device_names():
+        way = "--from-cudnn" if arguments.from_cudnn else "--from-snapshot"
         raise UserError(
-            f"expected --start DEVICE with --from-cudnn, found a new name, {name}: name the GPU, as `vramcast device "
+            f"expected --start DEVICE with {way}, found a new name, {name}: name the GPU, as `vramcast device "
             "list` does"
         )
     start = load_profile(arguments.start or (name if name in device_names() else DEFAULT_DEVICE))
     if arguments.from_cudnn:
         _write_with_cudnn(path, replace(start, name=name), arguments.seed)
+        return
+    if arguments.from_snapshot:
+        _write_from_snapshots(path, replace(start, name=name), arguments.from_snapshot)
         return
     if arguments.from_rows:
         result, source = _from_rows(arguments, start), Path(arguments.from_rows).name
@@ -77,6 +87,21 @@ def _write_with_cudnn(path: Path, start: DeviceProfile, seed: int) -> None:
     print(f"{path}: {profile.title}, with workspaces from cuDNN {release}")
     if compared:
         print(f"rules gave the same workspace for {compared.equal} of {compared.calls} random convolutions")
+
+
+def _write_from_snapshots(path: Path, start: DeviceProfile, files: Sequence[Path]) -> None:
+    """Write a profile with the constants that memory snapshots of this kind of GPU show."""
+    recordings = [(file.name, read_recording(file)) for file in files]
+    evidence = evidence_of(recordings, start.total_mib * MIB)
+    profile, lines = calibrated(start, evidence)
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    header = f"{profile.title}, with constants from {len(files)} memory snapshots, {today}:"
+    settings: dict[str, Any] = {**without_defaults(profile)}
+    settings["convolution"] = [without_defaults(rule) for rule in profile.convolution]
+    _write(path, [header, *lines], settings)
+    print(f"{path}: {profile.title}, from {len(files)} memory snapshots")
+    for line in lines:
+        print(f"  {line}")
 
 
 def _from_rows(arguments: argparse.Namespace, start: DeviceProfile) -> Calibration:

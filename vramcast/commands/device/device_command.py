@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from vramcast.commands.exit_codes import CommandParser, exit_code, interrupt_on_sigterm
@@ -116,6 +117,10 @@ def _add_calibrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from-cudnn", action="store_true",
         help="ask the installed cuDNN (9.8 or later) for workspaces; needs no GPU, and keeps the other constants",
+    )  # fmt: skip
+    parser.add_argument(
+        "--from-snapshot", metavar="FILE", nargs="+", type=Path,
+        help="memory snapshots of torch: workspaces, and the context where an allocation failed; needs no GPU",
     )  # fmt: skip
     parser.add_argument("--from-device", metavar="DEVICE", help="probe the virtual GPU with this profile, as a proof")
     parser.add_argument("--rows", type=int, default=40, help="number of rows to fit to")
