@@ -13,7 +13,8 @@ from recorded_allocators import RecordedAllocator
 from vramcast.cli import main
 from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.recordings.alignment import Alignment, align, stream_of
-from vramcast.virtual_gpu.recordings.recording import Recording, recording_of
+from vramcast.virtual_gpu.recordings.files import read_recording
+from vramcast.virtual_gpu.recordings.recording import Action, Recording, recording_of
 
 SCRIPT = """
 import sys
@@ -143,3 +144,38 @@ def test_against_needs_a_command(run: tuple[Path, Path], capsys: pytest.CaptureF
     for words in (["--against"], ["--", "python", "train.py"]):
         assert main(["snapshot", str(snapshot), *words]) == 2
         assert "expected --against together with -- COMMAND" in capsys.readouterr().err
+
+
+def test_a_trace_of_the_profiler_is_compared_with_a_run(
+    run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The memory events that torch.profiler would have written for the run.
+    script, snapshot = run
+    recording = read_recording(snapshot)
+    device = recording.devices[0]
+    stream = stream_of(recording, device, "a run")
+    events, sizes = [], {}
+    for index, event in enumerate(device.events):
+        if event.action is Action.ALLOC:
+            sizes[event.address] = -(-event.size_bytes // 512) * 512
+        if event.action in (Action.ALLOC, Action.FREE_COMPLETED):
+            sign = 1 if event.action is Action.ALLOC else -1
+            arguments = {"Device Type": 1, "Device Id": 0, "Addr": event.address, "Bytes": sign * sizes[event.address]}
+            totals = {"Total Allocated": stream.allocated[index], "Total Reserved": stream.reserved[index]}
+            events.append({"name": "[memory]", "ph": "i", "ts": index, "args": {**arguments, **totals}})
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": [{"name": "aten::mm", "ph": "X"}, *events]}))
+    (page,) = _json(capsys, "snapshot", str(path), "--json")["devices"]
+    assert page["peak_allocated_bytes"] == max(stream.allocated)
+    assert page["peak_reserved_bytes"] == max(stream.reserved)
+    words = ("snapshot", str(path), "--json", "--against", "--", sys.executable, str(script), "2048")
+    result = _json(capsys, *words)
+    assert result["equal"] == result["recorded"] > 50
+    assert result["allocated_error"] == result["reserved_error"] == 0
+
+
+def test_a_trace_without_memory_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": [{"name": "aten::mm"}]}))
+    assert main(["snapshot", str(path)]) == 2
+    assert "profile_memory=True" in capsys.readouterr().err

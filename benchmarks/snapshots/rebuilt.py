@@ -14,15 +14,16 @@ from vramcast.device.profiles import load_profile
 from vramcast.simulation.scripts.command_line import parse_command
 from vramcast.simulation.scripts.comparison import compare_with_run
 from vramcast.virtual_gpu.recordings.alignment import Alignment
-from vramcast.virtual_gpu.recordings.files import read_recording
 
 JOBS = Path(__file__).parent / "jobs"
 DEVICE = "a100_80gb"
 """Its cuBLAS workspaces are those of the recordings; whose GPU they are is not stated."""
 _WITH_GRAPH = ("3333ec", "08d334", "8f7e5d", "9a3860")
 """Forward passes of LINYUN that keep a graph: their peak holds the activations."""
+_AUTOCAST = ("83e7cb", "61dcd1", "2afd8b")
+"""Of Wedsonlin's, those whose stacks convert to bf16."""
 _LINYUN = r"linyunlinyun_xl_ctx(?P<context>\d+)_(?P<form>forward|full_step)_(?P<precision>none|bf16)_(?P<hash>\w+)\."
-_WEDSONLIN = r"wedsonlin_medium_(?P<context>\d+)_(?P<form>inference|training)_"
+_WEDSONLIN = r"wedsonlin_medium_(?P<context>\d+)_(?P<form>inference|training)_memory_snapshot_(?P<hash>\w+)\."
 _NIUHUANG = r"niuhuangxiaozi_(?P<form>forward|forward_and_backward)_memory_snapshot_(?P<context>\d+)(?P<mixed>_mixed)?_"
 
 
@@ -33,7 +34,8 @@ def job_of(name: str) -> tuple[str, ...] | None:
         precision = ("--bf16",) if match["precision"] == "bf16" else ()
         return _course("xl", match["context"], forms[match["form"]], *precision)
     if match := re.match(_WEDSONLIN, name):
-        return _course("medium", match["context"], "own" if match["form"] == "training" else "inference")
+        precision = ("--bf16",) if match["hash"] in _AUTOCAST else ()
+        return _course("medium", match["context"], "own" if match["form"] == "training" else "inference", *precision)
     if match := re.match(_NIUHUANG, name):
         form = "step" if match["form"] == "forward_and_backward" else "forward"
         mixed = ("--bf16",) if match["mixed"] else ()
@@ -53,7 +55,7 @@ def results(files: Sequence[Path]) -> Iterator[tuple[str, Alignment]]:
         if job is not None:
             words = [sys.executable, str(JOBS / job[0]), *job[1:]]
             command = parse_command(words)
-            yield file.name, compare_with_run(read_recording(file), file.name, command, profile, 20, 600.0)
+            yield file.name, compare_with_run(file, command, profile, 20, 600.0)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -54,12 +54,19 @@ def _run(argv: list[str]) -> int:
 
 
 def _examine(arguments: argparse.Namespace) -> int:
-    from vramcast.commands.snapshot.snapshot_page import rendered, to_json  # noqa: PLC0415 - imports torch
+    from vramcast.commands.snapshot.snapshot_page import profiler_page, rendered, to_json  # noqa: PLC0415 - imports torch
     from vramcast.device.profiles import load_profile  # noqa: PLC0415
     from vramcast.virtual_gpu.recordings.examination import examine  # noqa: PLC0415
-    from vramcast.virtual_gpu.recordings.files import read_recording  # noqa: PLC0415
+    from vramcast.virtual_gpu.recordings.files import read_values  # noqa: PLC0415
+    from vramcast.virtual_gpu.recordings.profiler_traces import is_profiler_trace, profiled_memory  # noqa: PLC0415
+    from vramcast.virtual_gpu.recordings.recording import recording_of  # noqa: PLC0415
 
-    recording = read_recording(arguments.file)
+    values = read_values(arguments.file)
+    if is_profiler_trace(values):
+        profiled = profiled_memory(values, arguments.file.name)
+        print(profiler_page(arguments.file.name, profiled, arguments.json), end="")
+        return 0
+    recording = recording_of(values, arguments.file.name)
     profile = load_profile(arguments.device) if arguments.device else None
     examined = [examine(recording, device, arguments.file.name) for device in recording.devices]
     if arguments.json:
@@ -73,13 +80,11 @@ def _compare(arguments: argparse.Namespace, command: ScriptCommand) -> int:
     from vramcast.commands.snapshot.comparison_page import comparison_json, rendered_comparison  # noqa: PLC0415
     from vramcast.device.profiles import load_profile  # noqa: PLC0415
     from vramcast.simulation.scripts.comparison import compare_with_run  # noqa: PLC0415
-    from vramcast.virtual_gpu.recordings.files import read_recording  # noqa: PLC0415
 
     check_count("--steps", arguments.steps)
     check_amount("--timeout", arguments.timeout, zero=False)
-    recording = read_recording(arguments.file)
     profile = load_profile(arguments.device or DEFAULT_DEVICE)
-    result = compare_with_run(recording, arguments.file.name, command, profile, arguments.steps, arguments.timeout)
+    result = compare_with_run(arguments.file, command, profile, arguments.steps, arguments.timeout)
     if arguments.json:
         print(json.dumps(comparison_json(arguments.file.name, result), allow_nan=False))
     else:

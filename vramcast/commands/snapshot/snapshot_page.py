@@ -1,5 +1,6 @@
 """The findings about a memory snapshot as text and as JSON."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from vramcast.virtual_gpu.recordings.failures import Failure, Remedy
 
 if TYPE_CHECKING:
     from vramcast.virtual_gpu.profile import DeviceProfile
+    from vramcast.virtual_gpu.recordings.profiler_traces import ProfiledMemory
 
 _BAR = 24
 
@@ -209,3 +211,28 @@ def _replay_json(replay: ReplayAgreement) -> dict[str, Any]:
 def _contents_json(contents: Contents) -> dict[str, Any]:
     lines = [{"line": line, "operator": name, "bytes": size} for (line, name), size in contents.by_line.items()]
     return {**vars(contents), "by_line": lines}
+
+
+def profiler_page(name: str, profiled: Sequence["ProfiledMemory"], as_json: bool) -> str:
+    """Return the page of a trace of torch.profiler, or its JSON."""
+    if as_json:
+        devices = [
+            {
+                "device": item.device,
+                "events": item.events,
+                "peak_allocated_bytes": item.peak_allocated_bytes,
+                "peak_reserved_bytes": item.peak_reserved_bytes,
+                "largest_at_peak": [{"bytes": size, "count": count} for size, count in item.largest_at_peak],
+            }
+            for item in profiled
+        ]
+        return json.dumps({"file": name, "devices": devices}) + "\n"
+    return "\n".join(line for item in profiled for line in _profiled(name, item)) + "\n"
+
+
+def _profiled(name: str, item: "ProfiledMemory") -> Iterator[str]:
+    yield f"{name}, GPU {item.device}: {item.events:,} memory events of torch.profiler, without segments and stacks"
+    yield f"Peak: {_mib(item.peak_allocated_bytes)} allocated, {_mib(item.peak_reserved_bytes)} reserved"
+    yield "Blocks at the peak that the trace saw"
+    for size, count in item.largest_at_peak[:12]:
+        yield f"  {_mib(size * count):>12}  {count:,} x {_mib(size)}"
