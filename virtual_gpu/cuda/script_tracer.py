@@ -98,6 +98,8 @@ class ScriptTracer(Tracer):  # type: ignore[no-untyped-call]
         if torch.is_inference_mode_enabled() and operator_of(func).is_composite:
             with self:  # outside of inference mode, autograd takes such operators apart before they get here
                 return func.decompose(*args, **(kwargs or {}))
+        if torch._C._get_tracing_state() is not None:
+            return self._without_graph(func, types, args, kwargs)
         local = self.local
         if types and any(kind.__module__.startswith(_UNWRAPPED) for kind in types):
             return NotImplemented  # the class runs the operator on the tensors that it holds, which come here again
@@ -109,6 +111,16 @@ class ScriptTracer(Tracer):  # type: ignore[no-untyped-call]
             return self._run(func, types, args, kwargs or {})
         finally:
             local.depth -= 1
+
+    def _without_graph(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator that torch.jit.trace has recorded: while it records, sizes are tensors."""
+        graphs: Any = torch._C
+        state = graphs._get_tracing_state()
+        graphs._set_tracing_state(None)
+        try:
+            return self.__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            graphs._set_tracing_state(state)
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         tensors = tensors_in(args, kwargs)

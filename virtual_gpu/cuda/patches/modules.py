@@ -41,11 +41,14 @@ def _moves(patches: Patches, gpu: "CudaEmulation") -> None:
 
     def apply_all(self: nn.Module, function: Any, recurse: bool = True) -> Any:
         before = gpu.tracer.phase
+        scripted = dict(self._parameters.items()) if isinstance(self, torch.jit.ScriptModule) else {}
         gpu.tracer.phase = Use.PARAMETERS
         try:
             return apply_to(self, function, recurse)
         finally:
             gpu.tracer.phase = before
+            for name, parameter in scripted.items():  # TorchScript holds the tensors apart from their Python objects
+                self._parameters[name] = parameter
 
     real_to: Any = nn.Module.to
 
@@ -65,7 +68,8 @@ def _calls(patches: Patches, gpu: "CudaEmulation") -> None:
     record = gpu.record
 
     def observed(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not record.enter_module(self, (args, kwargs)):
+        traces_graph = torch._C._get_tracing_state() is not None  # of torch.jit.trace: sizes are tensors
+        if traces_graph or not record.enter_module(self, (args, kwargs)):
             return call(self, *args, **kwargs)
         output = None
         try:
