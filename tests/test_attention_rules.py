@@ -44,7 +44,19 @@ def test_attention_by_mask_and_groups() -> None:
     grouped = numbers(2, 2, 16, 64, dtype=HALF)
     assert attention_kernel(half, 8.0, kv=grouped, enable_gqa=True) == "flash"
     assert attention_kernel(single, 8.0, kv=numbers(2, 2, 16, 64), enable_gqa=True) == "math"
+    assert attention_kernel(single, 8.0, enable_gqa=True) == "efficient"  # as many heads of keys as of queries
+    assert attention_kernel(half, 7.5, enable_gqa=True) == "efficient"
+    assert attention_kernel(half, 8.0, attn_mask=mask, enable_gqa=True) == "efficient"
     assert attention_kernel(numbers(4, 16, 64, dtype=HALF), 8.0) == "math"  # without a batch
+
+
+def test_groups_of_one_head_allocate_what_attention_without_groups_does() -> None:
+    q, k, v = (numbers(2, 4, 100, 64, grad=True) for _ in range(3))
+    # output and row sums alone, rows rounded to 32 (cuda/attention.cu, kAlignLSE): the math kernel would add scores
+    story = told(lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=True).sum().backward(), q, k, v)
+    assert story[:2] == [2 * 4 * 100 * 64 * 4, 2 * 4 * 128 * 4]
+    assert 2 * 4 * 100 * 100 * 4 not in story
+    assert story == told(lambda: F.scaled_dot_product_attention(q, k, v).sum().backward(), q, k, v)
 
 
 def test_flash_attention() -> None:

@@ -26,7 +26,7 @@ def attention(
     wants_gradient = torch.is_grad_enabled() and any(item.requires_grad for item in (q, k, v))
     if _flash_takes(compute_capability, q, k, v, attn_mask, is_causal, wants_gradient):
         return _flash(q, k, v, dropout_p, is_causal, scale)
-    if not enable_gqa and _efficient_takes(compute_capability, q, k, v):
+    if _efficient_takes(compute_capability, q, k, v):
         bias = _prepared_mask(attn_mask, q, k)
         operator = aten._scaled_dot_product_efficient_attention
         return operator(q, k, v, bias, wants_gradient, dropout_p, is_causal, scale=scale)[0]
@@ -59,7 +59,10 @@ def _flash_takes(
 
 
 def _efficient_takes(capability: float, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Check alignment for tensor cores, and no bfloat16 before Ampere (can_use_mem_efficient_attention)."""
+    """Check alignment for tensor cores, and no bfloat16 before Ampere (can_use_mem_efficient_attention).
+
+    Heads must be equal in number, also with `enable_gqa` (sdp_utils_cpp.h, check_batch_size_and_num_heads_dense).
+    """
     half = q.dtype in _HALF
     supported = q.dtype in (torch.float32, torch.float16) or (q.dtype == torch.bfloat16 and capability >= 8.0)
     common = gcd(q.shape[-1], v.shape[-1])

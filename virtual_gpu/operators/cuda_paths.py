@@ -4,7 +4,7 @@ import importlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -30,6 +30,13 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if bias is None or x.dim() <= 2 or x.is_contiguous():
         return aten.linear.default.decompose(x, weight, bias)
     return torch.matmul(x, weight.t()).add_(bias)
+
+
+def _softmax(kernel: Any, composite: Any, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+    """Convert float16 to single precision within the kernel; other inputs are copied first (native/SoftMax.cpp)."""
+    if x.dtype == torch.float16 and dtype == torch.float32:
+        return kernel(x, dim, True)
+    return composite.decompose(x, dim, dtype)
 
 
 def _mish_backward(grad: Tensor, x: Tensor) -> Tensor:
@@ -95,6 +102,8 @@ def _rules(compute_capability: float) -> dict[str, Callable[..., Any]]:
     return {
         "dropout": _dropout,
         "linear": _linear,
+        "softmax.int": partial(_softmax, aten._softmax.default, aten.softmax.int),
+        "log_softmax.int": partial(_softmax, aten._log_softmax.default, aten.log_softmax.int),
         "scaled_dot_product_attention": partial(attention, compute_capability),
         "mish_backward": _mish_backward,
         "_fused_rms_norm": _fused_rms_norm,
@@ -128,9 +137,13 @@ def _optimizers_on_meta() -> Iterator[None]:
             original = getattr(base, name)
             for module in modules:
                 if hasattr(module, name):
-                    stack.enter_context(replaced(module, name, partial(_with_meta, original)))
+                    stack.enter_context(replaced(module, name, _with_meta(original)))
         yield
 
 
-def _with_meta(original: Callable[..., list[str]], *args: Any, **kwargs: Any) -> list[str]:
-    return [*original(*args, **kwargs), "meta"]
+def _with_meta(original: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    @wraps(original)
+    def devices(*args: Any, **kwargs: Any) -> list[str]:
+        return [*original(*args, **kwargs), "meta"]
+
+    return devices

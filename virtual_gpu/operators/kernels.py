@@ -13,6 +13,7 @@ from vramcast.virtual_gpu.operators.embedding import embedding_backward, index_p
 from vramcast.virtual_gpu.operators.recurrent import recurrent_kernels
 from vramcast.virtual_gpu.operators.reductions import reduction_kernels
 from vramcast.virtual_gpu.operators.resized import resizing_kernels
+from vramcast.virtual_gpu.operators.selections import selection_kernels
 from vramcast.virtual_gpu.operators.shapes import SHAPES, empty_like, multiply
 from vramcast.virtual_gpu.tracing.trace import Kernel, LibraryCall, Tracer, Use, in_backward
 
@@ -181,6 +182,7 @@ def cuda_kernels() -> dict[Any, Kernel]:
         **{operator: _matmul(operator) for operator in (aten.mm.default, aten.bmm.default, aten.baddbmm.default)},
         **reduction_kernels(),
         **resizing_kernels(),
+        **selection_kernels(),
     }
     for operator in _list_operators():
         in_place = operator._schema.name.endswith("_")
