@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-FITS, TIGHT, TOO_LARGE = "fits", "tight", "does not fit"
+FITS, TIGHT, TOO_LARGE, INCOMPLETE = "fits", "tight", "does not fit", "incomplete"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,8 @@ class Answer:
     """The distinct ranks of a run on several GPUs: one rank, how many are like it, and its simulated peaks."""
     strategies: tuple[Mapping[str, Any], ...] = ()
     """Other strategies for the same GPUs, and the least number of GPUs that fits."""
+    missing: tuple[str, ...] = ()
+    """Phases of a script that its run did not reach: the figures are those of the others, and no risk is stated."""
     lengths: Mapping[str, float] = field(default_factory=dict)
     """With lengths of samples: percentiles over the batches, and the share of batches that fits safely."""
 
@@ -68,16 +70,22 @@ class Answer:
 
     @property
     def verdict(self) -> str:
-        """'fits' if the safe figure fits, 'tight' if only the point estimate does, else 'does not fit'."""
+        """'fits' if the safe figure fits, 'tight' if only the point estimate does, else 'does not fit'.
+
+        'incomplete' in the place of 'fits' where a phase is missing.
+        """
         if not self.fits:
             return TOO_LARGE
+        if self.missing and self.safe_mib <= self.capacity_mib:
+            return INCOMPLETE
         return FITS if self.safe_mib <= self.capacity_mib else TIGHT
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields with `fits` and `verdict` as plain values for JSON."""
         values = dict(vars(self))
-        if not self.lengths:
-            del values["lengths"]
+        for name in ("lengths", "missing"):
+            if not values[name]:
+                del values[name]
         values.update(ranks=[dict(item) for item in self.ranks], strategies=[dict(i) for i in self.strategies])
         if self.parallel is None:
             for name in ("parallel", "strategies") if self.ranks else ("parallel", "ranks", "strategies"):
@@ -109,7 +117,7 @@ class Answer:
         rows = [
             (f"{self.target}, batch {self.batch_size}, on {self.device}:", self.verdict),
             ("estimate", f"{shown_size(self.estimate_mib)} of {shown_size(self.capacity_mib)}"),
-            ("safe", f"{shown_size(self.safe_mib)}, enough in {100 * (1 - self.risk):.4g} % of cases"),
+            ("safe", f"{shown_size(self.safe_mib)}, {shown_risk(self)}"),
         ]
         if self.inputs:
             rows.append(("input", shown_inputs(self.inputs)))
@@ -121,6 +129,15 @@ class Answer:
 def shown_size(mib: float) -> str:
     """Return a size in MiB or GiB."""
     return f"{mib / 1024:,.1f} GiB" if mib >= 1024 else f"{mib:,.0f} MiB"
+
+
+def shown_risk(answer: Answer) -> str:
+    """Return how often a safe figure is enough; where a phase is missing, nobody knows."""
+    if answer.missing:
+        others = len(answer.missing) - 1
+        more = f" and {others} more" if others else ""
+        return f"for what was seen: {answer.missing[0]}{more} was not reached, so that no risk is stated"
+    return f"enough in {100 * (1 - answer.risk):.4g} % of cases"
 
 
 def shown_inputs(inputs: tuple[Mapping[str, Any], ...]) -> str:

@@ -68,6 +68,8 @@ def _noted(name: str, peaks: Peaks, gpu: CudaEmulation, foreign: Sequence[str]) 
 
 def _notes(gpu: CudaEmulation, foreign: Sequence[str]) -> tuple[str, ...]:
     notes = [_foreign_kernels(foreign, gpu.profile.name)] if foreign else []
+    if not gpu.record.roots:
+        notes.append("no network was trained: the margins are those of training")
     if gpu.history.dropped_events:
         notes.append("the run was long: the figures for other devices replay its stretches with a new peak alone")
     return tuple(notes)
@@ -109,7 +111,7 @@ def _mark_parameters(gpu: CudaEmulation) -> None:
 
 def _table(record: RunRecord, batch: int) -> LayerTable:
     """Return the layers that ran in the first training pass of each network."""
-    shapes = record.steps[0].shapes if record.steps else record.current.shapes
+    shapes = _first_shapes(record)
     layers = [
         LayerRecord(own_name(call.name), call.kind, call.shape[1:], call.elements // batch, call.parameters)
         for call in record.layers
@@ -121,14 +123,21 @@ def _table(record: RunRecord, batch: int) -> LayerTable:
 
 def _parameters(record: RunRecord) -> list[nn.Parameter]:
     """Return the parameters of all networks that were trained, each once."""
-    unique = {id(item): item for root in record.roots.values() for item in root.parameters()}
+    roots = record.roots or record.evaluated
+    unique = {id(item): item for root in roots.values() for item in root.parameters()}
     return list(unique.values())
 
 
 def _batch_size(record: RunRecord) -> int:
-    shapes = record.steps[0].shapes if record.steps else record.current.shapes
-    first = next((shape for shape in shapes if shape), (1,))
+    first = next((shape for shape in _first_shapes(record) if shape), (1,))
     return max(first[0], 1)
+
+
+def _first_shapes(record: RunRecord) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of the first batch, of training where there was any."""
+    if not record.roots:
+        return record.evaluated_shapes
+    return record.steps[0].shapes if record.steps else record.current.shapes
 
 
 def _training(gpu: CudaEmulation) -> TrainingSetup:

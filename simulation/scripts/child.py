@@ -19,7 +19,7 @@ from threading import _shutdown as wait_for_threads  # type: ignore[attr-defined
 from threading import get_ident
 from time import perf_counter
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from warnings import catch_warnings, simplefilter
 
 from vramcast.child.channel import Channel
@@ -36,9 +36,13 @@ from vramcast.simulation.scripts.deadline import Deadline
 from vramcast.simulation.scripts.report_memory import ReportMemory
 from vramcast.virtual_gpu.tracing.source_lines import is_fault_of_virtual_gpu, is_users, place_of
 
+if TYPE_CHECKING:
+    from vramcast.virtual_gpu.cuda.script_source import ScriptSource
+
 STARTED, REPORTING, NO_SNAPSHOT, FILES = "started", "reporting", "no snapshot", "files"
 _ENDED = "the script ended"
 _FAILED = "the script failed"
+_STOPPED = "stopped"
 _FORKED_USE = "a process that the script forked used the GPU: its memory is not counted"
 _REFUSED_WRITE = re.compile("[Pp]ermission denied|Operation not permitted|readonly|CalledProcessError|SubprocessError")
 _NO_NATIVE_WRITES = (
@@ -120,7 +124,7 @@ class _Runner:
 
         from vramcast.simulation.scripts.launchers import unwrapped  # noqa: PLC0415
         from vramcast.simulation.scripts.observation import report_of  # noqa: PLC0415
-        from vramcast.simulation.scripts.stop_rule import StopRule  # noqa: PLC0415
+        from vramcast.simulation.scripts.stop_rule import FORWARD_SECONDS, StopRule  # noqa: PLC0415
         from vramcast.virtual_gpu.cuda.emulation import CudaEmulation  # noqa: PLC0415
         from vramcast.virtual_gpu.profile import parse_profile  # noqa: PLC0415
         from vramcast.virtual_gpu.replay.length_orders import LengthOrders  # noqa: PLC0415
@@ -139,6 +143,7 @@ class _Runner:
             device_count=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
             stand_ins=request["stand_ins"],
             files_are_protected=protection.way != NONE,
+            watches_source=True,
             native_path=protection.native_path,
         )
         self._gpu.on_forked_use = memory.note_forked_use
@@ -147,7 +152,10 @@ class _Runner:
         self._orders = LengthOrders.from_json(request["orders"]) if request["orders"] else None
         if self._orders:
             self._gpu.history.most_events = math.inf  # orders are replayed with the events of whole steps
-        self._rule = StopRule(self._gpu.record, request["steps"])
+        self._rule = StopRule(
+            self._gpu.record, self._gpu.forward, self._gpu.coverage, request["steps"], request["phases"]
+        )
+        self._gpu.forward.on_begin.append(Deadline(FORWARD_SECONDS, self._forward_timeout).start)
         self._process = getpid()
         self._thread_error: BaseException | None = None
         self._reporting: dict[str, tuple[int, object]] = {}
@@ -167,7 +175,7 @@ class _Runner:
         error: BaseException | None = None
         try:
             with _as_main(self._program):
-                _execute(self._program)
+                _execute(self._program, self._gpu.source)
         except BaseException as raised:  # whatever a foreign script raises, also KeyboardInterrupt
             error = raised
         if _is_success(error) and self._is_first_process():
@@ -233,6 +241,8 @@ class _Runner:
                 raise UserError(_in_words(error, kind=False)) from error
         if isinstance(error, self._out_of_memory):
             self._report("the script ran out of memory", error, ran_out_of_memory=True)
+        if self._gpu.forward.cut_after is not None and error is not None and not is_fault_of_virtual_gpu(error):
+            self._report(f"stopped: a loop had ended early, and then the script failed: {_in_words(error)}")
         self._report(_FAILED, error)
 
     def _after_step(self) -> None:
@@ -243,6 +253,10 @@ class _Runner:
     def _timeout(self) -> None:
         seconds = self._request["timeout"]
         self._report(f"stopped after {seconds:g} s, the limit (--timeout)", timed_out=True)
+
+    def _forward_timeout(self) -> None:
+        seconds = perf_counter() - self._start
+        self._report(f"stopped after {seconds:.0f} s: the phases after training took too long (--phases all waits)")
 
     def _report(
         self,
@@ -284,9 +298,22 @@ class _Runner:
                 overlay_refused=overlay_refused,
                 seconds=perf_counter() - self._start,
                 orders=self._orders if ending == _ENDED else None,
+                has_stopped=ending.startswith(_STOPPED),
+                missing=self._missing(ending),
             )
             self._memory.report({"event": DONE, "report": report.to_json()})
             self._write_snapshot()
+
+    def _missing(self, ending: str) -> tuple[str, ...]:
+        """Return the phases that were not reached."""
+        forward, coverage = self._gpu.forward, self._gpu.coverage
+        if ending == _ENDED:
+            return coverage.missing(natural_end=True) if forward.cut_after is not None else ()
+        if not ending.startswith(_STOPPED):
+            return ()
+        running = self._gpu.record.phase
+        unfinished = [f"the end of {running}"] if running in ("evaluation", "generation") else []
+        return (*unfinished, *coverage.missing())
 
     def _may_report(self) -> bool:
         """Return True once, in the first thread that asks; other threads stay here until the process ends."""
@@ -348,10 +375,10 @@ def _as_main(program: Program) -> Iterator[None]:
     yield
 
 
-def _execute(program: Program) -> None:
+def _execute(program: Program, source: "ScriptSource") -> None:
     if program.kind == "file" and get_importer(program.name) is None and not program.name.endswith(".pyc"):
         with io.open_code(program.name) as file:
-            code = compile(file.read(), program.name, "exec")
+            code = source.compiled(file.read(), program.name, is_main=True)
         # not by runpy, which writes to sys.argv when the script has ended
         main = sys.modules["__main__"] = ModuleType("__main__")
         vars(main).update(__file__=program.name, __cached__=None, __package__="")
@@ -359,9 +386,11 @@ def _execute(program: Program) -> None:
     elif program.kind == "file":
         runpy.run_path(program.name, run_name="__main__")
     elif program.kind == "module":
+        source.main_modules = (program.name, f"{program.name}.__main__")
         runpy.run_module(program.name, run_name="__main__", alter_sys=True)
     else:
-        exec(compile(program.name, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102 - the user's own words
+        code = source.compiled(program.name, "<string>", is_main=True)
+        exec(code, {"__name__": "__main__"})  # noqa: S102 - the user's own words
 
 
 def _in_words(error: BaseException, *, kind: bool = True) -> str:

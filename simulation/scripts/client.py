@@ -32,6 +32,7 @@ from vramcast.simulation.scripts.command_line import ScriptCommand
 from vramcast.simulation.scripts.ranks import with_distinct_ranks
 from vramcast.simulation.scripts.report import RunReport
 from vramcast.simulation.scripts.report_memory import MOST_BYTES
+from vramcast.simulation.scripts.stop_rule import AUTO
 from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.measurement import Status
 from vramcast.virtual_gpu.replay.length_orders import LengthOrders
@@ -55,6 +56,8 @@ class RunOptions:
     """How a script is run."""
 
     steps: int | None = None
+    phases: str = AUTO
+    """How far the run goes, see `stop_rule.PHASES`."""
     timeout_seconds: float = TIMEOUT_SECONDS
     memory_mib: int = MEMORY_MIB
     nonzero_fraction: float = 1.0
@@ -141,6 +144,7 @@ def _run_once(
         "device": asdict(profile),
         "devices": [asdict(item) for item in others],
         "steps": options.steps,
+        "phases": options.phases,
         "timeout": options.timeout_seconds,
         "unbounded": unbounded,
         "nonzero_fraction": options.nonzero_fraction,

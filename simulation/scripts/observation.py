@@ -32,12 +32,14 @@ def report_of(
     overlay_refused: bool = False,
     seconds: float = 0.0,
     orders: LengthOrders | None = None,
+    has_stopped: bool = False,
+    missing: Sequence[str] = (),
 ) -> RunReport:
     """Return the report of a run; `others` are devices that its trace is replayed on."""
     trace, record = gpu.tracer.trace, gpu.record
     replays = Replays(gpu.options)
     simulation = None
-    if record.roots and trace.events:
+    if (record.roots or record.evaluated) and trace.events:
         simulation = simulation_of_run(gpu, others, replays, ran_out_of_memory)
     expandable = Replays(AllocatorOptions(expandable_segments=True)).unbounded(trace, gpu.profile).replay
     return RunReport(
@@ -55,10 +57,14 @@ def report_of(
         lines=_lines(gpu, replays.unbounded(trace, gpu.profile)),
         assumptions=tuple(map(str, gpu.assumptions.all())),
         unwritten=tuple(gpu.unwritten),
+        missing=tuple(missing),
+        has_trained=bool(record.roots),
+        forwarded_after=gpu.forward.cut_after,
+        has_stopped=has_stopped,
         survived_ooms=len(gpu.memory.ooms) - ran_out_of_memory,
         expandable_reserved_bytes=None if gpu.options.expandable_segments else expandable.peak_reserved_bytes,
         world_size=trace.world_size,
-        rank_groups=gpu.ranks.groups(record.roots.values()) if gpu.ranks else (),
+        rank_groups=gpu.ranks.groups((record.roots or record.evaluated).values()) if gpu.ranks else (),
         operators=gpu.tracer.operators,
         seconds=seconds,
         timed_out=timed_out,
@@ -85,8 +91,11 @@ def _reserved_by_order(gpu: CudaEmulation, orders: LengthOrders) -> tuple[int | 
 
 
 def _phases(record: RunRecord) -> tuple[PhasePeak, ...]:
+    counts = {**record.calls, "optimizer": len(record.steps)}
     return tuple(
-        PhasePeak(phase, record.by_phase[phase].allocated_bytes, record.by_phase[phase].reserved_bytes)
+        PhasePeak(
+            phase, record.by_phase[phase].allocated_bytes, record.by_phase[phase].reserved_bytes, counts.get(phase)
+        )
         for phase in PHASES
         if phase in record.by_phase
     )

@@ -16,6 +16,8 @@ class PhasePeak:
     phase: str
     allocated_bytes: int
     reserved_bytes: int
+    count: int | None = None
+    """How often it was seen: optimizer steps, or calls of a network; None where that means nothing."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,14 @@ class RunReport:
     overlay_refused: bool
     """The script failed at a write that the overlay over the files cannot take."""
     curve: Curve | None
+    missing: tuple[str, ...] = ()
+    """Phases of the script that were not reached, each with a place."""
+    forwarded_after: int | None = None
+    """The optimizer steps after which loops of the script ended early; None where none did."""
+    has_trained: bool = True
+    """False for a script that only evaluates or generates."""
+    has_stopped: bool = False
+    """The run ended before the script."""
     unwritten: tuple[str, ...] = ()
     """Checkpoints that were kept in memory, where files are not protected."""
     changes: Changes = Changes("none")  # noqa: RUF009 - immutable
@@ -109,6 +119,6 @@ class RunReport:
         read["steps"] = tuple(
             StepPeak(**{**item, "shapes": tuple(tuple(shape) for shape in item["shapes"])}) for item in read["steps"]
         )
-        for name in ("assumptions", "unwritten", "reserved_by_order"):
+        for name in ("assumptions", "unwritten", "reserved_by_order", "missing"):
             read[name] = tuple(read[name])
         return cls(**read)

@@ -19,6 +19,7 @@ from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions
 from vramcast.virtual_gpu.cuda import libraries
 from vramcast.virtual_gpu.cuda.assumptions import Assumptions
 from vramcast.virtual_gpu.cuda.devices import META, ordinal_of
+from vramcast.virtual_gpu.cuda.fast_forward import FastForward
 from vramcast.virtual_gpu.cuda.host_values import MOST_FLOATS
 from vramcast.virtual_gpu.cuda.patches import (
     Patches,
@@ -27,6 +28,7 @@ from vramcast.virtual_gpu.cuda.patches import (
     cuda_api,
     device_class,
     factories,
+    loops,
     modules,
     profiler,
     saving,
@@ -35,8 +37,10 @@ from vramcast.virtual_gpu.cuda.patches import (
     threads,
     wrappers,
 )
+from vramcast.virtual_gpu.cuda.phases import Coverage
 from vramcast.virtual_gpu.cuda.run_record import RunRecord
 from vramcast.virtual_gpu.cuda.script_memory import ScriptMemory
+from vramcast.virtual_gpu.cuda.script_source import ScriptSource
 from vramcast.virtual_gpu.cuda.script_tracer import ScriptTracer
 from vramcast.virtual_gpu.cuda.snapshot import snapshot_of
 from vramcast.virtual_gpu.cuda.streams import Streams
@@ -61,6 +65,7 @@ _ALL_PATCHES = (
     accelerator,
     threads,
     modules,
+    loops,
     saving,
     compiler,
     scripting,
@@ -90,6 +95,7 @@ class CudaEmulation:
         device_count: How many devices the script sees.
         stand_ins: Libraries that the script imports and that a stand-in replaces where they are absent.
         files_are_protected: Changes of files never reach the disk, so that checkpoints without data may be written.
+        watches_source: Compile the user's modules with probes, so that their loops can end early.
         native_path: Returns where a path lies for code that opens files natively; None where it lies where it is named.
     """
 
@@ -104,6 +110,7 @@ class CudaEmulation:
         device_count: int = 1,
         stand_ins: Sequence[str] = (),
         files_are_protected: bool = False,
+        watches_source: bool = False,
         native_path: Callable[..., Any] | None = None,
     ) -> None:
         self.profile = profile
@@ -117,9 +124,10 @@ class CudaEmulation:
         self.saved: dict[str, Any] = {}
         """Checkpoints that this process keeps in the place of files, by absolute path."""
         self.unwritten: dict[str, None] = {}
+        """Checkpoints that were not written, since their tensors have no data."""
         self.files_are_protected = files_are_protected
         self.native_path = native_path
-        """Checkpoints that were not written, since their tensors have no data."""
+        self.watches_source = watches_source
         self.capability = RecordedCapability(profile.compute_capability)
         self.tracer = ScriptTracer(cuda_kernels(), self.assumptions, nonzero_fraction)
         self.options = options or options_of_environment()
@@ -127,6 +135,10 @@ class CudaEmulation:
         self.tracer.connect(self.memory.play)
         self.record = RunRecord(self.tracer)
         self.memory.watchers.append(self.record.note)
+        self.source = ScriptSource()
+        self.coverage = Coverage(self.record, self.source)
+        self.forward = FastForward(self.record, self.coverage.expected)
+        self.record.on_optimizer_call = self.forward.note_step
         self.history = TraceHistory(self.tracer, self.memory, self.record)
         self.record.after_stretch.append(self.history.end_stretch)
         self.memory.after_oom.append(self.record.forget_batch)

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from vramcast.virtual_gpu.tracing.trace import Use, in_backward
 if TYPE_CHECKING:
     from vramcast.virtual_gpu.cuda.script_tracer import ScriptTracer
 
-PHASES = ("loading", "forward", "backward", "optimizer", "evaluation")
+PHASES = ("loading", "forward", "backward", "optimizer", "evaluation", "generation")
 
 
 @dataclass(slots=True)
@@ -66,6 +67,17 @@ class RunRecord:
         self.phase = "loading"
         self.peak = Peak()
         self.by_phase: dict[str, Peak] = {}
+        self.calls: Counter[str] = Counter()
+        """How often a network was called in each phase."""
+        self.trained_calls = 0
+        """How often a network was called in training."""
+        self.optimizer_calls = 0
+        """Steps of all optimizers, or iterations of a loop that has none."""
+        self.on_optimizer_call: Callable[[], None] = lambda: None
+        self.generating = 0
+        """How many functions that generate tokens are running."""
+        self.made_optimizers: WeakSet[Any] = WeakSet()
+        """Optimizers of torch that are alive."""
         self.steps: list[StepRecord] = []
         self.current = StepRecord()
         self.after_step: list[Callable[[], None]] = []
@@ -76,6 +88,10 @@ class RunRecord:
         self._shapes: dict[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]] = {}
         self.roots: dict[int, nn.Module] = {}
         """Networks that were called in training, by identity, in the order of their first call."""
+        self.evaluated: dict[int, nn.Module] = {}
+        """The same for networks of a script that has trained none by then."""
+        self.evaluated_shapes: tuple[tuple[int, ...], ...] = ()
+        """Of the tensors that the first of them was called with."""
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         self.autocast: torch.dtype | None = None
         self.layers: list[LayerCall] = []
@@ -95,7 +111,7 @@ class RunRecord:
     def note(self, allocated_bytes: int, reserved_bytes: int) -> None:
         """Note the figures after an allocation."""
         phase = self.phase
-        if phase == "forward" and in_backward():
+        if phase in ("forward", "evaluation") and in_backward():
             phase = self.phase = "backward"
             self.current.backward_passes += 1
         elif phase == "backward" and self._in_step and not in_backward():  # a closure ran inside of the step
@@ -200,6 +216,7 @@ class RunRecord:
         A step counts once for all optimizers of an iteration: the busiest one counts.
         """
         self._tracer.phase, self.phase, self._in_step = Use.ACTIVATIONS, "forward", False
+        self._note_update()
         held = ((Use.PARAMETERS, parameters), (Use.GRADIENTS, gradients), (Use.OPTIMIZER_STATE, states))
         for use, values in held:
             for value in values:
@@ -207,11 +224,24 @@ class RunRecord:
                     self._tracer.mark(value, use)
         self._step_counts[id(optimizer)] += 1
         if max(self._step_counts.values()) > len(self.steps):
-            self.steps.append(self.current)
-            self.current = StepRecord()
-            self._end_stretch()
-            for call in self.after_step:
-                call()
+            self._append_step()
+
+    def _append_step(self) -> None:
+        self.steps.append(self.current)
+        self.current = StepRecord()
+        self._end_stretch()
+        for call in self.after_step:
+            call()
+
+    def _step_without_optimizer(self) -> None:
+        """Count an iteration of a loop that changes its parameters itself, when the next one begins."""
+        if self.current.backward_passes and not self._has_stepped and not self.made_optimizers:
+            self._note_update()
+            self._append_step()
+
+    def _note_update(self) -> None:
+        self.optimizer_calls += 1
+        self.on_optimizer_call()
 
     def _end_stretch(self) -> None:
         for call in self.after_stretch:
@@ -220,14 +250,25 @@ class RunRecord:
     def _start_root(self, module: nn.Module, args: Any) -> None:
         self._end_stretch()
         training = _is_trained(module)
-        self.phase = "forward" if module.training else "evaluation"
+        if training:
+            self._step_without_optimizer()
+            self.trained_calls += 1
+        self.phase = "generation" if self.generating else "forward" if training else "evaluation"
+        self.calls[self.phase] += 1
         self._tracer.phase = Use.ACTIVATIONS
         if id(module) not in self._names:
             self._names[id(module)] = {id(part): name for name, part in named_parts(module)}
             for part in module.modules():
                 for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
                     self._tracer.mark(tensor, Use.PARAMETERS)
+        if not training and not self.roots and id(module) not in self.evaluated:
+            self.evaluated_shapes = self.evaluated_shapes or tuple(tuple(item.shape) for item in _tensors_in(args))
+            self.evaluated[id(module)] = module
+            self._recording_layers = True
         if training:
+            if not self.roots:
+                self.layers.clear()
+                self._counted.clear()
             if id(module) not in self.roots:
                 self.roots[id(module)] = module
                 self._recording_layers = True

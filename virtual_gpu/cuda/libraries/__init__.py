@@ -18,11 +18,13 @@ from vramcast.virtual_gpu.cuda.libraries import (
     keras_library,
     lightning_devices,
     lightning_io,
+    lightning_loops,
     native_files,
     safetensors_files,
     stand_ins,
     torchvision_operators,
     transformers_models,
+    transformers_training,
     triton_kernels,
 )
 from vramcast.virtual_gpu.cuda.patches import Patches
@@ -35,7 +37,9 @@ _LIBRARIES = (
     safetensors_files,
     lightning_devices,
     lightning_io,
+    lightning_loops,
     transformers_models,
+    transformers_training,
     torchvision_operators,
     bitsandbytes_library,
     keras_library,

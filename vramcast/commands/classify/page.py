@@ -6,7 +6,17 @@ from dataclasses import dataclass, field
 
 from vramcast.commands.classify.strategies import StrategyAnswer
 from vramcast.commands.classify.suggestions import Suggestion
-from vramcast.models.answer import FITS, TIGHT, TOO_LARGE, Answer, shown_inputs, shown_size, shown_versions
+from vramcast.models.answer import (
+    FITS,
+    INCOMPLETE,
+    TIGHT,
+    TOO_LARGE,
+    Answer,
+    shown_inputs,
+    shown_risk,
+    shown_size,
+    shown_versions,
+)
 from vramcast.models.batch_search import LARGEST
 from vramcast.simulation.result import LayerCost
 from vramcast.virtual_gpu.allocator.sizes import MIB
@@ -24,7 +34,7 @@ _PARTS: Mapping[str, tuple[str, str, str]] = {
     "context": ("CUDA context and libraries", "c", "94"),
 }
 """Parts of the breakdown: name, mark without colours, and colour (ECMA-48, SGR)."""
-_VERDICTS = {FITS: "32", TIGHT: "33", TOO_LARGE: "31"}
+_VERDICTS = {FITS: "32", TIGHT: "33", TOO_LARGE: "31", INCOMPLETE: "33"}
 _LAYERS = 10
 _NARROW, _WIDE = 60, 120
 
@@ -87,8 +97,9 @@ def _head(page: Page, paint: _Paint) -> Iterator[str]:
         else f"more than {shown_size(bucket.lower_mib)}"
     )
     yield f"  likeliest bucket  {bounds}, probability {bucket.probability:.0%}"
-    yield f"  safe to reserve   {shown_size(answer.safe_mib)}, enough in {100 * (1 - answer.risk):.4g} % of cases"
-    yield f"  out of memory     {_chance(answer.oom_probability)}"
+    yield f"  safe to reserve   {shown_size(answer.safe_mib)}, {shown_risk(answer)}"
+    if not answer.missing:
+        yield f"  out of memory     {_chance(answer.oom_probability)}"
     if answer.allocated_mib is not None and answer.reserved_mib is not None:
         allocated, reserved = shown_size(answer.allocated_mib), shown_size(answer.reserved_mib)
         yield f"  simulated peaks   {allocated} allocated, {reserved} reserved by torch"

@@ -69,7 +69,7 @@ def is_ordered(peaks: Sequence[int]) -> bool:
 def covers_long_run(answer: Answer, report: RunReport) -> Answer:
     """Raise the safe figure to that of a long run, if the run was stopped and its batches vary."""
     varies = len({step.shapes for step in report.steps}) > 1
-    if not varies or not report.ending.startswith("stopped"):
+    if not varies or not (report.has_stopped or report.forwarded_after is not None):
         return answer
     peaks = [step.allocated_bytes for step in report.steps[1:]]
     factor = growth_factor(peaks, answer.risk)

@@ -19,6 +19,7 @@ from vramcast.simulation.sandbox.failures import InternalError, NetworkError
 from vramcast.simulation.scripts.client import MEMORY_MIB, TIMEOUT_SECONDS, RunOptions, run_script
 from vramcast.simulation.scripts.command_line import ScriptCommand, parse_command
 from vramcast.simulation.scripts.report import RunReport
+from vramcast.simulation.scripts.stop_rule import AUTO, PHASES
 
 if TYPE_CHECKING:
     from vramcast.models.predictor import Predictor
@@ -43,6 +44,9 @@ def _parser() -> CommandParser:
     )
     parser.add_argument("--device", default=DEFAULT_DEVICE, metavar="NAME", help=f"a profile; default {DEFAULT_DEVICE}")
     parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps; default: until the peak has settled")
+    parser.add_argument(
+        "--phases", default=AUTO, choices=PHASES, help="until each phase was seen, training has settled, or to the end"
+    )
     parser.add_argument("--timeout", type=float, default=TIMEOUT_SECONDS, metavar="SECONDS", help="for the script")
     parser.add_argument("--memory-limit-mib", type=int, default=MEMORY_MIB, metavar="N", help="of this machine")
     parser.add_argument(
@@ -94,6 +98,7 @@ def _options(arguments: argparse.Namespace) -> RunOptions:
     device_file(arguments.device)  # an unknown device fails before torch is imported
     return RunOptions(
         steps=arguments.steps,
+        phases=arguments.phases,
         timeout_seconds=arguments.timeout,
         memory_mib=arguments.memory_limit_mib,
         nonzero_fraction=_fraction(arguments.assume_nonzero),
@@ -140,7 +145,7 @@ def _answer(arguments: argparse.Namespace, command: ScriptCommand, options: RunO
         notes = ", ".join((report.ending, *report.assumptions))
         remedy = "raise --timeout" if report.timed_out else "check that it picks 'cuda'"
         raise UserError(
-            f"expected a script that trains a network on the GPU, found that none ran there: {remedy} ({notes})"
+            f"expected a script that runs a network on the GPU, found that none ran there: {remedy} ({notes})"
         )
     _print(predictor, arguments, command, report, start)
     if report.changes.lost:
@@ -181,14 +186,15 @@ def _print(
     devices = list({item.name: item for item in (profile, *gpu_profiles())}.values())
     questions = [Question.of_simulation(title, simulation, item) for item in devices]
     answers = predictor.answers(questions, arguments.risk, arguments.bucket_mib)
-    answers = [covers_long_run(item, report) for item in answers]
+    answers = [covers_long_run(replace(item, missing=report.missing), report) for item in answers]
     answer = replace(answers[0], seconds=time.perf_counter() - start)
     names = {item.name for item in gpu_profiles()}
     others = [item for item in answers if item.device in names]
     if arguments.json:
         print(json.dumps(to_json(answer, report, others), allow_nan=False))
     else:
-        page = Page(answer, profile.title, simulation.training, simulation.costs, others)
+        training = simulation.training if report.has_trained else None
+        page = Page(answer, profile.title, training, simulation.costs, others)
         print(rendered_run(page, report, shutil.get_terminal_size((100, 40)).columns, sys.stdout.isatty()), end="")
     if arguments.plot and report.curve is not None:
         from vramcast.models.timeline import draw_timeline, timeline_table  # noqa: PLC0415

@@ -27,10 +27,16 @@ def to_json(answer: Answer, report: RunReport, devices: Sequence[Answer] = ()) -
     first, steady = report.first_step, report.steady_step
     run = {
         "ending": report.ending,
+        "forwarded_after": report.forwarded_after,
+        "missing": list(report.missing),
         "failure": report.failure,
         "ran_out_of_memory": report.ran_out_of_memory,
         "phases_mib": {
-            item.phase: {"allocated": item.allocated_bytes / MIB, "reserved": item.reserved_bytes / MIB}
+            item.phase: {
+                "allocated": item.allocated_bytes / MIB,
+                "reserved": item.reserved_bytes / MIB,
+                "count": item.count,
+            }
             for item in report.phases
         },
         "first_step_mib": first.allocated_bytes / MIB if first else None,
@@ -76,6 +82,8 @@ def fragmentation(answer: Answer) -> float | None:
 
 def _ending(report: RunReport) -> Iterator[str]:
     yield f"The run: {report.ending}; {len(report.steps)} steps, {report.operators:,} operators, {report.seconds:.1f} s"
+    if report.forwarded_after is not None:
+        yield f"  loops end early from step {report.forwarded_after} on, to reach what follows"
     if report.failure:
         yield f"  {report.failure}"
     if report.survived_ooms:
@@ -84,9 +92,13 @@ def _ending(report: RunReport) -> Iterator[str]:
 
 def _phases(report: RunReport) -> Iterator[str]:
     if report.phases:
-        yield f"{'Phase':15} {'allocated':>12} {'reserved':>12}"
+        yield f"{'Phase':15} {'allocated':>12} {'reserved':>12}  seen"
     for item in report.phases:
-        yield f"  {item.phase:13} {_figures(item.allocated_bytes, item.reserved_bytes)}"
+        unit = "steps" if item.phase == "optimizer" else "calls"
+        seen = f"{item.count:,} {unit}" if item.count else "yes"
+        yield f"  {item.phase:13} {_figures(item.allocated_bytes, item.reserved_bytes)}  {seen}"
+    for phase in report.missing:
+        yield f"  not reached: {phase}"
 
 
 def _steps(report: RunReport) -> Iterator[str]:
