@@ -60,9 +60,9 @@ def test_a_plain_loop_agrees_with_classify(tmp_path):
     expected = classified(meta_net(), images, batch_size=64)
     assert allocated == pytest.approx(expected[0], abs=1 / 512), "up to the losses that each loop keeps"
     assert reserved == expected[1]
-    assert report.ending == "stopped after 5 optimizer steps: no new peak in the last 3"
+    assert report.ending == "the script ended" and report.forwarded_after == 5 and not report.missing
     assert [item.phase for item in report.phases] == ["loading", "forward", "backward", "optimizer"]
-    assert report.steps[0].shapes == ((64, 3, 64, 64),) and len(report.steps) == 5
+    assert report.steps[0].shapes == ((64, 3, 64, 64),) and len(report.steps) < 16, "of two epochs with 8 steps each"
     assert report.first_step.allocated_bytes < report.steady_step.allocated_bytes, "Adam's state comes with step one"
     assert report.lines[0].place.endswith("plain_loop.py:20"), "the forward holds most"
     assert not (tmp_path / "checkpoint.pt").exists()

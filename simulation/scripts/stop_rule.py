@@ -59,15 +59,15 @@ class StopRule:
         if self._forward.has_begun:
             return self._after_begin(count)
         wanted = SETTLED_STEPS if len(self._shapes) == 1 else SETTLED_VARYING_STEPS
-        if self._since < wanted and count < MOST_STEPS:
-            return None
-        if self._phases == AUTO and (self._forward.can_forward or self._coverage.missing()):
-            self._begun_at = count
-            self._forward.begin()
-            return None
-        if self._since >= wanted:
-            return f"stopped after {count} optimizer steps: no new peak in the last {self._since}"
-        return f"stopped after {count} optimizer steps, the limit"
+        settled = self._since >= wanted
+        if settled or count >= MOST_STEPS:
+            if self._phases == AUTO and (self._forward.can_forward or self._coverage.missing()):
+                self._begun_at = count
+                self._forward.begin()
+                return None
+            why = f": no new peak in the last {self._since}" if settled else ", the limit"
+            return f"stopped after {count} optimizer steps{why}"
+        return None
 
     def _after_begin(self, count: int) -> str | None:
         """Let a new peak settle, and stop where nothing is missing and nothing new has come for some steps."""

@@ -79,6 +79,8 @@ class DynamicShapes:
     def _assumed_mask(self, like: Tensor) -> Tensor:
         """Return a mask of which the assumed part is set, evenly spread."""
         count = like.numel()
+        if self._tracer.ends_no_sequence():
+            return torch.zeros(like.shape, dtype=torch.bool)
         chosen = math.ceil(self._fraction * count)
         self._tracer.assumptions.note(f"a mask with unknown values selects {self._share()} of its places")
         if self._fraction < 1:  # all places are a bound, a part of them is a guess

@@ -19,6 +19,7 @@ from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions
 from vramcast.virtual_gpu.cuda import libraries
 from vramcast.virtual_gpu.cuda.assumptions import Assumptions
 from vramcast.virtual_gpu.cuda.devices import META, ordinal_of
+from vramcast.virtual_gpu.cuda.evaluation_growth import EvaluationGrowth
 from vramcast.virtual_gpu.cuda.fast_forward import FastForward
 from vramcast.virtual_gpu.cuda.host_values import MOST_FLOATS
 from vramcast.virtual_gpu.cuda.patches import (
@@ -135,9 +136,12 @@ class CudaEmulation:
         self.tracer.connect(self.memory.play)
         self.record = RunRecord(self.tracer)
         self.memory.watchers.append(self.record.note)
+        self.tracer.ends_no_sequence = lambda: self.record.generating > 0 and not self.record.running
         self.source = ScriptSource()
         self.coverage = Coverage(self.record, self.source)
-        self.forward = FastForward(self.record, self.coverage.expected)
+        self.growth = EvaluationGrowth(self.record, self.memory, self.assumptions, self._block)
+        self.record.on_trained_call = self.growth.release
+        self.forward = FastForward(self.record, self.coverage.expected, self.growth)
         self.record.on_optimizer_call = self.forward.note_step
         self.history = TraceHistory(self.tracer, self.memory, self.record)
         self.record.after_stretch.append(self.history.end_stretch)
@@ -248,6 +252,10 @@ class CudaEmulation:
         if storage.nbytes() <= MOST_FLOATS:
             self.tracer.values.keep(bare, torch.empty(0, dtype=torch.uint8).set_(storage))
         return moved
+
+    def _block(self, size_bytes: int) -> Tensor:
+        """Return a tensor of the device without use."""
+        return torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
 
     def segments(self) -> list[dict[str, Any]]:
         """Return the segments as torch.cuda.memory_snapshot does."""

@@ -1,8 +1,8 @@
 """Ends the loops of a script early once its memory has settled, so that the phases after training are reached.
 
 Three things end early: epochs of loaders that feed a network in training, loops of the user's own files, and loops of
-libraries, whose modules in `libraries/` ask `ends_epoch` and `ends_training`. A number that counts iterations goes on to
-the next value that a condition of the script asks for, such as a multiple of the steps between evaluations.
+libraries, whose modules in `libraries/` ask `ends_epoch` and `ends_training`. A number that counts iterations goes on
+to the next value that a condition of the script asks for, such as a multiple of the steps between evaluations.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
+from vramcast.virtual_gpu.cuda.evaluation_growth import EvaluationEpoch, EvaluationGrowth
 from vramcast.virtual_gpu.cuda.iteration_counters import Conditions, IterationCounter
 
 if TYPE_CHECKING:
@@ -29,8 +30,13 @@ _MOST_UNWATCHED = 1000
 class FastForward:
     """Decides which loops end early. `begin` turns it on; the stop rule turns it off while a new peak settles."""
 
-    def __init__(self, record: "RunRecord", expected: Sequence[Callable[[], str | None]]) -> None:
+    def __init__(
+        self, record: "RunRecord", expected: Sequence[Callable[[], str | None]], growth: EvaluationGrowth
+    ) -> None:
         self._record = record
+        self.growth = growth
+        self.is_allowed = False
+        """Loops may end early at all; else only this module's notes are used."""
         self.expected = expected
         """Phases that libraries were told to run, see `Coverage`."""
         self.has_begun = False
@@ -105,10 +111,15 @@ class FastForward:
         """Return True if the iterator of a loader is to end in the place of its next batch."""
         epoch, record = self._epochs.get(iterator), self._record
         if epoch is None or not iterator._num_yielded:
-            self._epochs[iterator] = _Epoch(self._clock, len(record.steps), record.trained_calls)
+            self._epochs[iterator] = _Epoch(self._clock, record)
             return False
         epoch.feeds_training = epoch.feeds_training or record.trained_calls > epoch.trained_calls
         self.can_forward = self.can_forward or epoch.feeds_training
+        if not epoch.is_over and self.is_allowed and not epoch.feeds_training:
+            epoch.is_over = record.evaluated_calls > epoch.evaluated_calls and self._cut(
+                self.growth.ends(epoch.evaluation, _length(iterator))
+            )
+            epoch.evaluated_calls = record.evaluated_calls
         if not epoch.is_over and epoch.feeds_training:
             epoch.is_over = self.may_end(epoch.start, len(record.steps) - epoch.steps)
         return epoch.is_over
@@ -188,11 +199,20 @@ class FastForward:
                     return
 
 
+def _length(iterator: Any) -> int | None:
+    try:
+        return len(iterator)
+    except (TypeError, NotImplementedError):  # a stream
+        return None
+
+
 class _Epoch:
     """One pass of an iterator of a loader."""
 
-    def __init__(self, start: int, steps: int, trained_calls: int) -> None:
-        self.start, self.steps, self.trained_calls = start, steps, trained_calls
+    def __init__(self, start: int, record: "RunRecord") -> None:
+        self.start, self.steps = start, len(record.steps)
+        self.trained_calls, self.evaluated_calls = record.trained_calls, record.evaluated_calls
+        self.evaluation = EvaluationEpoch()
         self.feeds_training = False
         self.is_over = False
 

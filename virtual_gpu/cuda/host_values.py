@@ -2,9 +2,11 @@
 
 Indices, lengths, masks, loss scales and counters decide shapes and branches. Each storage on the device may have a
 host storage of the same size; a view on the device reads and writes the same bytes on the host, so views agree
-by construction. A write with unknown values voids the whole storage.
+by construction. A write with unknown values voids the whole storage, or of truth values and whole numbers the part that
+it writes to (see partial_values.py).
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from vramcast.virtual_gpu.cuda.operators import (
     tensors_in,
     written_tensors,
 )
+from vramcast.virtual_gpu.cuda.partial_values import Part, part_of, rule_for, rule_in_place, unknown
 from vramcast.virtual_gpu.cuda.sparse import is_sparse, storage_key
 
 MOST_ELEMENTS = 2**20
@@ -46,22 +49,66 @@ _LAYOUT_FREE = frozenset({"aten::zeros_like", "aten::ones_like", "aten::full_lik
 _WHOLE_WRITES = frozenset({"aten::fill_", "aten::zero_"})
 
 
+@dataclass(frozen=True)
+class _Partly:
+    """A result of which a part is known."""
+
+    values: Tensor
+    known: Tensor
+
+
+@dataclass(frozen=True)
+class _Mask:
+    """Which elements of a storage are known."""
+
+    storage: torch.UntypedStorage
+    element_bytes: int
+
+
 class HostValues:
     """Host copies of device storages, by the address of the storage."""
 
     def __init__(self) -> None:
         self._storages: dict[int, torch.UntypedStorage] = {}
+        self._masks: dict[int, _Mask] = {}
+        """Of storages that are known in part."""
         self._generator = torch.Generator().manual_seed(0)  # the GPU has its own: the host's stream is not touched
 
     def of(self, tensor: Tensor) -> Tensor | None:
         """Return the values of a device tensor, None where they are not known."""
         if is_sparse(tensor):
             return None
-        storage = self._storages.get(storage_key(tensor))
+        key = storage_key(tensor)
+        storage = self._storages.get(key)
+        if storage is None or (key in self._masks and not self._is_unmasked(tensor)):
+            return None
+        return _view(storage, tensor.dtype, tensor)
+
+    def part_of(self, tensor: Tensor) -> Part | None:
+        """Return the values of a device tensor and a mask of those that are known, None where none is."""
+        storage = None if is_sparse(tensor) else self._storages.get(storage_key(tensor))
         if storage is None:
             return None
-        view = torch.empty(0, dtype=tensor.dtype)
-        return view.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+        mask = self._masks.get(storage_key(tensor))
+        if mask is None:
+            return _view(storage, tensor.dtype, tensor), torch.ones(tensor.shape, dtype=torch.bool)
+        if mask.element_bytes != tensor.element_size():
+            return None
+        return _view(storage, tensor.dtype, tensor), _view(mask.storage, torch.bool, tensor)
+
+    def has_part(self, tensor: Tensor) -> bool:
+        """Return True if any value of a device tensor is known."""
+        part = self.part_of(tensor)
+        return part is not None and bool(part[1].any())
+
+    def _is_unmasked(self, tensor: Tensor) -> bool:
+        part = self.part_of(tensor)
+        return part is not None and bool(part[1].all())
+
+    def is_known(self, tensor: Tensor) -> bool:
+        """Return True if all values of a device tensor are known."""
+        key = storage_key(tensor)
+        return key in self._storages and (key not in self._masks or self._is_unmasked(tensor))
 
     def keep(self, tensor: Tensor, value: Tensor) -> None:
         """Remember values of a device tensor that owns its whole storage."""
@@ -71,22 +118,46 @@ class HostValues:
                 return
             host = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype).copy_(value)
         self._storages[storage_key(tensor)] = host.untyped_storage()
+        self._masks.pop(storage_key(tensor), None)
 
     def forget_storage(self, key: int) -> None:
         """Drop what is known of a storage."""
         self._storages.pop(key, None)
+        self._masks.pop(key, None)
 
     def void(self, operator: Operator, args: Any, kwargs: Any) -> None:
         """Forget the tensors that a call writes to."""
         if operator.written:
             for tensor in written_tensors(operator, args, kwargs):
-                self._storages.pop(storage_key(tensor), None)
+                self._void(tensor)
+
+    def _void(self, tensor: Tensor) -> None:
+        """Forget the values of a tensor; of a storage of whole numbers, the rest stays known."""
+        key, size = storage_key(tensor), tensor.element_size()
+        storage = self._storages.get(key)
+        is_part = storage is not None and tensor.numel() * size < storage.nbytes() and not tensor.is_floating_point()
+        if not is_part or storage is None or storage.nbytes() > size * MOST_ELEMENTS:
+            self.forget_storage(key)
+            return
+        self._mark(tensor, torch.zeros((), dtype=torch.bool))
+
+    def _mark(self, tensor: Tensor, known: Tensor) -> None:
+        """Note which elements of a tensor are known."""
+        key, size = storage_key(tensor), tensor.element_size()
+        mask = self._masks.get(key)
+        if mask is None:
+            whole = torch.ones(self._storages[key].nbytes() // size, dtype=torch.bool)
+            mask = self._masks[key] = _Mask(whole.untyped_storage(), size)
+        if mask.element_bytes != size:
+            self.forget_storage(key)
+        else:
+            _view(mask.storage, torch.bool, tensor).copy_(known)
 
     def forget_numbers(self, args: Any, kwargs: Any) -> None:
         """Forget the floats in the arguments of a kernel, which may write to any of them; it reads whole numbers."""
         for tensor in tensors_in(args, kwargs):
             if is_meta(tensor) and tensor.is_floating_point() and not is_sparse(tensor):
-                self._storages.pop(storage_key(tensor), None)
+                self.forget_storage(storage_key(tensor))
 
     def result(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the values of a call on device tensors; None voids what the call writes to."""
@@ -94,12 +165,66 @@ class HostValues:
         operator = operator_of(func)
         value = self._computed(func, operator, args, kwargs)
         if value is None:
+            value = self._computed_in_part(func, args, kwargs)
+        elif self._masks and operator.written:
+            for tensor in written_tensors(operator, args, kwargs):
+                if storage_key(tensor) in self._masks:
+                    self._mark(tensor, torch.ones((), dtype=torch.bool))
+        if value is None:
             self.void(operator, args, kwargs)
         return value
 
+    def _computed_in_part(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return a result by three-valued logic, None if nothing of it is known."""
+        rule = rule_for(func)
+        in_place = None if rule else rule_in_place(func)
+        if not (rule or in_place) or not self._storages:
+            return None
+        tensors = tensors_in(args, kwargs)
+        if not all(map(_may_be_partial, tensors)) or not any(map(self._may_have_part, tensors)):
+            return None
+        try:
+            found = (rule or in_place)(*map_tensors(self._part, args), **kwargs)  # type: ignore[misc]
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+            return None  # a form of the operator that the rule does not know
+        if found is None or not bool(found[1].any()):
+            return None
+        if in_place:
+            return found[0] if self._overwrite(args[0], found) else None
+        return found[0] if bool(found[1].all()) else _Partly(*found)
+
+    def _may_have_part(self, tensor: Tensor) -> bool:
+        return not is_meta(tensor) or storage_key(tensor) in self._storages
+
+    def _part(self, tensor: Tensor) -> Part:
+        if not is_meta(tensor):
+            return part_of(tensor)
+        return self.part_of(tensor) or unknown(tensor)
+
+    def assume(self, tensor: Tensor, value: int) -> bool:
+        """Take the unknown values of a tensor for a number; return False where they cannot be kept."""
+        if tensor.numel() > MOST_ELEMENTS:
+            return False
+        values, known = self.part_of(tensor) or unknown(tensor)
+        return self._overwrite(tensor, (torch.where(known, values, value), torch.ones_like(known)))
+
+    def _overwrite(self, tensor: Tensor, part: Part) -> bool:
+        """Write values into a tensor of which a part is then known."""
+        key = storage_key(tensor)
+        if key not in self._storages and not self._owns(tensor):
+            return False
+        _view(self._storages[key], tensor.dtype, tensor).copy_(part[0])
+        self._mark(tensor, part[1])
+        return True
+
     def keep_all(self, out: Any, values: Any) -> None:
         """Remember the values of all outputs; those that alias a known storage are up to date already."""
-        if isinstance(out, Tensor) and isinstance(values, Tensor):
+        if isinstance(values, _Partly):
+            if isinstance(out, Tensor) and is_meta(out) and out.shape == values.values.shape and _worth_keeping(out):
+                self.keep(out, values.values)
+                if storage_key(out) in self._storages:
+                    self._mark(out, values.known)
+        elif isinstance(out, Tensor) and isinstance(values, Tensor):
             is_new = is_meta(out) and storage_key(out) not in self._storages
             if is_new and out.shape == values.shape and _worth_keeping(out):
                 self.keep(out, values)
@@ -136,7 +261,7 @@ class HostValues:
                 return False
             if tensor is overwritten and self._owns(tensor):
                 continue
-            if is_meta(tensor) and storage_key(tensor) not in self._storages:
+            if is_meta(tensor) and not self.is_known(tensor):
                 return False
             if not is_meta(tensor) and tensor.is_floating_point() and tensor.numel() > MOST_FLOATS:
                 return False
@@ -153,22 +278,22 @@ class HostValues:
         return True
 
     def _run(self, func: Any, operator: Operator, args: Any, kwargs: Any) -> Any:
-        host_args = map_tensors(self._host, args)
-        host_kwargs = map_tensors(self._host, kwargs)
-        if "device" in host_kwargs and host_kwargs["device"] is not None:
-            host_kwargs["device"] = CPU
-        if operator.takes_generator:
-            host_kwargs["generator"] = self._generator
         try:
+            host_args = map_tensors(self._host, args)
+            host_kwargs = map_tensors(self._host, kwargs)
+            if "device" in host_kwargs and host_kwargs["device"] is not None:
+                host_kwargs["device"] = CPU
+            if operator.takes_generator:
+                host_kwargs["generator"] = self._generator
             return func(*host_args, **host_kwargs)
-        except (RuntimeError, NotImplementedError, IndexError, ValueError, TypeError):
+        except (RuntimeError, NotImplementedError, IndexError, ValueError, TypeError, KeyError):
             return None  # the operator has no such form on the host, or the script's own error follows on the device
 
     def _host(self, tensor: Tensor) -> Tensor:
-        value = self.of(tensor) if is_meta(tensor) else tensor
-        if value is None:
-            raise RuntimeError("the values of this tensor are not known")
-        return value
+        """Return the host's copy; of a tensor that is overwritten the old values need not be known."""
+        if not is_meta(tensor):
+            return tensor
+        return _view(self._storages[storage_key(tensor)], tensor.dtype, tensor)
 
     def _like(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the values of a factory that takes its layout from a tensor, whose own values do not matter."""
@@ -177,6 +302,17 @@ class HostValues:
             return None
         bare = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype)
         return self._run(func, operator_of(func), (bare, *args[1:]), kwargs)
+
+
+def _view(storage: torch.UntypedStorage, dtype: torch.dtype, like: Tensor) -> Tensor:
+    """Return a view of a host storage in the layout of a device tensor."""
+    return torch.empty(0, dtype=dtype).set_(storage, like.storage_offset(), like.size(), like.stride())
+
+
+def _may_be_partial(tensor: Tensor) -> bool:
+    """Return True for a tensor whose elements may be known one by one."""
+    is_number = tensor.is_floating_point() or tensor.is_complex()
+    return not is_number and tensor.numel() <= MOST_ELEMENTS and not is_sparse(tensor)
 
 
 def _becomes_mask(func: Any, args: Any, kwargs: Any) -> bool:

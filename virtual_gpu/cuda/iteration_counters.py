@@ -57,7 +57,7 @@ def _numbers(conditions: Conditions) -> Iterator[int]:
     for evaluate in conditions:
         try:
             number = evaluate()
-        except Exception:  # noqa: BLE001, S112 - whatever the names of the script do
+        except Exception:  # noqa: S112 - whatever the names of the script do
             continue
         if isinstance(number, float) and number.is_integer():
             number = int(number)

@@ -1,5 +1,9 @@
-"""Values that a script reads from the device: true where they are known, a benign placeholder where they are not."""
+"""Values that a script reads from the device: true where they are known, a benign placeholder where they are not.
 
+Large tensors of unknown values read as zeros, whose pages take no memory.
+"""
+
+import mmap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -48,11 +52,17 @@ class Reader:
         value = self._tracer.values.of(tensor)
         if value is not None:
             return value.clone()
+        part = self._tracer.values.part_of(tensor) if self._tracer.values.has_part(tensor) else None
+        if part is not None:
+            self._note(tensor)
+            return torch.where(part[1], part[0], torch.full((), placeholder(tensor.dtype), dtype=tensor.dtype))
         return self._tracer.adopt_hollow(torch.empty(tensor.shape, dtype=tensor.dtype, device=META))
 
     def filled(self, tensor: Tensor) -> Tensor:
         """Return a host tensor with data in the place of a hollow one."""
         self._note(tensor)
+        if tensor.numel() >= HOLLOW_FROM_ELEMENTS:
+            return _untouched(tensor)
         data = torch.full(tensor.shape, placeholder(tensor.dtype), dtype=tensor.dtype, device=CPU)
         if data.numel() > 1 and data.is_floating_point():  # rows differ, as those of weights do
             data += torch.rand(data.shape, generator=self._noise) * _NOISE
@@ -123,6 +133,13 @@ class Reader:
             return NotImplemented
         value = self.host_values(args[1])
         return args[0].copy_(self.filled(args[0]) if is_meta(value) else value)
+
+
+def _untouched(like: Tensor) -> Tensor:
+    """Return zeros in pages that take no memory until someone writes to them."""
+    size_bytes = like.numel() * like.element_size()
+    pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.uint8).view(like.dtype).view(like.shape)
 
 
 def _without_data(tensor: Tensor) -> Tensor:

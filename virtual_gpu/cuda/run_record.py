@@ -67,8 +67,13 @@ class RunRecord:
         self.phase = "loading"
         self.peak = Peak()
         self.by_phase: dict[str, Peak] = {}
+        self.window = Peak()
+        """Of a stretch that whoever reads it begins."""
         self.calls: Counter[str] = Counter()
         """How often a network was called in each phase."""
+        self.on_trained_call: Callable[[], None] = lambda: None
+        self.evaluated_calls = 0
+        """How often a network was called without training."""
         self.trained_calls = 0
         """How often a network was called in training."""
         self.optimizer_calls = 0
@@ -124,6 +129,7 @@ class RunRecord:
             self.current.phase = phase
         self.current.peak.raise_to(allocated_bytes, reserved_bytes)
         self.peak.raise_to(allocated_bytes, reserved_bytes)
+        self.window.raise_to(allocated_bytes, reserved_bytes)
 
     def forget_batch(self) -> None:
         """Start the current step anew, after an allocation failed: the script may try a smaller batch."""
@@ -253,6 +259,9 @@ class RunRecord:
         if training:
             self._step_without_optimizer()
             self.trained_calls += 1
+            self.on_trained_call()
+        else:
+            self.evaluated_calls += 1
         self.phase = "generation" if self.generating else "forward" if training else "evaluation"
         self.calls[self.phase] += 1
         self._tracer.phase = Use.ACTIVATIONS

@@ -180,7 +180,7 @@ class _Probes(ast.NodeTransformer):
         self._scopes.pop()
         self._function.pop()
         self._loops, self._counted = outer_loops, outer_counted
-        return node
+        return node  # type: ignore[no-any-return]
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         node.body = self._body(node.body, keep=len(node.body), mark=False)
@@ -214,22 +214,14 @@ class _Probes(ast.NodeTransformer):
         self._counted -= counted
         return node
 
-    def visit_Try(self, node: ast.Try) -> ast.AST:
-        return self._blocks(node)
-
-    visit_TryStar = visit_ExceptHandler = visit_match_case = visit_AsyncFor = visit_AsyncWith = visit_Try
-
-    def visit_Match(self, node: ast.Match) -> ast.AST:
-        node.cases = [self.visit(case) for case in node.cases]
-        return node
-
-    def _blocks(self, node: Any) -> ast.AST:
+    def generic_visit(self, node: Any) -> ast.AST:
+        """Visit the blocks of any other statement; expressions have no probes."""
         for name in ("body", "orelse", "finalbody"):
-            if hasattr(node, name):
+            if isinstance(getattr(node, name, None), list):
                 setattr(node, name, self._body(getattr(node, name)))
-        for handler in getattr(node, "handlers", ()):
-            self.visit(handler)
-        return node
+        for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+            self.generic_visit(part)
+        return node  # type: ignore[no-any-return]
 
     def visit_With(self, node: ast.With) -> ast.AST:
         node.body = self._body(node.body)

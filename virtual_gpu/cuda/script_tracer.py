@@ -57,6 +57,8 @@ class ScriptTracer(Tracer):  # type: ignore[no-untyped-call]
         """The operator that block i was made by."""
         self.hollow: dict[int, Any] = {}
         """Host storages without data, by address: large parameters before they are moved."""
+        self.ends_no_sequence: Callable[[], bool] = lambda: False
+        """Tells whether tokens are chosen now: none of unknown ones ends its sequence."""
         self._unused: list[int] = []
         """Numbers of blocks that are no longer in the trace."""
         self._calls: dict[Call, int] = {}
@@ -212,12 +214,19 @@ class ScriptTracer(Tracer):  # type: ignore[no-untyped-call]
             (aten.isinf.default, False, lambda args: True),
             (aten.ne.Scalar, True, lambda args: args[1] in infinite),
             (aten.eq.Scalar, False, lambda args: args[1] in infinite),
-            (aten.eq.Tensor, True, lambda args: args[0] is args[1]),
+            (aten.eq.Tensor, True, lambda args: args[0] is args[1] or self._are_drafts(args)),
             (aten.ne.Tensor, False, lambda args: args[0] is args[1]),
             (aten._is_all_true.default, True, lambda args: True),
             (aten._is_any_true.default, False, lambda args: True),
         )
         return {func: said(func, answer, applies) for func, answer, applies in rules}
+
+    def _are_drafts(self, args: Any) -> bool:
+        """Return True for two rows of tokens that are chosen now: those of an assistant are taken to be accepted."""
+        one, other = args[:2]
+        if not self.ends_no_sequence() or one.shape != other.shape or one.dim() != 2 or one.is_floating_point():
+            return False
+        return all(is_meta(item) and not self.values.has_part(item) for item in (one, other))
 
     def see(self, tensor: Tensor) -> Tensor:
         """Note the birth of a tensor's storage, unless it is known or lives on the host."""

@@ -1,7 +1,4 @@
-"""transformers: the Trainer's epochs can end early, and functions that generate tokens are a phase of their own.
-
-Checked on transformers 5.23.
-"""
+"""transformers: the Trainer's epochs and its training can end early (checked on transformers 5.23)."""
 
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -64,21 +61,6 @@ def _apply_trainer(module: ModuleType, patches: Patches, gpu: "CudaEmulation") -
     patches.set(trainer, "evaluate", evaluated)
 
 
-def _apply_generation(module: ModuleType, patches: Patches, gpu: "CudaEmulation") -> None:
-    """Let networks that `generate` calls run in the phase of generation."""
-    mixin: Any = module.GenerationMixin
-    original, record = mixin.generate, gpu.record
-
-    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        record.generating += 1
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            record.generating -= 1
-
-    patches.set(mixin, "generate", generate)
-
-
 def _value(strategy: Any) -> str:
     return str(getattr(strategy, "value", strategy))
 
@@ -86,5 +68,4 @@ def _value(strategy: Any) -> str:
 PATCHES = {
     "transformers.trainer_callback": _apply_flow,
     "transformers.trainer": _apply_trainer,
-    "transformers.generation.utils": _apply_generation,
 }

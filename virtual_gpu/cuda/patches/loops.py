@@ -1,6 +1,7 @@
 """Loops of a script: its files are compiled with probes, loaders and optimizers are noted (checked on torch 2.13)."""
 
 import builtins
+import functools
 from importlib.machinery import SourceFileLoader
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ def apply(patches: Patches, gpu: "CudaEmulation") -> None:
     """Follow the loops of the script, so that they can be ended early."""
     _loaders(patches, gpu)
     _optimizers(patches, gpu)
+    for name in ("cat", "concat", "concatenate", "stack"):
+        patches.set(torch, name, _collecting(getattr(torch, name), gpu))
     patches.set(builtins, LOOP, gpu.forward.loop)
     patches.set(builtins, COUNT, gpu.forward.count)
     patches.set(builtins, RAN, gpu.coverage.ran)
@@ -48,6 +51,20 @@ def _loaders(patches: Patches, gpu: "CudaEmulation") -> None:
     patches.set(torch.utils.data.DataLoader, "__init__", init)
     patches.set(torch.utils.data.DataLoader, "__iter__", iter_)
     patches.set(iterators, "__next__", next_)
+
+
+def _collecting(original: Any, gpu: "CudaEmulation") -> Any:
+    """Enlarge a tensor that is made of all that an evaluation has collected, if the evaluation was ended early."""
+    growth = gpu.growth
+
+    @functools.wraps(original)
+    def join(*args: Any, **kwargs: Any) -> Any:
+        out = original(*args, **kwargs)
+        if growth.seen and gpu.tracer.is_device(out):
+            growth.enlarge(args[0] if args else kwargs.get("tensors"), out)
+        return out
+
+    return join
 
 
 def _optimizers(patches: Patches, gpu: "CudaEmulation") -> None:

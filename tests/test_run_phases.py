@@ -1,0 +1,146 @@
+"""The phases of a script: what follows training is reached, and what was not reached is named."""
+
+import json
+import sys
+
+import pytest
+from script_runs import MIB, SCRIPTS, peaks, run
+
+from vramcast.cli import main
+from vramcast.virtual_gpu.cuda.iteration_counters import IterationCounter
+from vramcast.virtual_gpu.cuda.script_source import COUNT, LOOP, RAN, ScriptSource
+
+
+def by_phase(report):
+    return {item.phase: item for item in report.phases}
+
+
+def test_a_larger_batch_of_a_late_validation_is_seen(tmp_path):
+    report = run("validation_every.py", tmp_path=tmp_path)
+    whole = run("validation_every.py", tmp_path=tmp_path, phases="all")
+    quick = run("validation_every.py", tmp_path=tmp_path, phases="train")
+    assert peaks(report) == peaks(whole) and len(whole.steps) == 400 and len(report.steps) < 30
+    held = 2 * 1024 * 32 * 32 * 32 * 4  # of a layer, before and after ReLU
+    assert by_phase(report)["evaluation"].allocated_bytes > held > 6 * by_phase(quick)["backward"].allocated_bytes
+    assert not report.missing and report.ending == "the script ended"
+    assert any("evaluation" in item and "validation_every.py" in item for item in quick.missing)
+
+
+@pytest.mark.parametrize("flags", [(), ("--steps",)])
+def test_logits_that_are_collected_are_extrapolated_to_the_whole_loader(tmp_path, flags):
+    report = run("collected_logits.py", *flags, tmp_path=tmp_path)
+    logits = 15000 * 4096 * 4
+    assert by_phase(report)["evaluation"].allocated_bytes == pytest.approx(2 * logits, rel=0.1), "a list and its cat"
+    assert any("an evaluation was ended after 60 of 150 batches" in item for item in report.assumptions)
+    assert not report.missing and len(report.steps) < 40
+    assert report.changes.written == (str(tmp_path / "final.pt"),), "the script came to its end"
+    whole = run("collected_logits.py", *flags, tmp_path=tmp_path, phases="all")
+    assert peaks(report)[0] == pytest.approx(peaks(whole)[0], rel=0.001)
+
+
+def test_the_generator_steps_that_comes_every_fifth_iteration_is_seen(tmp_path):
+    report = run("wgan.py", tmp_path=tmp_path)
+    whole = run("wgan.py", tmp_path=tmp_path, phases="all")
+    generator = 64 * 1024 + 1024 + 1024 * 3072 + 3072
+    critic = 3072 * 512 + 512 + 513
+    states = report.simulation.peaks["a100_40gb"].bounded.breakdown["optimizer_state"]
+    assert states == pytest.approx(8 * generator + 4 * critic, rel=0.001), "Adam and RMSprop"
+    assert peaks(report)[0] == pytest.approx(peaks(whole)[0], rel=0.001) and len(report.steps) < 20 < len(whole.steps)
+
+
+def test_an_optimizer_that_has_not_stepped_is_missing(tmp_path):
+    report = run("wgan.py", tmp_path=tmp_path, steps=3)
+    assert any(item.startswith("steps of Adam") and "wgan.py:10" in item for item in report.missing)
+
+
+def test_inference_alone_has_a_report(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = main(["run", "--json", "--device", "rtx_4090", "--", sys.executable, str(SCRIPTS / "inference.py")])
+    captured = capsys.readouterr()
+    answer = json.loads(captured.out)
+    printed = int(captured.err.split("peak ")[1].split()[0])
+    assert code == 0 and answer["verdict"] == "fits" and "missing" not in answer
+    assert answer["run"]["phases_mib"]["evaluation"] == {
+        "allocated": printed / MIB, "reserved": answer["reserved_mib"], "count": 3,
+    }  # fmt: skip
+    assert any("no network was trained" in note for note in answer["notes"])
+
+
+def test_a_loop_without_an_optimizer_has_steps_and_a_report_although_it_fails(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["run", "--json", "--phases", "all", "--", sys.executable, str(SCRIPTS / "own_updates.py")]
+    code = main(words)
+    captured = capsys.readouterr()
+    answer = json.loads(captured.out)
+    weights = 4 * (512 * 512 + 512 + 5130)
+    assert code == 3 and "after the loop" in captured.err
+    assert len(answer["run"]["steps"]) == 199 and answer["allocated_mib"] > 2 * weights / MIB
+
+
+def test_a_verdict_names_the_phase_that_is_missing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = str(SCRIPTS / "validation_every.py")
+    assert main(["run", "--phases", "train", "--device", "rtx_4090", "--", sys.executable, path]) == 0
+    page = capsys.readouterr().out
+    assert "INCOMPLETE" in page and "so that no risk is stated" in page and "out of memory  " not in page
+    assert "not reached: evaluation" in page and "FITS" not in page and "enough in 99 %" not in page
+
+
+def test_metrics_of_all_logits_of_the_trainer_are_seen_within_the_memory_of_the_host(tmp_path):
+    needs = ("transformers", "accelerate")
+    report = run("hf_metrics.py", "100", needs=needs, tmp_path=tmp_path, memory_mib=6144)
+    logits = 100 * 256 * 50257 * 4
+    assert by_phase(report)["evaluation"].allocated_bytes == pytest.approx(2 * logits, rel=0.05), (
+        "joined batch by batch"
+    )
+    assert not report.missing and len(report.steps) < 60, "of three epochs with 50 steps"
+
+
+@pytest.mark.parametrize("search", ["greedy", "sample", "static", "beam", "assisted"])
+def test_a_generation_runs_to_its_greatest_length(tmp_path, search):
+    report = run("generate_eos.py", search, needs=("transformers",), tmp_path=tmp_path, timeout_seconds=120)
+    assert report.ending == "the script ended" and by_phase(report)["generation"].count >= 3
+    assert any("runs to its greatest length" in item for item in report.assumptions)
+
+
+def test_lightning_validates_after_an_epoch_that_ended_early(tmp_path):
+    report = run("lightning_fit.py", "bf16-mixed", needs=("lightning", "torchmetrics"), tmp_path=tmp_path)
+    assert report.ending == "the script ended" and not report.missing
+
+
+def test_a_counter_goes_on_to_the_values_that_conditions_ask_for():
+    counter = IterationCounter()
+    seen, value = [], 7
+    while value is not None and value < 2000:
+        counter.visit(value, (lambda: 500, lambda: 10), (lambda: 1200, lambda: undefined), last=1999)  # noqa: F821
+        seen.append(value)
+        value = counter.following
+    assert seen == [7, 9, 10, 499, 500, 1199, 1200, 1201]
+
+
+def test_probes_leave_a_program_as_it_is():
+    text = '''\
+"""Text."""
+from __future__ import annotations
+def ended(rows):
+    """Doc."""
+    total = 0
+    for index, row in enumerate(rows):
+        total += 1
+        if total % 3 == 0:
+            save_checkpoint(row)
+    else:
+        total += index
+    return total
+def save_checkpoint(row): kept.append(row)
+kept = []
+for letter in "abc":
+    kept.append(letter.upper())
+out = ended("abcdef")
+'''
+    source, ran = ScriptSource(), []
+    space = {LOOP: lambda rows, *_: rows, COUNT: lambda *_: 1, RAN: ran.append}
+    exec(source.compiled(text, "program.py", is_main=True), space)
+    assert space["out"] == 11 and space["kept"] == ["A", "B", "C", "c", "f"]
+    assert space["ended"].__doc__ == "Doc." and [mark.place for mark in source.marks] == ["program.py:10"]
+    assert ran == [0, 0] and source.marks[0].is_counted and dict(source.reachable_marks()) == {0: source.marks[0]}
