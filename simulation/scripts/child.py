@@ -309,7 +309,8 @@ class _Runner:
         """Return the phases that were not reached."""
         forward, coverage = self._gpu.forward, self._gpu.coverage
         if ending == _ENDED:
-            return coverage.missing(natural_end=True) if forward.cut_after is not None else ()
+            has_cut = forward.cut_after is not None
+            return coverage.missing(natural_end=True, has_unmet=forward.has_unmet) if has_cut else ()
         if not ending.startswith(_STOPPED):
             return ()
         running = self._gpu.record.phase

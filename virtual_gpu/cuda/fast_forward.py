@@ -124,6 +124,11 @@ class FastForward:
             epoch.is_over = self.may_end(epoch.start, len(record.steps) - epoch.steps)
         return epoch.is_over
 
+    @property
+    def has_unmet(self) -> bool:
+        """Return True if a number has not had all values that conditions of the script ask for."""
+        return any(counter.is_pending for counter in self._counters.values())
+
     def may_end(self, start: int, steps: int) -> bool:
         """Return True if a loop may end: it has stepped, and no number that it counts has values to come."""
         if not self.is_active or min(steps, len(self._record.steps) - self._begun_at) < STEPS_AN_EPOCH:

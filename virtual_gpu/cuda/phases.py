@@ -52,18 +52,19 @@ class Coverage:
         self._optimizers[optimizer] = place_now()
         self._record.made_optimizers.add(optimizer)
 
-    def missing(self, *, natural_end: bool = False) -> tuple[str, ...]:
+    def missing(self, *, natural_end: bool = False, has_unmet: bool = False) -> tuple[str, ...]:
         """Return the phases that were not reached, each with a place.
 
         Args:
             natural_end: The script has come to its end with fewer iterations than its own: only what a condition on
                 numbers decides may be missing, since other branches were not taken.
+            has_unmet: There, a counter has not had all values that such conditions ask for.
         """
         found = [*self._unstepped(), *filter(None, (expected() for expected in self.expected))]
         found += [
             f"{mark.kind} ({mark.place})"
             for number, mark in self._source.reachable_marks()
-            if number not in self._ran and (mark.is_counted or not natural_end)
+            if number not in self._ran and (not natural_end or mark.is_opaque or (mark.is_counted and has_unmet))
         ]
         if not natural_end:
             found += [

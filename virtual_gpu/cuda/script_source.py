@@ -46,6 +46,8 @@ class Mark:
     """The innermost function around it."""
     is_counted: bool
     """It runs in some iterations of a loop alone: a condition on numbers decides."""
+    is_opaque: bool
+    """The same, and the numbers are not known without running code of the script."""
 
 
 @dataclass
@@ -153,7 +155,7 @@ class _Probes(ast.NodeTransformer):
         self._filename = filename
         self._function: list[str] = []
         self._scopes: list[dict[str, Counter]] = []
-        self._loops = self._counted = self._loop_count = 0
+        self._loops = self._counted = self._opaque = self._loop_count = 0
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
         self._scopes.append(_counters_in(node))
@@ -168,8 +170,8 @@ class _Probes(ast.NodeTransformer):
         return self._function_with_probes(node)
 
     def _function_with_probes(self, node: Any) -> ast.AST:
-        outer_loops, outer_counted = self._loops, self._counted
-        self._loops = self._counted = 0
+        outer = self._loops, self._counted, self._opaque
+        self._loops = self._counted = self._opaque = 0
         self._function.append(node.name)
         self._scopes.append(_counters_in(node))
         keep = _prologue(node.body)
@@ -179,7 +181,7 @@ class _Probes(ast.NodeTransformer):
         node.body = body
         self._scopes.pop()
         self._function.pop()
-        self._loops, self._counted = outer_loops, outer_counted
+        self._loops, self._counted, self._opaque = outer
         return node  # type: ignore[no-any-return]
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
@@ -208,10 +210,13 @@ class _Probes(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> ast.AST:
         counted = self._loops > 0 and _is_counted(node.test)
+        opaque = counted and not _is_known(node.test)
         self._counted += counted
+        self._opaque += opaque
         node.body = self._body(node.body)
         node.orelse = self._body(node.orelse)
         self._counted -= counted
+        self._opaque -= opaque
         return node
 
     def generic_visit(self, node: Any) -> ast.AST:
@@ -272,7 +277,7 @@ class _Probes(ast.NodeTransformer):
     def _probe(self, kind: str, node: Any) -> ast.stmt:
         place = f"{self._filename}:{node.lineno}"
         function = self._function[-1] if self._function else None
-        self._source.marks.append(Mark(kind, place, self._filename, function, self._counted > 0))
+        self._source.marks.append(Mark(kind, place, self._filename, function, self._counted > 0, self._opaque > 0))
         number = len(self._source.marks) - 1
         call = ast.Expr(ast.Call(ast.Name(RAN, ast.Load()), [ast.Constant(number)], []))
         first: ast.stmt = ast.copy_location(call, node)
@@ -400,6 +405,18 @@ def _is_counted(test: ast.expr) -> bool:
         if isinstance(node, ast.Compare) and any(isinstance(item, _ORDERS) for item in node.ops):
             return True
     return False
+
+
+def _is_known(test: ast.expr) -> bool:
+    """Return True where each number that a counter is divided by or compared with can be evaluated."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and not _is_plain(node.right):
+            return False
+        if isinstance(node, ast.Compare) and any(isinstance(item, _ORDERS) for item in node.ops):
+            sides = (node.left, *node.comparators)
+            if sum(map(_is_plain, sides)) < len(sides):
+                return False
+    return True
 
 
 def _counting_target(node: ast.For) -> str | None:

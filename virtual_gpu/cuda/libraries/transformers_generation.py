@@ -29,6 +29,8 @@ def _apply(module: ModuleType, patches: Patches, gpu: "CudaEmulation") -> None:
             out = original(self, *args, **kwargs)
         finally:
             record.generating -= 1
+        if record.generating:  # drafts of an assistant
+            return out
         config = kwargs.get("generation_config") or self.generation_config
         token = _token(config, self.generation_config)
         if isinstance(out, Tensor):
