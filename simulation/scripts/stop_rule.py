@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vramcast.virtual_gpu.cuda.fast_forward import FastForward
-    from vramcast.virtual_gpu.cuda.phases import Coverage
+    from vramcast.virtual_gpu.cuda.phases import PhaseCoverage
     from vramcast.virtual_gpu.cuda.run_record import RunRecord
 
 TRAIN, AUTO, ALL = "train", "auto", "all"
@@ -28,7 +28,7 @@ class StopRule:
         self,
         record: "RunRecord",
         forward: "FastForward",
-        coverage: "Coverage",
+        coverage: "PhaseCoverage",
         steps: int | None,
         phases: str = AUTO,
     ) -> None:

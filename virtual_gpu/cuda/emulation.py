@@ -38,7 +38,7 @@ from vramcast.virtual_gpu.cuda.patches import (
     threads,
     wrappers,
 )
-from vramcast.virtual_gpu.cuda.phases import Coverage
+from vramcast.virtual_gpu.cuda.phases import PhaseCoverage
 from vramcast.virtual_gpu.cuda.run_record import RunRecord
 from vramcast.virtual_gpu.cuda.script_memory import ScriptMemory
 from vramcast.virtual_gpu.cuda.script_source import ScriptSource
@@ -138,7 +138,7 @@ class CudaEmulation:
         self.memory.watchers.append(self.record.note)
         self.tracer.ends_no_sequence = lambda: self.record.generating > 0 and not self.record.running
         self.source = ScriptSource()
-        self.coverage = Coverage(self.record, self.source)
+        self.coverage = PhaseCoverage(self.record, self.source)
         self.growth = EvaluationGrowth(self.record, self.memory, self.assumptions, self._block)
         self.record.on_trained_call = self.growth.release
         self.forward = FastForward(self.record, self.coverage.expected, self.growth)

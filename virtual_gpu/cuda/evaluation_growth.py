@@ -67,7 +67,7 @@ class EvaluationGrowth:
         return True
 
     def release(self) -> None:
-        """Free what stands for batches that were left out: the script goes on with something else."""
+        """Free what stands for batches that were left out: the script does something else now."""
         self._held.clear()
         self.seen, self._ratio = 0, 1.0
 

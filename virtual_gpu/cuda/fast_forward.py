@@ -1,7 +1,7 @@
 """Ends the loops of a script early once its memory has settled, so that the phases after training are reached.
 
 Three things end early: epochs of loaders that feed a network in training, loops of the user's own files, and loops of
-libraries, whose modules in `libraries/` ask `ends_epoch` and `ends_training`. A number that counts iterations goes on
+libraries, whose modules in `libraries/` ask `ends_epoch` and `ends_training`. A number that counts iterations jumps
 to the next value that a condition of the script asks for, such as a multiple of the steps between evaluations.
 """
 
@@ -22,7 +22,7 @@ STEPS_AN_EPOCH = 2
 EPOCHS = 2
 """Epochs of a library's loop: a second one starts with what the first one has left behind."""
 MOST_EPOCHS = 20
-"""The same, while an evaluation that the library was told to do has not run."""
+"""The same, while an evaluation that the library was configured to do has not run."""
 _MOST_UNWATCHED = 1000
 """Iterations without an optimizer step after which a loop is not watched any more."""
 
@@ -38,7 +38,7 @@ class FastForward:
         self.is_allowed = False
         """Loops may end early at all; else only this module's notes are used."""
         self.expected = expected
-        """Phases that libraries were told to run, see `Coverage`."""
+        """Phases that libraries were configured to run, see `PhaseCoverage`."""
         self.has_begun = False
         self.is_active = False
         self.cut_after: int | None = None
@@ -76,7 +76,7 @@ class FastForward:
         return self._cut(self.is_active and steps >= STEPS_AN_EPOCH)
 
     def ends_training(self, epochs: int) -> bool:
-        """Return True if a library's loop is to end after some epochs: all that it was told to do has run."""
+        """Return True if a library's loop is to end after some epochs: all that it was configured to do has run."""
         enough = MOST_EPOCHS if any(expected() for expected in self.expected) else EPOCHS
         return self._cut(self.is_active and epochs >= enough)
 
@@ -173,15 +173,15 @@ class FastForward:
     def _pairs(
         self, pairs: Any, running: "_Loop", counter: IterationCounter, divisors: Conditions, bounds: Conditions
     ) -> Iterator[Any]:
-        """Yield numbered items; the numbers go on to those that are asked for, and no item is left out."""
+        """Yield numbered items; the numbers jump to those that are asked for, and no item is left out."""
         shift = 0
         with running:
             for pair in pairs:
-                number, given = pair[0] + shift, [(pair[0] + shift, pair[1])]
+                number, item = pair[0] + shift, [(pair[0] + shift, pair[1])]
                 del pair  # the script alone decides how long an item lives
                 running.begin_iteration()
                 self._visit(counter, number, divisors, bounds)
-                yield given.pop()
+                yield item.pop()
                 if not running.has_stepped() or not self.is_active:
                     continue
                 if not counter.visited_at:

@@ -54,7 +54,7 @@ class _Partly:
     """A result of which a part is known."""
 
     values: Tensor
-    known: Tensor
+    mask: Tensor
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class HostValues:
             return
         self._mark(tensor, torch.zeros((), dtype=torch.bool))
 
-    def _mark(self, tensor: Tensor, known: Tensor) -> None:
+    def _mark(self, tensor: Tensor, mask_of_known: Tensor) -> None:
         """Note which elements of a tensor are known."""
         key, size = storage_key(tensor), tensor.element_size()
         mask = self._masks.get(key)
@@ -151,7 +151,7 @@ class HostValues:
         if mask.element_bytes != size:
             self.forget_storage(key)
         else:
-            _view(mask.storage, torch.bool, tensor).copy_(known)
+            _view(mask.storage, torch.bool, tensor).copy_(mask_of_known)
 
     def forget_numbers(self, args: Any, kwargs: Any) -> None:
         """Forget the floats in the arguments of a kernel, which may write to any of them; it reads whole numbers."""
@@ -184,14 +184,14 @@ class HostValues:
         if not all(map(_may_be_partial, tensors)) or not any(map(self._may_have_part, tensors)):
             return None
         try:
-            found = (rule or in_place)(*map_tensors(self._part, args), **kwargs)  # type: ignore[misc]
+            part = (rule or in_place)(*map_tensors(self._part, args), **kwargs)  # type: ignore[misc]
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
             return None  # a form of the operator that the rule does not know
-        if found is None or not bool(found[1].any()):
+        if part is None or not bool(part[1].any()):
             return None
         if in_place:
-            return found[0] if self._overwrite(args[0], found) else None
-        return found[0] if bool(found[1].all()) else _Partly(*found)
+            return part[0] if self._overwrite(args[0], part) else None
+        return part[0] if bool(part[1].all()) else _Partly(*part)
 
     def _may_have_part(self, tensor: Tensor) -> bool:
         return not is_meta(tensor) or storage_key(tensor) in self._storages
@@ -205,8 +205,8 @@ class HostValues:
         """Take the unknown values of a tensor for a number; return False where they cannot be kept."""
         if tensor.numel() > MOST_ELEMENTS:
             return False
-        values, known = self.part_of(tensor) or unknown(tensor)
-        return self._overwrite(tensor, (torch.where(known, values, value), torch.ones_like(known)))
+        values, mask = self.part_of(tensor) or unknown(tensor)
+        return self._overwrite(tensor, (torch.where(mask, values, value), torch.ones_like(mask)))
 
     def _overwrite(self, tensor: Tensor, part: Part) -> bool:
         """Write values into a tensor of which a part is then known."""
@@ -223,7 +223,7 @@ class HostValues:
             if isinstance(out, Tensor) and is_meta(out) and out.shape == values.values.shape and _worth_keeping(out):
                 self.keep(out, values.values)
                 if storage_key(out) in self._storages:
-                    self._mark(out, values.known)
+                    self._mark(out, values.mask)
         elif isinstance(out, Tensor) and isinstance(values, Tensor):
             is_new = is_meta(out) and storage_key(out) not in self._storages
             if is_new and out.shape == values.shape and _worth_keeping(out):

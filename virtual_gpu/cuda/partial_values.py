@@ -34,49 +34,49 @@ def rule_for(func: Any) -> Rule | None:
 
 
 def _both(func: Any) -> Rule:
-    """A result is known where both numbers are."""
+    """Return a rule for a result that is known where both numbers are."""
 
     def run(*args: Any, **kwargs: Any) -> Part | None:
         parts = [item if isinstance(item, tuple) else part_of(item) for item in args]
         values = [item[0] if isinstance(item, tuple) else item for item in args]
-        known = parts[0][1]
+        mask = parts[0][1]
         for _, other in parts[1:]:
-            known = known & other
+            mask = mask & other
         out = func(*values, **kwargs)
-        return out, known.expand(out.shape).clone() if known.shape != out.shape else known
+        return out, mask.expand(out.shape).clone() if mask.shape != out.shape else mask
 
     return run
 
 
 def _decided(func: Any, decides: Callable[[Tensor], Tensor]) -> Rule:
-    """A result is known where both numbers are, or where one of them decides it alone."""
+    """Return a rule for a result that is known where both numbers are, or where one of them decides it."""
 
     def run(one: Any, other: Any) -> Part | None:
         first, second = (item if isinstance(item, tuple) else part_of(item) for item in (one, other))
         if func is torch.logical_or and not first[0].dtype == second[0].dtype == torch.bool:
             return None  # of numbers it joins bits
-        known = (first[1] & second[1]) | (first[1] & decides(first[0])) | (second[1] & decides(second[0]))
-        return func(first[0], second[0]), known
+        mask = (first[1] & second[1]) | (first[1] & decides(first[0])) | (second[1] & decides(second[0]))
+        return func(first[0], second[0]), mask
 
     return run
 
 
 def _where(condition: Part, one: Any, other: Any) -> Part:
-    """A chosen number is known with its condition, or where both are equal."""
+    """Choose numbers: one is known if its condition is, or if both are equal."""
     first, second = (item if isinstance(item, tuple) else part_of(item) for item in (one, other))
-    known = (condition[1] & torch.where(condition[0].bool(), first[1], second[1])) | (
+    mask = (condition[1] & torch.where(condition[0].bool(), first[1], second[1])) | (
         first[1] & second[1] & (first[0] == second[0])
     )
-    return torch.where(condition[0].bool(), first[0], second[0]), known
+    return torch.where(condition[0].bool(), first[0], second[0]), mask
 
 
-def _filled(values: Part, mask: Part, value: Any) -> Part:
+def _filled(values: Part, chosen: Part, value: Any) -> Part:
     number = value if isinstance(value, tuple) else part_of(torch.as_tensor(value).to(values[0].dtype))
-    return _where(mask, number, values)
+    return _where(chosen, number, values)
 
 
 def _moved(func: Any) -> Rule:
-    """Values that only change their places take their masks with them."""
+    """Return a rule for values that only change their places: masks follow them."""
 
     def run(first: Any, *args: Any, **kwargs: Any) -> Part | None:
         others = [item[0] if isinstance(item, tuple) else item for item in args]
@@ -96,29 +96,29 @@ def _joined(func: Any) -> Rule:
 
 
 def _some(func: Any) -> Rule:
-    """`any` is true where one value is known to be, and false where all are known."""
+    """Return a rule for `any`: true where one value is known to be, and false where all are known."""
 
     def run(part: Part, *args: Any) -> Part:
-        values, known = part
-        sure = func(values.bool() & known, *args)
-        return sure, sure | aten.logical_not(func(~known, *args))
+        values, mask = part
+        sure = func(values.bool() & mask, *args)
+        return sure, sure | aten.logical_not(func(~mask, *args))
 
     return run
 
 
 def _every(func: Any, some: Any) -> Rule:
-    """`all` is false where one value is known to be, and true where all are known."""
+    """Return a rule for `all`: false where one value is known to be, and true where all are known."""
 
     def run(part: Part, *args: Any) -> Part:
-        values, known = part
-        refuted = some(~values.bool() & known, *args)
-        return ~refuted & func(known, *args), refuted | func(known, *args)
+        values, mask = part
+        refuted = some(~values.bool() & mask, *args)
+        return ~refuted & func(mask, *args), refuted | func(mask, *args)
 
     return run
 
 
 def _reduced(func: Any, every: Any) -> Rule:
-    """A sum or a maximum is known where all of its numbers are."""
+    """Return a rule for a sum or a maximum: known where all of its numbers are."""
 
     def run(part: Part, *args: Any, **kwargs: Any) -> Part:
         return func(part[0], *args, **kwargs), every(part[1], *args[:2])
@@ -127,7 +127,7 @@ def _reduced(func: Any, every: Any) -> Rule:
 
 
 def _member(elements: Part, others: Any, **kwargs: Any) -> Part | None:
-    """An element is known to be one of some numbers if it and they are known."""
+    """Compare elements with some numbers: an answer is known if both are."""
     if isinstance(others, tuple) and not bool(others[1].all()):
         return None
     return torch.isin(elements[0], others[0] if isinstance(others, tuple) else others, **kwargs), elements[1]

@@ -1,7 +1,7 @@
 """Which phases of a script a run has seen, and which of them it has not reached.
 
 A phase that was not reached is known by what the script made and never used (a loader, an optimizer), by what a library
-was told to do (a strategy of evaluation), and by places of the user's files that evaluate, generate or save.
+was configured to do (a strategy of evaluation), and by places of the user's files that evaluate, generate or save.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from vramcast.virtual_gpu.cuda.run_record import RunRecord
 
 
-class Coverage:
-    """The phases of a run."""
+class PhaseCoverage:
+    """Which phases of a script have run."""
 
     def __init__(self, record: "RunRecord", source: ScriptSource) -> None:
         self._record = record
@@ -29,7 +29,7 @@ class Coverage:
         self._datasets: list[Any] = []
         self._optimizers: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
         self.expected: list[Callable[[], str | None]] = []
-        """Functions of libraries that return a phase which they were told to run and have not run yet."""
+        """Functions of libraries that return a phase which they were configured to run and have not run yet."""
         self.checkpoints = 0
 
     def ran(self, number: int) -> None:
@@ -60,19 +60,19 @@ class Coverage:
                 numbers decides may be missing, since other branches were not taken.
             has_unmet: There, a counter has not had all values that such conditions ask for.
         """
-        found = [*self._unstepped(), *filter(None, (expected() for expected in self.expected))]
-        found += [
+        phases = [*self._unstepped(), *filter(None, (expected() for expected in self.expected))]
+        phases += [
             f"{mark.kind} ({mark.place})"
             for number, mark in self._source.reachable_marks()
             if number not in self._ran and (not natural_end or mark.is_opaque or (mark.is_counted and has_unmet))
         ]
         if not natural_end:
-            found += [
+            phases += [
                 f"a loader that was never iterated ({place or 'made by a library'})"
                 for loader, place in list(self._loaders.items())
                 if id(getattr(loader, "dataset", None)) not in self._iterated and place is not None
             ]
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(phases))
 
     def _unstepped(self) -> Iterator[str]:
         stepped = self._record.optimizers

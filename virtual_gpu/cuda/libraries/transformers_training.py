@@ -40,7 +40,7 @@ def _apply_flow(module: ModuleType, patches: Patches, gpu: "CudaEmulation") -> N
 
 
 def _apply_trainer(module: ModuleType, patches: Patches, gpu: "CudaEmulation") -> None:
-    """Expect the evaluation that a Trainer is told to do."""
+    """Expect the evaluation that a Trainer is configured to do."""
     trainer: Any = module.Trainer
     train, evaluate = trainer.train, trainer.evaluate
 
