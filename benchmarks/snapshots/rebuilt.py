@@ -35,7 +35,9 @@ def job_of(name: str) -> tuple[str, ...] | None:
         return _course("xl", match["context"], forms[match["form"]], *precision)
     if match := re.match(_WEDSONLIN, name):
         precision = ("--bf16",) if match["hash"] in _AUTOCAST else ()
-        return _course("medium", match["context"], "own" if match["form"] == "training" else "inference", *precision)
+        if match["form"] == "training":
+            return _course("medium", match["context"], "own", *precision)
+        return _course("medium", match["context"], "inference", *precision, *(("--uncached",) if precision else ()))
     if match := re.match(_NIUHUANG, name):
         form = "step" if match["form"] == "forward_and_backward" else "forward"
         mixed = ("--bf16",) if match["mixed"] else ()

@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--form", choices=("step", "own", "forward", "inference"), default="step")
     parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--uncached", action="store_true", help="autocast keeps no copies of weights")
     parser.add_argument("--steps", type=int, default=6)
     arguments = parser.parse_args()
 
@@ -75,7 +76,8 @@ def main() -> None:
     loss_of = written_loss if arguments.form == "own" else torch_loss
     tokens = torch.randint(0, shape.vocabulary, (arguments.batch, arguments.context), device="cuda")
     targets = torch.randint(0, shape.vocabulary, (arguments.batch, arguments.context), device="cuda")
-    precision = torch.autocast("cuda", torch.bfloat16) if arguments.bf16 else nullcontext()
+    autocast = torch.autocast("cuda", torch.bfloat16, cache_enabled=not arguments.uncached)
+    precision = autocast if arguments.bf16 else nullcontext()
     for _ in range(arguments.steps):
         if trains:
             optimizer.zero_grad()
