@@ -65,6 +65,8 @@ class Example:
     """True if the device profile was fitted to measurements."""
     assumed: bool = False
     """True if the trace assumed values of data, or a kernel that the virtual GPU does not know."""
+    compiled: bool = False
+    """True if torch.compile compiled a part of the network: which results exist there is a rule."""
     unknown_nccl: bool = False
     """True for a rank on a device whose profile has no measured memory of NCCL."""
     orders: OrderPeaks | None = None

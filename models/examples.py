@@ -13,6 +13,7 @@ from vramcast.jobs.spec import LayerTable, StaticEstimate
 from vramcast.models.example import UNBOUNDED_BYTES, Example, Label, is_convolution
 from vramcast.simulation.result import Peaks, Simulation
 from vramcast.virtual_gpu.canonical import content_hash
+from vramcast.virtual_gpu.compiled.notes import is_compiler_note
 from vramcast.virtual_gpu.measurement import TRIAL, VARYING, Measurement, Status
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.tracing.trace import GUESSED_TRUTH
@@ -64,6 +65,7 @@ def example_of_table(
     facts = facts or NetworkFacts.of(table, training)
     notes = set(simulated.notes) if simulated else set()
     of_ranks = set(profile.rank_notes(world_size=2))
+    of_compiler = set(filter(is_compiler_note, notes))
     return Example(
         id=facts.id,
         group=facts.group,
@@ -82,7 +84,8 @@ def example_of_table(
         capacity_bytes=profile.available_bytes,
         source=profile.name,
         calibrated=profile.calibrated_on is not None,
-        assumed=bool(notes - {*profile.notes, *of_ranks, *_HARMLESS_NOTES}),
+        assumed=bool(notes - {*profile.notes, *of_ranks, *of_compiler, *_HARMLESS_NOTES}),
+        compiled=bool(of_compiler),
         unknown_nccl=bool(notes & of_ranks),
     )
 

@@ -35,6 +35,8 @@ _LEAST_SCALE = 0.01
 _ASSUMED_SHARE, _ASSUMED_SHARE_IF_EXACT = 0.25, 1.0
 """Share of a job's memory that an assumption about its data may decide, and the one if the job is exact otherwise. The
 errors of exact jobs are small in their unit, so that an assumption needs a larger one for the same margin."""
+_COMPILED_SHARE = 0.25
+"""Share of a job's memory that the rule for fused code may decide: a choice, as no compiled job was measured here."""
 _NCCL_BYTES = 2**30
 """The guess in a rank on a device without a measured memory of NCCL."""
 _ALIGNMENT = 4
@@ -91,6 +93,7 @@ def _doubts(example: Example) -> list[str]:
         "ranks": example.is_rank,
         "uncalibrated device": not example.calibrated,
         "assumed values": example.assumed,
+        "compiled code": example.compiled,
     }
     return [name for name, holds in doubts.items() if holds]
 
@@ -150,6 +153,8 @@ def _guess_bytes(example: Example, own: int) -> float:
         guessed += _NCCL_BYTES
     if example.assumed:
         guessed += (_ASSUMED_SHARE_IF_EXACT if exact else _ASSUMED_SHARE) * own
+    if example.compiled:
+        guessed += _COMPILED_SHARE * own
     power = _MEMORY_POWER_IF_EXACT if exact else _MEMORY_POWER
     return float((own + _STEADY_BYTES) ** power * guessed ** (1 - power))
 

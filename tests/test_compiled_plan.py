@@ -1,6 +1,7 @@
 """Compiled graphs: the own plan computes what eager code computes, and allocates less."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,13 +10,19 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from vramcast.device.profiles import load_profile
 from vramcast.errors import UntraceableError
+from vramcast.jobs.spec import LayerTable
+from vramcast.models.examples import example_of_table
+from vramcast.models.uncertainty import strata, unit_bytes
 from vramcast.virtual_gpu.compiled import joint_graph, node_kinds
 from vramcast.virtual_gpu.compiled.networks import compiled_network
 from vramcast.virtual_gpu.compiled.node_kinds import NodeKind
+from vramcast.virtual_gpu.compiled.notes import FUSION
 from vramcast.virtual_gpu.compiled.own_plan import MemoryPlan
 from vramcast.virtual_gpu.compiled.releases import SUPPORTED, release
-from vramcast.virtual_gpu.compiled.session import FUSION, CompileSession
+from vramcast.virtual_gpu.compiled.session import CompileSession
+from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.operators.cuda_paths import cuda_paths
 from vramcast.virtual_gpu.operators.kernels import cuda_kernels
 from vramcast.virtual_gpu.replay.replay import FREE
@@ -276,3 +283,18 @@ def test_an_unknown_release_runs_eager_code_and_says_so(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch, "__version__", "9.9.0")
     trace = _traced(_stack(1), (2, 8, WIDTH), compile="model")
     assert any("9.9" in note and "eager" in note for note in trace.approximations)
+
+
+def test_a_compiled_job_has_a_wider_bound_and_a_stratum_of_its_own() -> None:
+    table = LayerTable((), ((1024, 1024),), 64)
+    profile = load_profile("a100_80gb")
+    notes = (FUSION, "torch.compile made 1 graphs: Net.forward (1)")
+    peak = {"requested_bytes": 2**30, "allocated_bytes": 2**30, "reserved_bytes": 2**30, "device_used_bytes": 2**30}
+    simulated = Measurement(status=Status.OK, breakdown={"context": 0}, **peak)
+    plain, compiled = (
+        example_of_table(table, TrainingSetup(batch_size=8), profile, replace(simulated, notes=these), "timm")
+        for these in ((), notes)
+    )
+    assert compiled.compiled and not compiled.assumed and not plain.compiled
+    assert "real, exact, compiled code" in strata(compiled)
+    assert unit_bytes(compiled, "real, exact", 0.0) > unit_bytes(plain, "real, exact", 0.0)

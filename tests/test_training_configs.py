@@ -182,3 +182,12 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path, text, words):
 def test_training_arguments_alone_need_a_target():
     with pytest.raises(UserError, match="target"):
         request_of("training_args.json")
+
+
+def test_torch_compile_of_the_trainer_compiles_the_whole_network(tmp_path):
+    path = tmp_path / "arguments.json"
+    path.write_text('{"per_device_train_batch_size": 2, "torch_compile": true}')
+    assert read_training_config(str(path)).values["compile"] == "model"
+    path.write_text('{"per_device_train_batch_size": 2, "torch_compile": true, "torch_compile_backend": "ipex"}')
+    job = read_training_config(str(path))
+    assert "compile" not in job.values and any("ipex" in note for note in job.notes)

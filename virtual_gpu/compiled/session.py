@@ -14,13 +14,9 @@ from torch import Tensor, fx
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.compiled.frames import DynamoPatches, forget_tables
 from vramcast.virtual_gpu.compiled.joint_graph import compile_graph
+from vramcast.virtual_gpu.compiled.notes import FUSION, MADE
 from vramcast.virtual_gpu.operators.autocast import replaced
 
-FUSION = (
-    "compiled code is simulated by torch's own graphs and partitioner; which results exist between kernels is a rule "
-    "for Inductor's fusion"
-)
-"""A note of a trace with compiled code."""
 aten = torch.ops.aten
 _META = torch.device("meta")
 _KERNELS = "compiled {} is simulated by the tensors of its kernel: inputs and outputs"
@@ -51,7 +47,7 @@ class CompileRecord:
         more = f" and {len(self.names) - 5} more" if len(self.names) > 5 else ""
         split = f"; not compiled: {'; '.join(list(self.breaks)[:3])}" if self.breaks else ""
         limit = f"; at the recompile limit, then eager: {', '.join(self.limited)}" if self.limited else ""
-        return f"torch.compile made {self.graphs} graphs: {names}{more}{split}{limit}"
+        return f"{MADE}{self.graphs} graphs: {names}{more}{split}{limit}"
 
 
 class OtherPatches(Protocol):

@@ -25,7 +25,6 @@ _LENGTHS = ("cutoff_len", "max_length", "max_seq_length", "model_max_length", "b
 """Names of the sequence length: LLaMA-Factory's, TRL's new and old ones, and those of scripts of transformers."""
 _UNSUPPORTED: Mapping[str, str] = {
     "use_unsloth": "Unsloth's kernels are not simulated: they take less memory",
-    "torch_compile": "torch.compile is not simulated: a compiled step may take less memory",
     "auto_find_batch_size": "auto_find_batch_size is ignored: the batch size of the file is simulated",
     "flash_attention": "flash-attention is simulated as the kernel that torch's own attention chooses",
     "deepspeed": "deepspeed is ignored without the number of GPUs: add --world-size N and --parallel",
@@ -68,6 +67,7 @@ def read_training_config(path: str, several: bool = False) -> ConfiguredJob:
     if target is not None:
         job.values["target"] = target
     job.values["liger"] = liger_of(config) or None
+    _read_compile(config, job)
     if has_other_plugins(config):
         job.notes.append("plug-ins of axolotl other than Liger's are not simulated: fused losses take less memory")
     job.notes += offloading_notes(config, job.values["checkpointing"])
@@ -77,6 +77,19 @@ def read_training_config(path: str, several: bool = False) -> ConfiguredJob:
         text for key, text in _UNSUPPORTED.items() if config.get(key) and not (several and key in _PARALLEL)
     )
     return job
+
+
+def _read_compile(config: Mapping[str, Any], job: ConfiguredJob) -> None:
+    """Read torch_compile of TrainingArguments and axolotl, which compiles the whole network."""
+    if not config.get("torch_compile") and not config.get("torch_compile_backend"):
+        return
+    backend = config.get("torch_compile_backend") or "inductor"
+    if backend != "inductor":
+        job.notes.append(f"the backend {backend} of torch.compile is not simulated: the network runs as eager code")
+        return
+    job.values["compile"] = "model"
+    if config.get("torch_compile_mode") in ("reduce-overhead", "max-autotune"):
+        job.notes.append(f"CUDA graphs of {config['torch_compile_mode']} are not simulated: their pool takes more")
 
 
 def _target(name: str | None, folder: Path) -> str | None:
