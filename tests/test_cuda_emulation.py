@@ -212,7 +212,7 @@ def test_device_contexts_place_tensors(gpu):
 
 def test_memory_figures_come_from_the_simulation(gpu):
     assert torch.cuda.is_available() and torch.cuda.device_count() == 1
-    assert torch.cuda.get_device_properties(0).total_memory == 40960 * MIB
+    assert torch.cuda.get_device_properties(0).total_memory == (40960 - 550) * MIB
     x = torch.empty(300, device="cuda")
     assert torch.cuda.memory_allocated() == 1536 and torch.cuda.memory_reserved() == 2 * MIB
     del x
@@ -223,7 +223,7 @@ def test_memory_figures_come_from_the_simulation(gpu):
     torch.cuda.reset_peak_memory_stats()
     assert torch.cuda.max_memory_allocated() == 0 and torch.cuda.memory_stats()["num_ooms"] == 0
     free, total = torch.cuda.mem_get_info()
-    assert total == 40960 * MIB and free == total - (550 + 428) * MIB
+    assert total == (40960 - 550) * MIB and free == total - 428 * MIB
 
 
 def test_running_out_of_memory_raises_where_a_gpu_would_and_can_be_survived(gpu):
@@ -403,3 +403,18 @@ def test_torch_is_as_it_was_afterwards():
         assert torch.cuda.is_available()
     assert [getattr(owner, name) for owner, name in names] == before
     assert not torch.cuda.is_available() and "device" not in vars(torch.Tensor)
+
+
+def test_a_script_reads_the_total_that_cuda_reports():
+    # a real T4: 14,912 MiB, of 15,360 in nvidia-smi; the context is free memory that is missing
+    t4 = load_profile("t4")
+    with CudaEmulation(t4, options=AllocatorOptions()):
+        free, total = torch.cuda.mem_get_info()
+        cudart = torch.cuda.cudart().cudaMemGetInfo(0)
+        assert total == torch.cuda.get_device_properties(0).total_memory == 14_912 * MIB
+        assert cudart == (free, total) and total - free == t4.context_mib * MIB == 141 * MIB
+        torch.cuda.set_per_process_memory_fraction(0.5)  # of the same total (CUDACachingAllocator, setMemoryFraction)
+        held = torch.empty(14_912 // 2 * MIB, dtype=torch.uint8, device="cuda")
+        with pytest.raises(torch.OutOfMemoryError, match=r"total capacity of 14\.56 GiB"):
+            torch.empty(2 * MIB, device="cuda", dtype=torch.uint8)
+        assert held.is_cuda

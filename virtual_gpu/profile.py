@@ -178,7 +178,7 @@ class DeviceProfile:
     context_mib: int
     """The CUDA context with the kernels that every training loads."""
     driver_mib: int = 0
-    """Reserved by the driver: never free, and not counted as used."""
+    """Reserved by the driver: never free, not counted as used, and not part of the total that CUDA reports."""
     other_mib: int = 0
     """Memory of other processes."""
     cudnn_mib: int = 0
@@ -210,7 +210,7 @@ class DeviceProfile:
 
     @property
     def available_bytes(self) -> int:
-        """Memory available to all processes together."""
+        """Memory available to all processes together, which CUDA reports as the device's total (cudaMemGetInfo)."""
         return (self.total_mib - self.driver_mib) * MIB
 
     @property

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import torch
 
 from vramcast.virtual_gpu.allocator.allocator import MAIN_STREAM, AllocatorOptions, Block, CachingAllocator, OutOfMemory
-from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.allocator.streams import apply_operation
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.replay.replay import FREE, STREAM_OPERATION, Event
@@ -26,7 +25,7 @@ class ScriptMemory:
         self.profile = profile
         self.unbounded = unbounded
         capacity_bytes = None if unbounded else profile.capacity_bytes(False)
-        self.allocator = CachingAllocator(capacity_bytes, options, total_bytes=profile.total_mib * MIB)
+        self.allocator = CachingAllocator(capacity_bytes, options, total_bytes=profile.available_bytes)
         self.ooms: list[str] = []
         """The message of each allocation that failed, also of those that the script survived."""
         self.watchers: list[Watcher] = []

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from vramcast.virtual_gpu.allocator.allocator import MAIN_STREAM, AllocatorOptions, Block
-from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.allocator.streams import apply_operation
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.recordings.recorder import Frames, RecordedAllocator
@@ -22,7 +21,7 @@ def snapshot_of(
 ) -> dict[str, Any]:
     """Return the snapshot of a trace on a device: its last state, and all allocations on the way there."""
     capacity_bytes = profile.capacity_bytes(trace.has_convolutions, trace.has_batch_norm)
-    recorded = RecordedAllocator(capacity_bytes, options, profile.total_mib * MIB)
+    recorded = RecordedAllocator(capacity_bytes, options, profile.available_bytes)
     lowered = lower(trace, profile)
     blocks: dict[int, Block] = {}
     for time, (block, size) in enumerate(lowered.events):

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 
 from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions, CachingAllocator
-from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.replay.replay import FREE, Event, Replay, replay
@@ -59,7 +58,7 @@ def replay_on(
 ) -> tuple["Lowered", Replay]:
     """Lower a trace onto a device and replay it through an allocator with the memory that the device leaves it."""
     capacity_bytes = profile.capacity_bytes(trace.has_convolutions, trace.has_batch_norm, trace.world_size)
-    allocator = CachingAllocator(capacity_bytes, options, total_bytes=profile.total_mib * MIB)
+    allocator = CachingAllocator(capacity_bytes, options, total_bytes=profile.available_bytes)
     lowered = lower(trace, profile)
     replayed = replay(
         lowered.events,

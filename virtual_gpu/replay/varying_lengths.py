@@ -16,7 +16,7 @@ import torch
 
 from vramcast.virtual_gpu.allocator.allocator import Block, CachingAllocator, OutOfMemory
 from vramcast.virtual_gpu.allocator.options import AllocatorOptions
-from vramcast.virtual_gpu.allocator.sizes import MIB, SMALL_SIZE_BYTES
+from vramcast.virtual_gpu.allocator.sizes import SMALL_SIZE_BYTES
 from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.replay.length_orders import STEP_BATCHES, TRACED_STEPS
 from vramcast.virtual_gpu.replay.replay import EMPTY_CACHE, FREE, Event
@@ -72,7 +72,7 @@ class VaryingRun:
             )
         self._events = _sized(trace, profile)
         self._capacity_bytes = profile.capacity_bytes(trace.has_convolutions, trace.has_batch_norm, trace.world_size)
-        self._total_bytes = profile.total_mib * MIB
+        self._total_bytes = profile.available_bytes
         self._freed = {block for block, size in self._events if size == FREE}
         """Others stay, such as caches of positions."""
         self._lead_in = self._events[: starts[2][0]]

@@ -54,7 +54,7 @@ def _device_functions(gpu: "CudaEmulation") -> dict[str, Any]:
     profile = gpu.profile
     capability = divmod(round(profile.compute_capability * 10), 10)
     properties = SimpleNamespace(
-        name=profile.title, major=capability[0], minor=capability[1], total_memory=profile.total_mib * MIB,
+        name=profile.title, major=capability[0], minor=capability[1], total_memory=profile.available_bytes,
         multi_processor_count=profile.multiprocessors, warp_size=32, max_threads_per_multi_processor=2048,
         max_threads_per_block=1024, regs_per_multiprocessor=65536, shared_memory_per_block=49152,
         shared_memory_per_block_optin=166912, shared_memory_per_multiprocessor=167936, is_integrated=False,
@@ -83,7 +83,7 @@ def _device_functions(gpu: "CudaEmulation") -> dict[str, Any]:
         "is_current_stream_capturing": lambda: False, "_exchange_device": lambda device: gpu.device.index,
         "_maybe_exchange_device": lambda device: gpu.device.index, "temperature": lambda device=None: 40,
         "cudart": lambda: SimpleNamespace(
-            cudaMemGetInfo=lambda device: (gpu.memory.free_bytes, profile.total_mib * MIB),
+            cudaMemGetInfo=lambda device: (gpu.memory.free_bytes, profile.available_bytes),
             cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0, cudaHostRegister=lambda *args: 0,
         ),
     }  # fmt: skip
@@ -136,7 +136,7 @@ def _memory_functions(gpu: "CudaEmulation") -> dict[str, Any]:
         "reset_accumulated_memory_stats": lambda device=None: None,
         "memory_stats": statistics, "memory_summary": summary,
         "memory_stats_as_nested_dict": lambda device=None: {},
-        "mem_get_info": lambda device=None: (gpu.memory.free_bytes, gpu.profile.total_mib * MIB),
+        "mem_get_info": lambda device=None: (gpu.memory.free_bytes, gpu.profile.available_bytes),
         "device_memory_used": lambda device=None: gpu.memory.overhead_bytes + allocator.reserved_bytes,
         "empty_cache": lambda: gpu.memory.play(EMPTY_CACHE),
         "set_per_process_memory_fraction": fraction,
