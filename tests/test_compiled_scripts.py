@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -125,6 +126,11 @@ def test_compiled_code_saves_fewer_activations(prepare: Callable[[Any], Any], gr
 
 def _real_compile(network: Any) -> Any:
     return torch.compile(network)
+
+
+def test_lightning_may_copy_the_arguments_of_the_compiler(eager: Outcome) -> None:
+    import_module("lightning")  # it wraps torch.compile, and copies what it is called with
+    assert _train(_each_block).in_forward_bytes < eager.in_forward_bytes
 
 
 def test_a_graph_break_in_a_loop_leaves_the_network_and_compiles_its_blocks(eager: Outcome) -> None:

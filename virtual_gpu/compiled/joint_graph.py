@@ -23,6 +23,13 @@ _SHAPE_ONLY = ("_like", "new_", "size", "shape", "dim", "numel", "stride", "dtyp
 """Parts of the names of operators and methods that read the shape of a tensor alone."""
 
 
+class CompilerBackend(partial[Callable[..., Any]]):
+    """A backend of torch.compile that copies as itself: Lightning copies the arguments of every torch.compile."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CompilerBackend":
+        return self
+
+
 def compile_graph(
     session: "CompileSession", allocate: Allocate, module: fx.GraphModule, inputs: Sequence[Any], **_: Any
 ) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.compiled.frames import DynamoPatches, forget_tables
-from vramcast.virtual_gpu.compiled.joint_graph import compile_graph
+from vramcast.virtual_gpu.compiled.joint_graph import CompilerBackend, compile_graph
 from vramcast.virtual_gpu.compiled.notes import FUSION, MADE
 from vramcast.virtual_gpu.operators.autocast import replaced
 
@@ -179,7 +179,7 @@ class CompileSession:
     def _backend(self, pooled: bool) -> Any:
         """Return the backend: one object for all functions, so that equal blocks share a graph."""
         if pooled not in self._backends:
-            self._backends[pooled] = partial(compile_graph, self, partial(self._allocate, pooled))
+            self._backends[pooled] = CompilerBackend(compile_graph, self, partial(self._allocate, pooled))
         return self._backends[pooled]
 
     def notes(self) -> list[str]:
