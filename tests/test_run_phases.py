@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from script_runs import MIB, SCRIPTS, peaks, run
+from script_runs import MIB, SCRIPTS, interpreter_for, peaks, run
 
 from vramcast.cli import main
 from vramcast.virtual_gpu.cuda.iteration_counters import IterationCounter
@@ -106,6 +106,15 @@ def test_a_generation_runs_to_its_greatest_length(tmp_path, search):
 def test_lightning_validates_after_an_epoch_that_ended_early(tmp_path):
     report = run("lightning_fit.py", "bf16-mixed", needs=("lightning", "torchmetrics"), tmp_path=tmp_path)
     assert report.ending == "the script ended" and not report.missing
+
+
+def test_parameters_that_are_made_on_meta_are_drawn_on_each_rank(tmp_path):
+    command = [interpreter_for(), "-m", "torch.distributed.run", "--nproc_per_node", "4"]
+    report = run("ranks_meta.py", command=command, tmp_path=tmp_path, rank=0)
+    parameters = 4 * (2 * 512 * 2048 + 2048 + 3 * 512)
+    assert by_phase(report)["loading"].allocated_bytes == pytest.approx(parameters * 4 / 4, rel=0.01)
+    states = report.simulation.peaks["a100_40gb"].bounded.breakdown["optimizer_state"]
+    assert states == pytest.approx(2 * parameters * 4 / 4, rel=0.01), "two averages of a quarter"
 
 
 def test_a_counter_goes_on_to_the_values_that_conditions_ask_for():

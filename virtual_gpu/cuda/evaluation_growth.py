@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from vramcast.virtual_gpu.cuda.run_record import Peak
+
 if TYPE_CHECKING:
     from vramcast.virtual_gpu.cuda.assumptions import Assumptions
     from vramcast.virtual_gpu.cuda.run_record import RunRecord
@@ -35,7 +37,8 @@ class EvaluationGrowth:
         assumptions: "Assumptions",
         allocate: Callable[[int], Tensor],
     ) -> None:
-        self._record = record
+        self._window = Peak()
+        record.windows.append(self._window)
         self._memory = memory
         self._assumptions = assumptions
         self._allocate = allocate
@@ -47,8 +50,8 @@ class EvaluationGrowth:
 
     def ends(self, epoch: "EvaluationEpoch", length: int | None) -> bool:
         """Note that a batch is over; return True if the loader is to end, and hold what is then missing."""
-        epoch.note(self._memory.allocator.allocated_bytes, self._record.window.allocated_bytes)
-        self._record.window.allocated_bytes = 0
+        epoch.note(self._memory.allocator.allocated_bytes, self._window.allocated_bytes)
+        self._window.allocated_bytes = 0
         seen = len(epoch.held)
         if seen < MOST_BATCHES or (length is not None and length <= seen + _STEADY):
             return False

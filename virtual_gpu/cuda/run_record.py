@@ -67,8 +67,8 @@ class RunRecord:
         self.phase = "loading"
         self.peak = Peak()
         self.by_phase: dict[str, Peak] = {}
-        self.window = Peak()
-        """Of a stretch that whoever reads it begins."""
+        self.windows: list[Peak] = []
+        """Peaks of stretches that their readers begin."""
         self.calls: Counter[str] = Counter()
         """How often a network was called in each phase."""
         self.on_trained_call: Callable[[], None] = lambda: None
@@ -129,7 +129,8 @@ class RunRecord:
             self.current.phase = phase
         self.current.peak.raise_to(allocated_bytes, reserved_bytes)
         self.peak.raise_to(allocated_bytes, reserved_bytes)
-        self.window.raise_to(allocated_bytes, reserved_bytes)
+        for window in self.windows:
+            window.raise_to(allocated_bytes, reserved_bytes)
 
     def forget_batch(self) -> None:
         """Start the current step anew, after an allocation failed: the script may try a smaller batch."""

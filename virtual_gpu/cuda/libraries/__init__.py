@@ -20,6 +20,7 @@ from vramcast.virtual_gpu.cuda.libraries import (
     lightning_io,
     lightning_loops,
     native_files,
+    random_operators,
     safetensors_files,
     stand_ins,
     torchvision_operators,
@@ -48,6 +49,7 @@ _LIBRARIES = (
     flex_attention_operator,
     triton_kernels,
     native_files,
+    random_operators,
 )
 
 _UNPATCHED = ("torch._dynamo",)

@@ -4,6 +4,7 @@ Only a real GPU knows which tokens end a sequence. Without one the greatest leng
 search asks whether it may stop at every step: an unknown answer is no.
 """
 
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -11,29 +12,41 @@ import torch
 from torch import Tensor
 
 from vramcast.virtual_gpu.cuda.patches import Patches
+from vramcast.virtual_gpu.cuda.run_record import Peak
 
 if TYPE_CHECKING:
     from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 _LONGEST = "a generation runs to its greatest length: only a real GPU knows the tokens that end it"
+_EQUAL = "a generation like an earlier one is not run again: it would have no new peak"
 
 
 def _apply(module: ModuleType, patches: Patches, gpu: "CudaEmulation") -> None:
     mixin: Any = module.GenerationMixin
     original, record = mixin.generate, gpu.record
+    earlier: dict[Any, _Generation] = {}
 
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         gpu.assumptions.note(_LONGEST)
+        config = kwargs.get("generation_config") or self.generation_config
+        token = _token(config, self.generation_config)
+        key = None if record.generating else _signature(self, args, kwargs)
+        if key in earlier and gpu.forward.is_allowed and earlier[key].fits(gpu):
+            gpu.assumptions.note(_EQUAL)
+            return earlier[key].repeated(args, kwargs, token, gpu)
+        before, window = gpu.memory.allocator.allocated_bytes, Peak()
+        record.windows.append(window)
         record.generating += 1
         try:
             out = original(self, *args, **kwargs)
         finally:
             record.generating -= 1
+            record.windows.remove(window)
         if record.generating:  # drafts of an assistant
             return out
-        config = kwargs.get("generation_config") or self.generation_config
-        token = _token(config, self.generation_config)
         if isinstance(out, Tensor):
+            if key is not None:
+                earlier[key] = _Generation(window.allocated_bytes - before, tuple(out.shape))
             return _without_ends(out, token, gpu)
         if isinstance(getattr(out, "sequences", None), Tensor):
             out["sequences"] = _without_ends(out.sequences, token, gpu)
@@ -42,6 +55,44 @@ def _apply(module: ModuleType, patches: Patches, gpu: "CudaEmulation") -> None:
     patches.set(mixin, "generate", generate)
     if hasattr(mixin, "_beam_search_has_unfinished_sequences"):
         _beams(mixin, patches, gpu)
+
+
+@dataclass(frozen=True)
+class _Generation:
+    """A generation that has run."""
+
+    extra_bytes: int
+    """Of its peak, above what was allocated before."""
+    shape: tuple[int, ...]
+
+    def fits(self, gpu: "CudaEmulation") -> bool:
+        """Return True if an equal generation would have no new peak."""
+        return gpu.memory.allocator.allocated_bytes + self.extra_bytes <= gpu.record.peak.allocated_bytes
+
+    def repeated(self, args: Any, kwargs: Any, token: int, gpu: "CudaEmulation") -> Tensor:
+        """Return what an equal generation would: the prompt with ordinary tokens."""
+        out = torch.full(self.shape, token, device=gpu.device)
+        prompt = next(item for item in (*args[:1], kwargs.get("inputs"), kwargs.get("input_ids")) if item is not None)
+        if prompt.dtype == out.dtype and prompt.shape[0] == out.shape[0] and prompt.shape[1] <= out.shape[1]:
+            out[:, : prompt.shape[1]] = prompt
+        return out
+
+
+def _signature(network: Any, args: Any, kwargs: Any) -> Any:
+    """Return what an equal generation has in common with one; None if its prompt is not tokens."""
+    prompt = _prompt(args, kwargs)
+    if not isinstance(prompt, Tensor) or prompt.dim() != 2 or prompt.is_floating_point():
+        return None
+    shown = [f"{name}={_shown(value)}" for name, value in sorted(kwargs.items())]
+    return (id(network), network.training, torch.is_grad_enabled(), *map(_shown, args), *shown)
+
+
+def _prompt(args: Any, kwargs: Any) -> Any:
+    return args[0] if args else kwargs.get("inputs", kwargs.get("input_ids"))
+
+
+def _shown(value: Any) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
 def _beams(mixin: Any, patches: Patches, gpu: "CudaEmulation") -> None:
