@@ -22,6 +22,7 @@ from vramcast.virtual_gpu.compiled.notes import FUSION
 from vramcast.virtual_gpu.compiled.own_plan import MemoryPlan
 from vramcast.virtual_gpu.compiled.releases import SUPPORTED, release
 from vramcast.virtual_gpu.compiled.session import CompileSession
+from vramcast.virtual_gpu.distributed.rank_session import trace_rank
 from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.operators.cuda_paths import cuda_paths
 from vramcast.virtual_gpu.operators.kernels import cuda_kernels
@@ -253,6 +254,21 @@ class _Loses(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         return torch.empty(gradients[0].shape, device=gradients[0].device)
+
+
+@pytest.mark.parametrize(("parallel", "compile"), [("ddp(world_size=2)", "model"), ("fsdp2(world_size=2)", "blocks")])
+def test_a_rank_trains_a_compiled_network(parallel: str, compile: str) -> None:
+    peaks = []
+    for form in ("none", compile):
+        network = _stack(2, dropout=0.1)
+        setup = TrainingSetup(batch_size=16, loss="mse", optimizer="SGD", parallel=parallel, compile=form)
+        assert setup.parallelism is not None
+        trace = trace_rank(
+            network, lambda size: (torch.empty(size, 64, WIDTH, device="meta"),), setup, setup.parallelism
+        )
+        assert all(item.grad is not None for item in network.parameters())
+        peaks.append(_peak_bytes(trace))
+    assert peaks[1] <= peaks[0] - 2 * 16 * 64 * WIDTH * 4  # each block recomputes one activation at least
 
 
 def test_a_graph_that_loses_an_input_is_an_error() -> None:
