@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test compat stacks bench soak breadth study lint clean
+.PHONY: demo test compat stacks bench soak slurm breadth study lint clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -67,6 +67,12 @@ bench: $(STAMP) .venvs/xmem
 soak: export OMP_NUM_THREADS := 1
 soak: $(STAMP)
 	$(BIN)/python -m benchmarks.soak
+
+# Slurm's plugins under a live slurmctld, in a minute or two: needs root and `apt-get install slurm-wlm munge curl`, or
+# says why it is skipped. Everything is in a temporary folder, on free ports of loopback.
+slurm: export OMP_NUM_THREADS := 1
+slurm: $(STAMP)
+	$(BIN)/pytest benchmarks/clusters -vv -rs
 
 # Classifies hundreds of known networks in half an hour; an interrupted run resumes from runs/breadth.
 breadth: $(STAMP)

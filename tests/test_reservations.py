@@ -207,7 +207,7 @@ def test_a_job_that_ran_needs_no_forecast(error: Exception) -> None:
             await observe(service, {"spec": MLP}, 3000, device=device)
         service.pool.error = error
         slurm = await service.post("/v1/slurm", json.dumps(MLP).encode(), content_type="text/plain")
-        assert slurm.body == b"need_mib=3150\nshards=4\ndevice=a100_40gb\nbasis=observed\n"
+        assert slurm.body == b"need_mib=3150\nshards=4\ngpu_shards=40\ndevice=a100_40gb\nbasis=observed\n"
         assert (await service.post("/k8s/filter", args)).json["FailedNodes"] == {"n": "needs 3150 MiB, 3100 are free"}
         review = await service.post("/k8s/mutate", {"request": {"uid": "u", "object": pod}})
         assert b"3150" in base64.b64decode(review.json["response"]["patch"])

@@ -71,6 +71,11 @@ class EstimatedJob:
         return self.answer.device
 
     @property
+    def capacity_mib(self) -> float:
+        """The memory of that device for all jobs."""
+        return self.answer.capacity_mib
+
+    @property
     def basis(self) -> str:
         """The source of the need."""
         return "observed" if self.observed else "forecast"

@@ -15,6 +15,8 @@ class Loopback:
     answers: list[tuple[int, bytes]]
     headers: dict[str, str] = field(default_factory=dict)
     delay_seconds: float = 0.0
+    hung: bool = False
+    """Delay the health check, too; else it is answered at once, and not recorded."""
     asked: list[tuple[str, bytes, dict[str, str]]] = field(default_factory=list)
     url: str = ""
 
@@ -36,7 +38,13 @@ def loopback(*answers: tuple[int, bytes], **options: object) -> Iterator[Loopbac
             self.end_headers()
             self.wfile.write(answer)
 
-        do_GET = do_POST
+        def do_GET(self) -> None:
+            if self.path != "/healthz" or told.hung:
+                self.do_POST()
+                return
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:
             """Log nothing."""

@@ -1,0 +1,1 @@
+"""Tests of the plugins under real schedulers on this machine: `make slurm`."""
