@@ -31,7 +31,7 @@ from vramcast.virtual_gpu.operators.shapes import SHAPES
 from vramcast.virtual_gpu.tracing.source_lines import place_now
 from vramcast.virtual_gpu.tracing.trace import without_data
 from vramcast.virtual_gpu.training.loop import MakeInputs, MakeOptimizer
-from vramcast.virtual_gpu.training.setup import TrainingSetup
+from vramcast.virtual_gpu.training.setup import NO_OPTIMIZER, TrainingSetup
 from vramcast.virtual_gpu.training.step import DTYPES, random_inputs
 
 TABLE_BATCH = 2
@@ -160,7 +160,9 @@ class ModuleJob(Job):
     def setup(self, options: Mapping[str, Any]) -> TrainingSetup:
         """Return a setup in the module's dtype and with its own optimizer, unless the options name others."""
         chosen = {name: value for name, value in options.items() if value is not None}
-        optimizer = parse_optimizer(chosen.get("optimizer") or (OWN if self.optimizer else DEFAULT))
+        trains = chosen.get("mode", "training") == "training"
+        usual = OWN if self.optimizer else DEFAULT
+        optimizer = parse_optimizer(chosen.get("optimizer") or (usual if trains else NO_OPTIMIZER))
         if optimizer == OWN and self.optimizer is None:
             raise UserError("expected a network with configure_optimizers, found none: name one with --optimizer")
         return TrainingSetup(**{"dtype": self.dtype, **chosen, "optimizer": optimizer})

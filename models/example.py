@@ -73,6 +73,11 @@ class Example:
     """The memory with each order of batches, if their lengths vary."""
 
     @property
+    def is_inference(self) -> bool:
+        """True if nothing is trained: no measured job is like it."""
+        return not self.training.is_training
+
+    @property
     def is_rank(self) -> bool:
         """True for a rank of a distributed run, described by its training or found in a script."""
         return self.unknown_nccl or self.training.parallel is not None

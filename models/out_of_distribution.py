@@ -48,6 +48,6 @@ class OutOfDistribution:
 
 
 def flags_of(ratios: Matrix, examples: Sequence[Example]) -> NDArray[np.bool_]:
-    """Return [n]: true for far jobs, and for ranks of a distributed run, on which no checkpoint was calibrated."""
-    ranks = np.array([example.is_rank for example in examples], dtype=np.bool_)
-    return np.asarray((ratios > 1) | ranks)
+    """Return [n]: true for far jobs, and for ranks and runs without training, on which no checkpoint was calibrated."""
+    others = np.array([example.is_rank or example.is_inference for example in examples], dtype=np.bool_)
+    return np.asarray((ratios > 1) | others)

@@ -94,6 +94,7 @@ def _doubts(example: Example) -> list[str]:
         "uncalibrated device": not example.calibrated,
         "assumed values": example.assumed,
         "compiled code": example.compiled,
+        "inference": example.is_inference,
     }
     return [name for name, holds in doubts.items() if holds]
 
@@ -151,7 +152,7 @@ def _guess_bytes(example: Example, own: int) -> float:
         guessed += convolution_bytes(example) + example.overhead_bytes
     if example.unknown_nccl:
         guessed += _NCCL_BYTES
-    if example.assumed:
+    if example.assumed or example.is_inference:
         guessed += (_ASSUMED_SHARE_IF_EXACT if exact else _ASSUMED_SHARE) * own
     if example.compiled:
         guessed += _COMPILED_SHARE * own

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from vramcast.errors import UserError
 from vramcast.jobs.batches import input_shapes
+from vramcast.jobs.inference import inference_call, inference_facts
 from vramcast.jobs.job import ModuleJob
 from vramcast.jobs.keras_networks import build_variables
 from vramcast.jobs.liger_library import liger_kernels, liger_release
@@ -41,6 +42,8 @@ from vramcast.virtual_gpu.training.loop import MakeInputs, MakeOptimizer, Traini
 from vramcast.virtual_gpu.training.setup import TrainingSetup
 from vramcast.virtual_gpu.training.step import DTYPES
 
+_GENERATIONS = 1
+"""Calls of `generate`, each of which frees its cache."""
 _EPOCHS = 2
 """With an odd last batch; the steps of equal batches are alike, and `ModuleJob.steps` of them are enough."""
 
@@ -91,7 +94,7 @@ class EmulatedJob:
         self._inputs: tuple[Mapping[str, Any], ...] = ()
         self._traced_with: Mapping[str, str] = library_versions(job.module)
         drawn = job.batch.notes(training.batch_size)  # before the loop: drawing is not part of the job
-        self._notes = (*drawn, *optimizer_facts(training.optimizer))
+        self._notes = (*inference_facts(training), *drawn, *optimizer_facts(training.optimizer))
         module = None if job.rebuild is not None else self._copied(job)
         self._gpu = CudaEmulation(
             profile, options=AllocatorOptions(), unbounded=True, nonzero_fraction=job.nonzero_fraction
@@ -117,10 +120,14 @@ class EmulatedJob:
         gpu = self._gpu
         others = (self.profile, *profiles)
         simulation = simulation_of_run(gpu, others, Replays(gpu.options), batch_size=self.training.batch_size)
+        table, optimizer = simulation.table, simulation.training.optimizer
+        if not self.training.is_training:
+            table, optimizer = replace(table, trainable_shapes=()), self.training.optimizer
         return replace(
             simulation,
+            table=table,
             peaks={**simulation.peaks, self.profile.name: self._peaks(simulation)},
-            training=replace(self.training, optimizer=simulation.training.optimizer, loss="own"),
+            training=replace(self.training, optimizer=optimizer, loss="own"),
             notes=(*map(str, gpu.assumptions.all()), *self._notes),
             inputs=self._inputs,
             traced_with={**simulation.traced_with, **self._traced_with},
@@ -142,12 +149,22 @@ class EmulatedJob:
         )
         if copied is not None:
             loop.place(copied)
+        if not self.training.is_training:
+            self._infer(job, module, loop)
+            return
         network = LossCall(module, job.step)
         loop.start(network if job.step else BatchCall(module))
         with self._compiled(network):
             optimizer = loop.optimizer(list(module.parameters()))
             for _ in loop.steps(network, optimizer, loop.sizes(job.steps)):
                 pass
+
+    def _infer(self, job: ModuleJob, module: nn.Module, loop: "_EmulatedLoop") -> None:
+        """Run a few batches without gradients; a generation is long, and its second has the blocks of its first."""
+        self._gpu.record.follows_inference = True
+        run = inference_call(module.eval(), self.training, job.step)
+        for _ in loop.steps(run, None, loop.sizes(_GENERATIONS if self.training.mode == "generate" else job.steps)):
+            pass
 
     def _compiled(self, network: nn.Module) -> AbstractContextManager[Any]:
         """Return the context in which the parts of a network are compiled that the training names."""

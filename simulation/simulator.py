@@ -142,8 +142,8 @@ class Simulator:
         if not isinstance(self.job, ModuleJob):
             if training.needs_cuda:
                 raise UserError(
-                    "expected a network by its name or file beside liger or checkpointing=offload, found a spec: name "
-                    "the network itself, or leave them out"
+                    "expected a network by its name or file beside liger, checkpointing=offload or a mode without "
+                    "training, found a spec: name the network itself, or leave them out"
                 )
             return None
         return self.job if self.job.runs_emulated or training.needs_cuda else None

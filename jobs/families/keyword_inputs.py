@@ -20,6 +20,10 @@ class KeywordInputs(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Any:
         """Call the module with named inputs."""
+        return self.subject(**self.named(inputs))
+
+    def named(self, inputs: Sequence[Tensor]) -> dict[str, Any]:
+        """Return the inputs by name."""
         named: dict[str, Any] = {}
         for name, value in zip(self.names, inputs, strict=True):
             outer, _, inner = name.partition(".")
@@ -29,4 +33,4 @@ class KeywordInputs(nn.Module):
                 named[outer] = value
         if self.pads_to_longest and len(inputs[0]) == 1:
             named.pop("attention_mask", None)  # transformers drops a mask of ones (masking_utils)
-        return self.subject(**named)
+        return named

@@ -15,18 +15,20 @@ def with_finetuning(module: nn.Module, training: TrainingSetup) -> tuple[nn.Modu
 
     The network is on the meta device, in the dtype of the setup, with checkpointing enabled, and is changed in place.
     """
-    if training.adapter is None:
+    if training.adapter is None and training.quantize is None:
         return module, ()
     if isinstance(module, KeywordInputs):  # the library's network is inside
         module.subject, facts = with_finetuning(module.subject, training)
         return module, facts
-    peft = peft_library()
     facts = ()
     if training.quantize is not None:
         name, arguments = parse_call(training.quantize)
         facts = quantize_linears(module, name, arguments, training.autocast or training.dtype)
-        if arguments.get("upcast", True) and is_of_transformers(module):
-            _prepare(peft, module, name)
+        if training.is_training and arguments.get("upcast", True) and is_of_transformers(module):
+            _prepare(peft_library(), module, name)
+    if training.adapter is None:
+        return module, facts
+    peft = peft_library()
     return add_adapter(peft, module, training.adapter).train(), facts
 
 

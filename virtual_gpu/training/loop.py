@@ -16,8 +16,8 @@ from vramcast.virtual_gpu.operators.autocast import MetaScaler, autocast
 from vramcast.virtual_gpu.tracing.trace import Tracer, Use
 from vramcast.virtual_gpu.training.optimizer_in_backward import OptimizerInBackward
 from vramcast.virtual_gpu.training.setup import TrainingSetup, parse_call
+from vramcast.virtual_gpu.training.step import inference_steps, training_steps
 from vramcast.virtual_gpu.training.step import make_optimizer as optimizer_of
-from vramcast.virtual_gpu.training.step import training_steps
 
 MakeInputs = Callable[[int], tuple[Any, ...]]
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -141,10 +141,13 @@ class TrainingLoop:
     def _enter(self, phase: Use) -> None:
         self.tracer.phase = phase
 
-    def steps(self, network: nn.Module, optimizer: Any, sizes: Sequence[int]) -> Iterator[Tensor]:
-        """Run a step for each size of a batch, and yield losses."""
+    def steps(self, network: Any, optimizer: Any, sizes: Sequence[int]) -> Iterator[Any]:
+        """Run a step for each size of a batch, and yield losses; without training, outputs."""
         setup = self.setup
         batches = map(self.batches, sizes)
+        if not setup.is_training:
+            gradients_off = torch.no_grad if setup.mode == "evaluation" else torch.inference_mode
+            return inference_steps(network, batches, gradients_off, self.autocast)
         return training_steps(network, optimizer, batches, setup.loss, self.autocast, self._scaler, setup.zero_grad)
 
     def mark_uses(self, network: nn.Module, states: Any) -> None:

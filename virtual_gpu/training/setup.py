@@ -23,6 +23,8 @@ LOSSES = ("cross_entropy", "bce_with_logits", "bce", "mse", "own")
 IMPLEMENTATIONS = ("default", "foreach", "fused", "single", "in_backward")
 """'in_backward' updates each parameter as soon as its gradient is there."""
 COMPILED = ("none", "blocks", "model")
+MODES = ("training", "inference", "evaluation", "generate")
+CACHES = ("dynamic", "static")
 ZERO_GRAD = ("before_forward", "before_backward", "after_step")
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 DTYPE_SYNONYMS: Mapping[str, str] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -182,10 +184,18 @@ class TrainingSetup:
     memory_budget: float | None = _option(
         None, "fraction", "the activation_memory_budget of torch.compile: the part of activations that it may save"
     )
+    mode: str = _option(
+        "training", "choice", "what is run: evaluation computes the loss, inference does not", choices=MODES
+    )
+    new_tokens: int | None = _option(None, "count", "tokens that --mode generate adds to the prompt", most=2**20)
+    cache: str | None = _option(
+        None, "choice", "the key-value cache of --mode generate; default: the one of the library", choices=CACHES
+    )
 
     def __post_init__(self) -> None:
         self._check_values()
         self._check_compiled()
+        self._check_mode()
         self._normalise_optimizer()
         object.__setattr__(self, "checkpointing", canonical_checkpointing(self.checkpointing))
         self._normalise_loss()
@@ -205,7 +215,7 @@ class TrainingSetup:
             object.__setattr__(self, "adapter", adapter_text(str(self.adapter)))
         if self.quantize is not None:
             object.__setattr__(self, "quantize", quantization_text(str(self.quantize)))
-            if self.adapter is None:
+            if self.adapter is None and self.is_training:
                 raise UserError(
                     f"expected an adapter beside quantize={self.quantize}, found none: quantised weights cannot be "
                     "trained; add --lora"
@@ -237,6 +247,31 @@ class TrainingSetup:
                 f"expected compile=blocks or compile=model beside memory_budget={self.memory_budget}, found none: "
                 "the budget is that of torch.compile; add --compile model"
             )
+
+    def _check_mode(self) -> None:
+        """Raise if an option belongs to another mode; without training there is no optimizer."""
+        if self.mode != "generate" and (self.new_tokens or self.cache):
+            name = "new_tokens" if self.new_tokens else "cache"
+            raise UserError(
+                f"expected mode=generate beside {name}={getattr(self, name)}, found mode={self.mode}: add --mode "
+                "generate, or leave it out"
+            )
+        if self.is_training:
+            return
+        if self.mode == "generate" and self.new_tokens is None:
+            raise UserError("expected new_tokens beside mode=generate, found none: add --new-tokens N")
+        for name in _TRAINING_ALONE:
+            if getattr(self, name) != OPTION_DEFAULTS[name]:
+                raise UserError(
+                    f"expected no {name}={getattr(self, name)} beside mode={self.mode}, found it: nothing is trained; "
+                    "leave it out"
+                )
+        if self.optimizer not in _UNNAMED_OPTIMIZERS:
+            raise UserError(
+                f"expected no optimizer beside mode={self.mode}, found {self.optimizer}: nothing is trained; leave it "
+                "out"
+            )
+        object.__setattr__(self, "optimizer", NO_OPTIMIZER)
 
     def _normalise_loss(self) -> None:
         """Move the fused form of the loss to the kernels of Liger, whose it is."""
@@ -292,14 +327,23 @@ class TrainingSetup:
             "liger": bool(self.liger),
             "compile": self.compile != "none",
             "compile_loss": self.compile_loss,
+            "mode": not self.is_training,
         }
         return tuple(f"{name}={getattr(self, name)}" for name, is_used in used.items() if is_used)
 
     @property
     def needs_cuda(self) -> bool:
-        """True if the step must see its tensors on a CUDA device: Liger asks for it, and offloading has two devices."""
+        """True if the step must see its tensors on a CUDA device.
+
+        Liger asks for it, offloading has two devices, and libraries choose kernels of inference by the device.
+        """
         form = self.checkpointing_form
-        return bool(self.liger) or (form is not None and form.offload)
+        return bool(self.liger) or not self.is_training or (form is not None and form.offload)
+
+    @property
+    def is_training(self) -> bool:
+        """False if the network is only evaluated, or generates."""
+        return self.mode == "training"
 
     @property
     def is_compiled(self) -> bool:
@@ -327,6 +371,16 @@ class TrainingSetup:
 
 OPTIONS: Mapping[str, Option] = {item.name: item.metadata["option"] for item in fields(TrainingSetup)}
 """The options by name, in the order of their definition."""
+OPTION_DEFAULTS: Mapping[str, Any] = {item.name: item.default for item in fields(TrainingSetup)}
+_TRAINING_ALONE = (
+    "implementation", "accumulate", "checkpointing", "dry_run_batch_size", "zero_grad", "parallel", "loss_form",
+    "compile", "compile_loss",
+)  # fmt: skip
+"""Options that a run without training does not have, or that are not simulated there."""
+NO_OPTIMIZER = "SGD"
+"""Stands for none in the setup of a run without training: it has no state."""
+_UNNAMED_OPTIMIZERS = ("Adam", "AdamW", NO_OPTIMIZER)
+"""The defaults of setups and of requests."""
 _OPTIONAL = {item.name for item in fields(TrainingSetup) if item.default is None}
 
 
@@ -334,7 +388,8 @@ def check_trained_whole(training: TrainingSetup) -> None:
     """Raise if a setup changes the network or what it saves, which a layer table cannot follow."""
     others = {"checkpointing": isinstance(training.checkpointing, str), "liger": bool(training.liger),
               "loss_form": training.loss_form != "default", "channels_last": training.channels_last,
-              "compile": training.compile != "none", "compile_loss": training.compile_loss}  # fmt: skip
+              "compile": training.compile != "none", "compile_loss": training.compile_loss,
+              "mode": not training.is_training}  # fmt: skip
     for name, is_used in others.items():
         if is_used:
             raise UserError(

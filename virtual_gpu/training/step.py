@@ -68,6 +68,21 @@ def make_optimizer(
     return optimizer
 
 
+def inference_steps(
+    run: Callable[..., Any],
+    batches: Iterable[Iterable[tuple[Any, ...]]],
+    gradients_off: Callable[[], AbstractContextManager[Any]],
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Iterator[Any]:
+    """Run a network without gradients and yield outputs, each of which lives until the next is assigned to its name."""
+    for parts in batches:
+        for inputs in parts:
+            with gradients_off(), autocast():
+                output = run(*inputs)
+            del inputs
+            yield output
+
+
 def training_steps(
     network: nn.Module,
     optimizer: torch.optim.Optimizer,

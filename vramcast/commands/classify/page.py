@@ -123,7 +123,14 @@ def _setup(page: Page) -> str:
         f"{training.accumulate} batches a step" if training.accumulate > 1 else "",
         f"each of {training.parallel}" if training.parallel else "",
     ]
-    return ", ".join([f"batch {training.batch_size}", training.optimizer, training.dtype, *filter(None, extras)])
+    run = training.optimizer if training.is_training else _run_of(training)
+    return ", ".join([f"batch {training.batch_size}", run, training.dtype, *filter(None, extras)])
+
+
+def _run_of(training: TrainingSetup) -> str:
+    """Name the run of a network that is not trained."""
+    cache = f", {training.cache} cache" if training.cache else ""
+    return f"generation of {training.new_tokens} tokens{cache}" if training.new_tokens else training.mode
 
 
 def _form(name: str, value: bool | str) -> str:
@@ -159,7 +166,9 @@ def _layers(page: Page, width: int) -> Iterator[str]:
     costs = page.costs[:_LAYERS]
     if not costs:
         return
-    yield "The costliest layers at the peak, with their parameters, gradients, optimizer state and activations"
+    trained = page.training is None or page.training.is_training
+    parts = "parameters, gradients, optimizer state and activations" if trained else "parameters and activations"
+    yield f"The costliest layers at the peak, with their {parts}"
     room = max(width - 44, 20)
     for cost in costs:
         name = cost.name if len(cost.name) <= room else "…" + cost.name[1 - room :]

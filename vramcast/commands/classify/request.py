@@ -120,7 +120,17 @@ def _batch_lengths(chosen: Mapping[str, Any], batch_size: int | None, inputs: An
     return batch_lengths(read_lengths(chosen["lengths"]), batch_size, longest)
 
 
+def _check_mode(chosen: Mapping[str, Any]) -> None:
+    """Raise if an optimizer is named for a run without training: a setup has a default one in any case."""
+    mode = chosen.get("mode", "training")
+    if mode != "training" and "optimizer" in chosen:
+        raise UserError(
+            f"expected no optimizer beside mode={mode}, found {chosen['optimizer']}: nothing is trained; leave it out"
+        )
+
+
 def _check_training(chosen: Mapping[str, Any]) -> None:
+    _check_mode(chosen)
     for name, option in TRAINING_OPTIONS.items():
         if name in chosen:
             if option.kind == "count":

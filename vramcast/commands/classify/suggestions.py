@@ -86,6 +86,34 @@ def suggestions(
     if largest is not None:
         size = largest.batch_size
         tried.results.append(Suggestion(f"a batch of {size} (--batch-size {size})", largest))
+    if training.is_training:
+        _try_training(tried, training, largest, transformers)
+    else:
+        for change in _smaller_inference(training):
+            tried.add(change)
+    return _with_device(tried, answer, devices)
+
+
+def _with_device(tried: _Tried, answer: Answer, devices: Sequence[Answer]) -> tuple[list[Suggestion], tuple[str, ...]]:
+    """Return the changes with a bigger device, those that fit first."""
+    bigger = [item for item in devices if item.capacity_mib > answer.capacity_mib]
+    chosen = next((item for verdict in (FITS, TIGHT) for item in bigger if item.verdict == verdict), None)
+    if chosen:
+        tried.results.append(Suggestion(f"a bigger device: {chosen.device}", chosen))
+    order = {FITS: 0, TIGHT: 1}
+    return sorted(tried.results, key=lambda item: order.get(item.answer.verdict, 2)), tuple(tried.notes)
+
+
+def _smaller_inference(training: TrainingSetup) -> Iterator[_Change]:
+    """Yield changes of a run without training: fewer bits of its weights."""
+    if training.dtype == "fp32":
+        yield _BF16
+    if training.quantize is None:
+        yield _NF4
+
+
+def _try_training(tried: _Tried, training: TrainingSetup, largest: Answer | None, transformers: bool) -> None:
+    answer = tried.answer
     parts = _parts(training, largest.batch_size if largest else 1)
     tried.add(parts)
     fused = _fused_loss(training) if transformers else ()
@@ -104,12 +132,6 @@ def suggestions(
         _climb(tried, _adapters(training, parts, without_checkpointing=room))
     if transformers and training.adapter is None:
         tried.results += _sharded(tried, training)
-    bigger = [item for item in devices if item.capacity_mib > answer.capacity_mib]
-    chosen = next((item for verdict in (FITS, TIGHT) for item in bigger if item.verdict == verdict), None)
-    if chosen:
-        tried.results.append(Suggestion(f"a bigger device: {chosen.device}", chosen))
-    order = {FITS: 0, TIGHT: 1}
-    return sorted(tried.results, key=lambda item: order.get(item.answer.verdict, 2)), tuple(tried.notes)
 
 
 def _climb(tried: _Tried, ladder: Iterator[_Change]) -> None:
