@@ -22,9 +22,10 @@ GREEDY = (
 def inference_call(module: nn.Module, training: TrainingSetup, step: TrainingStep | None) -> Callable[[Any], Any]:
     """Return what runs a batch in the mode of a setup."""
     if training.mode == "evaluation":
-        return LossCall(
-            module, None if step is trainer_step else step
-        )  # unlike in training, the Trainer keeps the output
+        holding = (
+            None if step is trainer_step else step
+        )  # unlike its training step, the Trainer's evaluation keeps logits
+        return LossCall(module, holding)
     if training.mode == "inference":
         return ForwardCall(module)
     return _generation(module, training)

@@ -161,7 +161,6 @@ class EmulatedJob:
 
     def _infer(self, job: ModuleJob, module: nn.Module, loop: "_EmulatedLoop") -> None:
         """Run a few batches without gradients; a generation is long, and its second has the blocks of its first."""
-        self._gpu.record.follows_inference = True
         run = inference_call(module.eval(), self.training, job.step)
         for _ in loop.steps(run, None, loop.sizes(_GENERATIONS if self.training.mode == "generate" else job.steps)):
             pass

@@ -65,8 +65,6 @@ class RunRecord:
     def __init__(self, tracer: "ScriptTracer") -> None:
         self._tracer = tracer
         self.phase = "loading"
-        self.follows_inference = False
-        """True if networks count that are not trained: the run has no others."""
         self.peak = Peak()
         self.by_phase: dict[str, Peak] = {}
         self.windows: list[Peak] = []
@@ -258,7 +256,6 @@ class RunRecord:
 
     def _start_root(self, module: nn.Module, args: Any) -> None:
         self._end_stretch()
-<<<<<<< HEAD
         training = _is_trained(module)
         if training:
             self._step_without_optimizer()
@@ -268,10 +265,6 @@ class RunRecord:
             self.evaluated_calls += 1
         self.phase = "generation" if self.generating else "forward" if training else "evaluation"
         self.calls[self.phase] += 1
-=======
-        training = self.follows_inference or _is_trained(module)
-        self.phase = "forward" if module.training else "evaluation"
->>>>>>> cf8acee (classify: answer for inference, evaluation and generation)
         self._tracer.phase = Use.ACTIVATIONS
         if id(module) not in self._names:
             self._names[id(module)] = {id(part): name for name, part in named_parts(module)}
