@@ -13,8 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
+from vramcast.jobs.job import ModuleJob
 from vramcast.simulation.emulated_simulation import simulation_of_run
 from vramcast.simulation.replays import Replays
+from vramcast.simulation.simulator import Simulator
 from vramcast.virtual_gpu.compiled.releases import SUPPORTED, release
 from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 from vramcast.virtual_gpu.cuda.patches.compiler import _GRAPHS, _OPTIMIZER
@@ -50,7 +52,8 @@ class Network(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         assert tokens.is_cuda
         assert tokens.device.type == "cuda"
-        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        places = torch.cat((torch.arange(1, device="cuda"), torch.arange(1, tokens.shape[1], device=tokens.device)))
+        x = self.tokens(tokens) + self.places(places) * torch.ones(WIDTH).cuda()
         for index, block in enumerate(self.blocks):
             x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
             if self.breaks and not index:
@@ -165,6 +168,19 @@ def test_a_compiled_step_of_the_optimizer_is_eager_and_says_so(eager: Outcome) -
     compiled = _train(step=lambda optimizer: torch.compile(optimizer.step))
     assert compiled.allocated_bytes == eager.allocated_bytes
     assert any(_OPTIMIZER in note for note in compiled.notes)
+
+
+def test_a_job_that_needs_cuda_is_compiled_where_its_network_sees_it() -> None:
+    with torch.device("meta"):
+        job = ModuleJob(nn.Sequential(Network()), lambda size: torch.zeros(size, 128, dtype=torch.long))
+    job.runs_emulated = True
+    profile = load_profile("a100_80gb")
+    plain, compiled = (
+        Simulator(job).simulate({"batch_size": 8, "compile": form}, [profile]) for form in ("none", "model")
+    )
+    assert any(note.startswith("torch.compile made 1 graphs") for note in compiled.notes)
+    peaks = [item.peaks[profile.name].bounded.allocated_bytes or 0 for item in (plain, compiled)]
+    assert peaks[1] < peaks[0]
 
 
 def test_another_backend_is_refused_by_name() -> None:

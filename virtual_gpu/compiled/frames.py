@@ -77,6 +77,7 @@ class DynamoPatches:
 
     def _see_cuda(self, stack: ExitStack) -> None:
         """Let compiled code see meta tensors on CUDA, and put on meta what it makes on CUDA."""
+        from torch._dynamo.output_graph import SubgraphTracer  # noqa: PLC0415
         from torch._dynamo.variables.base import VariableTracker  # noqa: PLC0415
         from torch._dynamo.variables.tensor import TensorVariable  # noqa: PLC0415
         from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
@@ -84,7 +85,8 @@ class DynamoPatches:
         device, dispatch = self._device, FakeTensorMode.dispatch
 
         def on_meta(item: Any) -> Any:
-            return _META if isinstance(item, torch.device) and item.type == "cuda" else item
+            names_cuda = item.startswith("cuda") if isinstance(item, str) else False
+            return _META if names_cuda or (isinstance(item, torch.device) and item.type == "cuda") else item
 
         def dispatch_on_meta(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             moved = {name: on_meta(item) for name, item in (kwargs or {}).items()}
@@ -100,6 +102,15 @@ class DynamoPatches:
             where = self.device
             return None if where is None else VariableTracker.build(tx, where.type in ("meta", "cuda"))
 
+        create = SubgraphTracer.create_proxy
+
+        def create_on_meta(self: Any, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **named: Any) -> Any:
+            if kind == "call_method" and target == "cuda":
+                target, args, kwargs = "to", (args[0], _META), {}
+            moved = {name: on_meta(item) for name, item in kwargs.items()}
+            return create(self, kind, target, tuple(map(on_meta, args)), moved, *more, **named)
+
+        stack.enter_context(replaced(SubgraphTracer, "create_proxy", create_on_meta))
         stack.enter_context(replaced(FakeTensorMode, "dispatch", dispatch_on_meta))
         stack.enter_context(replaced(TensorVariable, "method_attr_device", shown))
         stack.enter_context(replaced(TensorVariable, "method_attr_is_cuda", is_cuda))

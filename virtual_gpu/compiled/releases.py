@@ -6,7 +6,7 @@
 | `partitioners.functionalize_rng_ops` | states of generators hold no memory, and a meta device has none |
 | `convert_frame._compile` | while Dynamo compiles, torch is as it was and nothing is traced |
 | `GuardBuilder`: `id_match_unchecked`, `ID_MATCH`, `CLOSURE_MATCH` | guards on replaced functions would always fail |
-| `FakeTensorMode.dispatch` | tensors that compiled code makes on CUDA are meta tensors |
+| `SubgraphTracer.create_proxy`, `FakeTensorMode.dispatch` | tensors that compiled code makes on CUDA are meta tensors |
 | `TensorVariable.method_attr_device`, `method_attr_is_cuda` | compiled code that asks where a tensor is gets CUDA |
 """
 
