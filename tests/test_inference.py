@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from vramcast.commands.classify.classify_command import main
+from vramcast.commands.classify.job_answers import JobAnswers
 from vramcast.commands.classify.request import ClassifyRequest
 from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
@@ -164,3 +166,37 @@ def test_a_network_that_cannot_generate_is_refused():
     setup = TrainingSetup(batch_size=1, mode="generate", new_tokens=4)
     with pytest.raises(UserError, match="expected a network with the generate method of transformers"):
         inference_call(nn.Linear(2, 2), setup, None)
+
+
+def test_a_jobs_file_takes_the_fields_of_a_mode(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(_LLAMA))
+    target = f"hf:{tmp_path / 'config.json'}"
+    common = {"target": target, "batch_size": 4, "input": "8"}
+    jobs = [
+        {**common, "mode": "inference"},
+        {**common, "mode": "generate", "new_tokens": 2, "cache": "static"},
+        {**common, "mode": "inference", "optimizer": "sgd"},
+    ]
+    (tmp_path / "jobs.jsonl").write_text("\n".join(map(json.dumps, jobs)))
+    assert main(["--json", "--jobs", str(tmp_path / "jobs.jsonl")]) == 2
+    forward, generation, refused = map(json.loads, capsys.readouterr().out.splitlines())
+    assert forward["status"] == generation["status"] == "ok"
+    assert forward["breakdown_mib"]["optimizer_state"] == forward["breakdown_mib"]["gradients"] == 0
+    assert forward["out_of_distribution"]
+    assert generation["out_of_distribution"]
+    assert "expected no optimizer beside mode=inference" in refused["error"]
+
+
+def test_the_largest_batch_of_inference_is_larger_than_that_of_training():
+    def network():
+        layers = [nn.Linear(8192, 8192, device="meta") for _ in range(8)]
+        return ModuleJob(nn.Sequential(*layers), lambda size: torch.empty(size, 8192, device="meta"))
+
+    predictor, largest = Predictor.load("universal"), {}
+    for mode in ("training", "inference"):
+        request = ClassifyRequest.of({"target": "net.py:make", "batch_size": 1, "mode": mode, "device": "rtx_4060"})
+        job = JobAnswers(request, Simulator(network()), predictor)
+        largest[mode] = job.largest_batch(job.answer("rtx_4060"))[0]
+    free_bytes = load_profile("rtx_4060").available_bytes - 8 * 8192**2 * 4
+    assert largest["inference"] > largest["training"]
+    assert largest["inference"] * 8192 * 4 * 3 < free_bytes  # input, and the input and output of a layer
