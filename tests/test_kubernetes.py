@@ -11,7 +11,8 @@ import pytest
 from served import Service, serving
 
 from vramcast.collocation.adapters import admission, kubernetes
-from vramcast.collocation.placement import GpuState
+from vramcast.collocation.placement import GpuState, Placement
+from vramcast.collocation.service.approvals import Approvals
 from vramcast.collocation.service.node_registry import NodeRegistry
 from vramcast.collocation.service.settings import Settings
 from vramcast.errors import UserError
@@ -74,7 +75,7 @@ def test_a_full_node_may_be_freed_and_several_gpus_must_all_have_room() -> None:
         body["Pod"]["metadata"]["annotations"] = {"vramcast/need-mib": "31000"}
         response = (await service.post("/k8s/filter", body)).json
         assert list(response["FailedNodes"]) == ["gpu-a"]
-        assert response["FailedNodes"]["gpu-a"] == "needs 31000 MiB, 30000 are free"
+        assert response["FailedNodes"]["gpu-a"] == kubernetes.TOO_LITTLE_FREE
         body["Pod"]["metadata"]["annotations"] = {"vramcast/need-mib": "1000"}
         body["Pod"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "2"
         response = (await service.post("/k8s/filter", body)).json
@@ -125,6 +126,53 @@ def test_odd_annotations_of_nodes_are_ignored() -> None:
         for key in (kubernetes.GPUS, kubernetes.HAMI_GPUS):
             node = {"metadata": {"name": "n", "annotations": {key: text}}}
             assert not kubernetes.gpus_of(node, lambda _: None), (key, text)
+
+
+def two_gpus(nodes: int, free_mib: float = 39_000) -> list[dict[str, Any]]:
+    gpus = json.dumps([{"id": gpu, "free_mib": free_mib, "total_mib": 40_960} for gpu in "ab"])
+    return [{"metadata": {"name": f"n{index}", "annotations": {kubernetes.GPUS: gpus}}} for index in range(nodes)]
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_gpu_is_not_approved_for_two_pods_before_the_first_uses_it(nodes: int) -> None:
+    async def scenario(service: Service) -> None:
+        places = []
+        for number in range(3 * nodes):
+            body = with_nodes(Nodes={"items": two_gpus(nodes)})
+            body["Pod"]["metadata"] |= {"uid": f"pod{number}", "annotations": {"vramcast/need-mib": "30000"}}
+            for _ in range(2):  # a pod may be tried again
+                fitting = (await service.post("/k8s/filter", body)).json["Nodes"]["items"]
+                scores = []
+                if len(fitting) > 1:  # as kube-scheduler does
+                    scores = (await service.post("/k8s/prioritize", {**body, "Nodes": {"items": fitting}})).json
+                best = max(scores, key=lambda item: int(item["Score"]), default=None)
+                place = best["Host"] if best else fitting[0]["metadata"]["name"] if fitting else None
+            places.append(place)
+        assert all(places.count(f"n{index}") == 2 for index in range(nodes)), places
+        assert places.count(None) == nodes
+
+    run(scenario)
+
+
+def test_an_approval_ends_when_its_memory_is_in_use_or_after_a_time() -> None:
+    now = [0.0]
+    approvals = Approvals(seconds=120, clock=lambda: now[0])
+
+    def free_mib(stated_mib: float, pod: str = "other") -> float:
+        return approvals.subtracted(pod, "n", [GpuState("0", stated_mib, 40_000)])[0].free_mib
+
+    idle = GpuState("0", 39_000, 40_000)
+    approvals.approve("first", "n", [Placement(idle, 10_000, 29_000)], [idle])
+    assert (free_mib(39_000), free_mib(39_000, "first")) == (29_000, 39_000)
+    assert free_mib(33_000) == 29_000, "it uses a part of it"
+    assert free_mib(29_000) == 29_000, "it uses all of it: nothing is subtracted twice"
+    approvals.approve("second", "n", [Placement(idle, 20_000, 9_000)], [idle])
+    assert free_mib(39_000) == 9_000
+    now[0] = 121
+    assert (free_mib(39_000), len(approvals)) == (39_000, 0)
+    for number in range(10_100):
+        approvals.approve(f"pod{number}", "n", [Placement(idle, 1, 1)], [idle])
+    assert len(approvals) == 10_000
 
 
 def test_the_gpus_of_a_node_expire() -> None:
@@ -192,15 +240,65 @@ def test_the_webhook_writes_what_a_scheduler_reads(resource: str, key: str, unit
     run(scenario, Settings(resource=resource))
 
 
+def kai_review(**change: Any) -> Any:
+    """Return a review of a pod that KAI reads: without a whole GPU, with its scheduler and queue."""
+    review = recorded("admission_review")
+    pod = review["request"]["object"]
+    pod["metadata"]["labels"]["kai.scheduler/queue"] = "team-a"
+    pod["spec"] |= {"schedulerName": "kai-scheduler", **change}
+    pod["spec"]["containers"][1]["resources"] = {}
+    return review
+
+
 def test_the_webhook_writes_the_annotation_of_kai() -> None:
     async def scenario(service: Service) -> None:
-        review = recorded("admission_review")
-        pod = patched(review, (await service.post("/k8s/mutate", review)).json)
+        review = kai_review()
+        review["request"]["object"]["metadata"]["annotations"][admission.CONTAINER] = "train"
+        reply = (await service.post("/k8s/mutate", review)).json
+        pod = patched(review, reply)
         notes = pod["metadata"]["annotations"]
         assert notes["gpu-memory"] == notes["vramcast/need-mib"]
+        assert notes["gpu-fraction-container-name"] == "train"
         assert pod["spec"] == review["request"]["object"]["spec"]
+        assert "warnings" not in reply["response"]
 
     run(scenario, Settings(resource="kai"))
+
+
+def test_the_webhook_writes_nothing_that_kai_refuses() -> None:
+    async def scenario(service: Service) -> None:
+        review = recorded("admission_review")  # with a limit of nvidia.com/gpu
+        reply = (await service.post("/k8s/mutate", review)).json
+        notes = patched(review, reply)["metadata"]["annotations"]
+        assert "vramcast/need-mib" in notes
+        assert "gpu-memory" not in notes
+        assert "refuses gpu-memory beside nvidia.com/gpu" in reply["response"]["warnings"][0]
+        reply = (await service.post("/k8s/mutate", kai_review(schedulerName="default-scheduler"))).json
+        assert "expected schedulerName kai-scheduler" in reply["response"]["warnings"][0]
+        review = kai_review()
+        del review["request"]["object"]["metadata"]["labels"]
+        reply = (await service.post("/k8s/mutate", review)).json
+        assert "expected a label kai.scheduler/queue" in reply["response"]["warnings"][0]
+
+    run(scenario, Settings(resource="kai"))
+
+
+def test_reasons_are_the_same_for_all_nodes_and_requests() -> None:
+    async def scenario(service: Service) -> None:
+        body = with_nodes()
+        body["Pod"]["metadata"]["annotations"] = {"vramcast/need-mib": "39000"}
+        reasons = set()
+        for free_mib in (100, 200, 300):
+            gpu = {"id": "0", "free_mib": free_mib, "total_mib": 40960}
+            for index, node in enumerate(body["Nodes"]["items"]):
+                gpus = json.dumps([{**gpu, "free_mib": free_mib + index}])
+                node["metadata"]["annotations"] = {kubernetes.GPUS: gpus}
+            response = (await service.post("/k8s/filter", body)).json
+            assert len(response["FailedNodes"]) == 4
+            reasons |= set(response["FailedNodes"].values())
+        assert reasons == {"node(s) had too little free GPU memory"}
+
+    run(scenario)
 
 
 def test_the_limits_that_a_pod_states_are_not_changed() -> None:

@@ -10,8 +10,9 @@ import pytest
 from observations import JOB, classify, observe, run, runs
 from served import GPUMEMNET, MLP, SIMULATED, TABLE, Service
 
+from vramcast.collocation.adapters.kubernetes import TOO_LITTLE_FREE
 from vramcast.collocation.observed_peak import REPEAT_MARGIN
-from vramcast.collocation.service import engine
+from vramcast.collocation.service import engine, kubernetes_routes
 from vramcast.collocation.service.settings import Settings
 from vramcast.collocation.service.worker_pool import LostError, OverloadedError, PoolError
 from vramcast.errors import UserError
@@ -175,7 +176,7 @@ def test_the_extender_the_webhook_and_slurm_reserve_the_observed_peak() -> None:
         assert (await service.post("/k8s/filter", args)).json["FailedNodes"] == {}
         assert (await patched(service))["vramcast~1basis"] == "forecast"
         await observe(service, {"spec": MLP}, 3000)
-        assert (await service.post("/k8s/filter", args)).json["FailedNodes"] == {"n": "needs 3150 MiB, 3100 are free"}
+        assert (await service.post("/k8s/filter", args)).json["FailedNodes"] == {"n": TOO_LITTLE_FREE}
         notes = await patched(service)
         assert (notes["vramcast~1need-mib"], notes["vramcast~1basis"]) == ("3150", "observed")
         slurm = await service.post("/v1/slurm", json.dumps(MLP).encode(), content_type="text/plain")
@@ -208,7 +209,7 @@ def test_a_job_that_ran_needs_no_forecast(error: Exception) -> None:
         service.pool.error = error
         slurm = await service.post("/v1/slurm", json.dumps(MLP).encode(), content_type="text/plain")
         assert slurm.body == b"need_mib=3150\nshards=4\ngpu_shards=40\ndevice=a100_40gb\nbasis=observed\n"
-        assert (await service.post("/k8s/filter", args)).json["FailedNodes"] == {"n": "needs 3150 MiB, 3100 are free"}
+        assert (await service.post("/k8s/filter", args)).json["FailedNodes"] == {"n": TOO_LITTLE_FREE}
         review = await service.post("/k8s/mutate", {"request": {"uid": "u", "object": pod}})
         assert b"3150" in base64.b64decode(review.json["response"]["patch"])
         assert service.pool.asked == [], "nothing was traced"
@@ -260,9 +261,11 @@ def test_a_job_that_ran_on_a_device_fits_on_it() -> None:
     run(scenario)
 
 
-def test_a_tight_job_gets_the_whole_device_until_it_is_observed() -> None:
+def test_a_tight_job_gets_the_whole_device_until_it_is_observed(monkeypatch: pytest.MonkeyPatch) -> None:
     job = {"spec": {**MLP, "training": {"batch_size": 2**24}}, "device": "t4"}
     gpus = [{"id": name, "free_mib": 15360, "total_mib": 23034, "device": name} for name in ("t4", "l4")]
+    logged: list[dict[str, Any]] = []
+    monkeypatch.setattr(kubernetes_routes, "event", lambda _, **fields: logged.append(fields))
 
     async def reserve(service: Service) -> tuple[str, str]:
         slurm = await service.post("/v1/slurm", json.dumps(job).encode(), content_type="text/plain")
@@ -272,7 +275,9 @@ def test_a_tight_job_gets_the_whole_device_until_it_is_observed() -> None:
         ]
         pod = {"metadata": {"annotations": {"vramcast/job": json.dumps(job)}}}
         response = await service.post("/k8s/filter", {"Pod": pod, "Nodes": {"items": nodes}})
-        return slurm.body.decode().splitlines()[0], response.json["FailedNodes"]["t4"]
+        assert response.json["FailedNodes"] == {"t4": TOO_LITTLE_FREE, "l4": TOO_LITTLE_FREE}
+        assert logged[-1]["node"] == "t4", "the figures are in the log"
+        return slurm.body.decode().splitlines()[0], logged[-1]["reason"]
 
     async def scenario(service: Service) -> None:
         response = await classify(service, job)

@@ -11,6 +11,8 @@ from vramcast.collocation.adapters.kubernetes import BASIS, NEED, annotations_of
 from vramcast.errors import UserError, check_choice
 
 _GIB_MIB = 1024
+CONTAINER = "kubectl.kubernetes.io/default-container"
+"""The annotation by which a pod names its main container."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,14 @@ class Resource:
     """A resource that must be present for the amount to count."""
     annotation: bool = False
     """True for an annotation of the pod instead of a limit of its container."""
+    refused_beside: str | None = None
+    """A limit that the scheduler refuses beside the amount; the pod then keeps its own request."""
+    scheduler: str | None = None
+    """The `schedulerName` without which the amount is not read."""
+    queue_label: str | None = None
+    """A label of the pod that the scheduler needs."""
+    container_key: str | None = None
+    """The annotation that names the container of the amount, in a pod with several."""
 
 
 RESOURCES: Mapping[str, Resource] = {
@@ -35,7 +45,14 @@ RESOURCES: Mapping[str, Resource] = {
     # Aliyun gpushare-scheduler-extender, docs/userguide: GiB by default.
     "aliyun": Resource("aliyun.com/gpu-mem", unit_mib=_GIB_MIB),
     # KAI scheduler, docs/gpu-sharing: MiB as text, which is not enforced.
-    "kai": Resource("gpu-memory", annotation=True),
+    "kai": Resource(
+        "gpu-memory",
+        annotation=True,
+        refused_beside="nvidia.com/gpu",
+        scheduler="kai-scheduler",
+        queue_label="kai.scheduler/queue",
+        container_key="gpu-fraction-container-name",
+    ),
 }
 
 
@@ -83,8 +100,51 @@ def patch_of(pod: Mapping[str, Any], need_mib: float, resource: str, basis: str 
     if basis:
         patch.append(_add(f"/metadata/annotations/{_escaped(BASIS)}", basis))
     if rule.annotation:
-        return patch if rule.key in annotations else [*patch, _add(f"/metadata/annotations/{rule.key}", amount)]
+        return patch + _annotation_patch(pod, rule, amount)
     return patch + _limits_patch(pod, rule, amount)
+
+
+def warning_of(pod: Mapping[str, Any], resource: str) -> str | None:
+    """Return what a user must change before the scheduler reads the need; None if nothing."""
+    rule = RESOURCES[resource]
+    metadata, spec = _map(pod.get("metadata")), _map(pod.get("spec"))
+    if rule.refused_beside and _container_with(pod, rule.refused_beside) is not None:
+        return (
+            f"vramcast: {rule.scheduler} refuses {rule.key} beside {rule.refused_beside}: the pod keeps a whole GPU; "
+            f"remove the limit {rule.refused_beside} to share one"
+        )
+    if rule.scheduler and spec.get("schedulerName") != rule.scheduler:
+        return f"vramcast: expected schedulerName {rule.scheduler}, which reads {rule.key}, found another: set it"
+    if rule.queue_label and rule.queue_label not in _map(metadata.get("labels")):
+        return f"vramcast: expected a label {rule.queue_label}, found none: name the pod's queue"
+    return None
+
+
+def _annotation_patch(pod: Mapping[str, Any], rule: Resource, amount: str) -> list[dict[str, Any]]:
+    annotations, containers = annotations_of(pod), _containers(pod)
+    if rule.key in annotations or (rule.refused_beside and _container_with(pod, rule.refused_beside) is not None):
+        return []
+    patch = [_add(f"/metadata/annotations/{_escaped(rule.key)}", amount)]
+    job_container = annotations.get(CONTAINER)
+    if rule.container_key and rule.container_key not in annotations and job_container in containers:
+        patch.append(_add(f"/metadata/annotations/{_escaped(rule.container_key)}", job_container))
+    return patch
+
+
+def _containers(pod: Mapping[str, Any]) -> list[str]:
+    items = _map(pod.get("spec")).get("containers")
+    return [str(_map(item).get("name", "")) for item in items] if isinstance(items, list) else []
+
+
+def _container_with(pod: Mapping[str, Any], key: str) -> int | None:
+    """Return the index of the first container with a limit."""
+    items = _map(pod.get("spec")).get("containers")
+    limits = [limits_of(item) for item in items] if isinstance(items, list) else []
+    return next((index for index, item in enumerate(limits) if key in item), None)
+
+
+def _map(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _limits_patch(pod: Mapping[str, Any], rule: Resource, amount: str) -> list[dict[str, Any]]:

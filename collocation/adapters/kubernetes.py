@@ -18,6 +18,10 @@ GPUS = "vramcast/gpus"
 """Annotation of a node: [{"id", "free_mib", "total_mib", "device"}, ...]."""
 HAMI_GPUS = "hami.io/node-nvidia-register"
 """HAMi's annotation of a node (pkg/device/nvidia/device.go): which GPUs there are, not what is free on them."""
+TOO_LITTLE_FREE = "node(s) had too little free GPU memory"
+TOO_SMALL = "node(s) had GPUs that are too small"
+"""Reasons without figures: kube-scheduler samples nodes and puts their reasons into the pod's message. A message that
+changes requeues the pod at once, again and again."""
 _GPU_COUNTS = ("nvidia.com/gpu", "volcano.sh/vgpu-number")
 MOST_NODES = 20_000
 """In one request; Kubernetes supports clusters of 5,000."""
@@ -25,6 +29,7 @@ MOST_GPUS = 128
 """Of a node: 16 GPUs in 7 MIG slices are 112."""
 _LONGEST_ANNOTATION = 64 << 10
 _LONGEST_TEXT = 100
+_LONGEST_UID = 512
 _LARGEST_MIB = 2**30
 _HIGHEST = 10
 """MaxExtenderPriority, kube-scheduler extender/v1."""
@@ -70,6 +75,12 @@ def annotations_of(thing: Object) -> Mapping[str, str]:
 def name_of(thing: Object) -> str:
     """Return the name of an object."""
     return str(_map(thing.get("metadata")).get("name", ""))
+
+
+def uid_of(pod: Object) -> str:
+    """Return the UID of a pod, or its namespace and name."""
+    metadata = _map(pod.get("metadata"))
+    return str(metadata.get("uid") or f"{metadata.get('namespace', '')}/{metadata.get('name', '')}")[:_LONGEST_UID]
 
 
 def gpu_count(pod: Object) -> int:
@@ -183,15 +194,15 @@ def judge(need: Need, count: int, gpus_by_node: GpusByNode) -> Verdict:
 
 
 def filter_reply(args: ExtenderArgs, verdict: Verdict) -> dict[str, Any]:
-    """Return an ExtenderFilterResult, with nodes in the form in which they came."""
+    """Return an ExtenderFilterResult, with nodes in the form in which they came, and with constant reasons."""
     fitting = set(verdict.fitting)
     names = [name for name in args.names if name in fitting]
     nodes = None if args.nodes is None else {"items": [item for item in args.nodes if name_of(item) in fitting]}
     return {
         "Nodes": nodes,
         "NodeNames": names if args.nodes is None else None,
-        "FailedNodes": dict(verdict.failed),
-        "FailedAndUnresolvableNodes": dict(verdict.unresolvable),
+        "FailedNodes": dict.fromkeys(verdict.failed, TOO_LITTLE_FREE),
+        "FailedAndUnresolvableNodes": dict.fromkeys(verdict.unresolvable, TOO_SMALL),
         "Error": "",
     }
 

@@ -8,7 +8,8 @@ from fastapi import APIRouter, Request, Response
 
 from vramcast.collocation.adapters import admission, kubernetes, volcano
 from vramcast.collocation.adapters.kubernetes import GpusByNode
-from vramcast.collocation.placement import Need
+from vramcast.collocation.placement import Need, rank
+from vramcast.collocation.service.approvals import Approvals
 from vramcast.collocation.service.engine import Engine
 from vramcast.collocation.service.http import PROBLEMS, ParsedRoute, engine_of, parsed_body, reply
 from vramcast.collocation.service.loaded_checkpoint import EstimatedJob, ObservedJob
@@ -40,6 +41,29 @@ def _with_known_gpus(request: Request, names: Sequence[str], stated: GpusByNode)
         if gpus is not None:
             registry.put(name, gpus)
     return {name: stated.get(name) or registry.get(name) for name in names}
+
+
+def _approvals(request: Request) -> Approvals:
+    if not hasattr(request.app.state, "approvals"):
+        request.app.state.approvals = Approvals()
+    approvals: Approvals = request.app.state.approvals
+    return approvals
+
+
+def _without_approved(request: Request, pod: PodRequest, stated: GpusByNode) -> GpusByNode:
+    """Return the GPUs of each node without the memory that other pods were approved for."""
+    approvals = _approvals(request)
+    return {name: gpus and approvals.subtracted(pod.uid, name, gpus) for name, gpus in stated.items()}
+
+
+def _approve(request: Request, pod: PodRequest, need: Need | None, node: str, stated: GpusByNode) -> None:
+    """Approve a pod for the best GPUs of a node."""
+    gpus = stated.get(node)
+    if need is not None and gpus:
+        left = _without_approved(request, pod, {node: gpus})[node] or []
+        placements = rank(need, left, POLICY)[: pod.gpus]
+        if placements:
+            _approvals(request).approve(pod.uid, node, placements, gpus)
 
 
 async def _need(engine: Engine, pod: PodRequest, gpus_by_node: GpusByNode) -> Need | None:
@@ -84,14 +108,20 @@ async def filter_nodes(request: Request) -> Response:
         raise
     except Exception as error:
         return reply(kubernetes.filter_failed(_reason(error)))
-    gpus_by_node = _with_known_gpus(request, body.args.names, body.gpus)
-    need = await _need(engine_of(request), body.pod, gpus_by_node)
+    stated = _with_known_gpus(request, body.args.names, body.gpus)
+    need = await _need(engine_of(request), body.pod, stated)
     everywhere = kubernetes.Verdict(body.args.names, {}, {})
     if need is None:
         return reply(kubernetes.filter_reply(body.args, everywhere))
+    gpus_by_node = _without_approved(request, body.pod, stated)
     verdict = await _decided(
         engine_of(request), lambda: kubernetes.judge(need, body.pod.gpus, gpus_by_node), gpus_by_node
     )
+    if len(verdict.fitting) == 1:  # then the scheduler asks for no scores
+        _approve(request, body.pod, need, next(iter(verdict.fitting)), stated)
+    if verdict.reasons and not verdict.fitting:
+        node, reason = next(iter(verdict.reasons.items()))
+        event("pod fits nowhere", pod=body.pod.name, nodes=len(verdict.reasons), node=node, reason=reason)
     return reply(kubernetes.filter_reply(body.args, verdict))
 
 
@@ -105,12 +135,20 @@ async def prioritize(request: Request) -> Response:
     except Exception as error:
         event("extender arguments refused", logging.WARNING, reason=_reason(error))
         return reply([])
-    return reply(await _scores(request, body.pod, body.args.names, body.gpus))
+    stated = _with_known_gpus(request, body.args.names, body.gpus)
+    gpus_by_node = _without_approved(request, body.pod, stated)
+    need = await _need(engine_of(request), body.pod, gpus_by_node)
+    scores = await _scores(request, need, body.args.names, gpus_by_node)
+    best = max(scores, key=lambda item: int(item["Score"]), default=None)
+    if best:
+        _approve(request, body.pod, need, best["Host"], stated)
+    return reply(scores)
 
 
-async def _scores(request: Request, pod: PodRequest, names: Sequence[str], stated: GpusByNode) -> list[dict[str, Any]]:
-    engine, gpus_by_node = engine_of(request), _with_known_gpus(request, names, stated)
-    need = await _need(engine, pod, gpus_by_node)
+async def _scores(
+    request: Request, need: Need | None, names: Sequence[str], gpus_by_node: GpusByNode
+) -> list[dict[str, Any]]:
+    engine = engine_of(request)
     scores: list[dict[str, Any]] = await _decided(
         engine, lambda: kubernetes.prioritize_reply(need, names, gpus_by_node, POLICY), gpus_by_node
     )
@@ -133,7 +171,8 @@ async def mutate(request: Request) -> Response:
         patch = await _patch(engine_of(request), body)
     except Exception as error:
         return reply(admission.review_reply(body.review.uid, [], f"vramcast: {_reason(error)}"))
-    return reply(admission.review_reply(body.review.uid, patch))
+    warning = admission.warning_of(body.review.pod, engine_of(request).settings.resource) if patch else None
+    return reply(admission.review_reply(body.review.uid, patch, warning))
 
 
 async def _patch(engine: Engine, body: ReviewRequest) -> list[dict[str, Any]]:
@@ -162,5 +201,7 @@ async def predicate(request: Request) -> Response:
 async def volcano_prioritize(request: Request) -> Response:
     """Answer a task and nodes with a score for each node."""
     body = await parsed_body(request)
-    scores = await _scores(request, body.pod, body.names, body.gpus)
+    gpus_by_node = _with_known_gpus(request, body.names, body.gpus)
+    need = await _need(engine_of(request), body.pod, gpus_by_node)
+    scores = await _scores(request, need, body.names, gpus_by_node)
     return reply(volcano.prioritize_reply({item["Host"]: float(item["Score"]) for item in scores}))

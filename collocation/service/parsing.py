@@ -53,6 +53,8 @@ class PodRequest:
     need_mib: float | None
     """The need that the pod states itself."""
     job: AnyJobBody | None
+    uid: str = ""
+    """The pod's UID, or its name."""
     problem: str | None = None
     """Why the job of the pod could not be read."""
 
@@ -205,9 +207,10 @@ def _pod(pod: Mapping[str, Any]) -> PodRequest:
     """Read a pod. A job that cannot be read is no error: the pod is scheduled without a figure."""
     annotations = kubernetes.annotations_of(pod)
     name, gpus, stated = kubernetes.name_of(pod), kubernetes.gpu_count(pod), annotations.get(NEED, "")
+    uid = kubernetes.uid_of(pod)
     need_mib = float(stated[:12]) if stated.isdecimal() else None
     if need_mib is not None or JOB not in annotations:
-        return PodRequest(name, gpus, need_mib, None)
+        return PodRequest(name, gpus, need_mib, None, uid)
     try:
         job = job_of(annotations[JOB])
         if RISK in annotations and job.risk is None:
@@ -216,8 +219,8 @@ def _pod(pod: Mapping[str, Any]) -> PodRequest:
         sentence = (
             str(error) if isinstance(error, UserError) else f"expected a job, found {type(error).__name__}: fix it"
         )
-        return PodRequest(name, gpus, None, None, sentence)
-    return PodRequest(name, gpus, None, job)
+        return PodRequest(name, gpus, None, None, uid, sentence)
+    return PodRequest(name, gpus, None, job, uid)
 
 
 def _risk(text: str) -> float:
