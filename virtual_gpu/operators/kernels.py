@@ -141,10 +141,13 @@ def _accumulate(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """Add a later gradient to the first in place, as autograd does if nothing else references the first.
 
     torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace; under a dispatch mode autograd would not, so this rule
-    does. The reference counts are those of a tensor with a single owner, as seen inside the mode.
+    does. The reference counts are those of a tensor with a single owner, as seen inside the mode. Autograd never does
+    so where gradients are recorded, as in a forward pass that checkpointing repeats.
     """
     a, b = args[:2]
-    if not in_backward() or not isinstance(b, Tensor) or a.shape != b.shape or not a.is_meta or a.dtype != b.dtype:
+    if not in_backward() or torch.is_grad_enabled():
+        return NotImplemented
+    if not isinstance(b, Tensor) or a.shape != b.shape or not a.is_meta or a.dtype != b.dtype:
         return NotImplemented
     alone = a._use_count() == _ONE_OWNER and torch._C._storage_Use_Count(a.untyped_storage()._cdata) == _ONE_STORAGE
     return a if alone and a.numel() and empty_like(a).stride() == a.stride() else NotImplemented
