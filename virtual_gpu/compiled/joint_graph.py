@@ -3,6 +3,7 @@
 Both are torch's own. They trace on meta tensors: on a build without CUDA, autograd refuses fake tensors on CUDA.
 """
 
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -35,6 +36,8 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo: the backend of torch.compile."""
     from torch._dynamo.backends.common import aot_autograd  # noqa: PLC0415 - takes seconds to import
+
+    importlib.import_module("torch._inductor.lowering")  # decompositions of pooling ask for it
     from torch._inductor.decomposition import select_decomp_table  # noqa: PLC0415
 
     needed = _needed_inputs(module)
