@@ -13,10 +13,7 @@ from vramcast.jobs.steps import LossCall, TrainingStep, trainer_step
 from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 FACT = "nothing is trained: no measured run of {mode} calibrates the margin, which is wider than that of training"
-GREEDY = (
-    "generation runs to all of its new tokens: no end token is found, and a sequence has the whole prompt; the "
-    "library's own generate decides on the cache"
-)
+WHOLE_PROMPTS = "each sequence has the whole prompt, and generation runs to all of its new tokens"
 
 
 def inference_call(module: nn.Module, training: TrainingSetup, step: TrainingStep | None) -> Callable[[Any], Any]:
@@ -35,7 +32,7 @@ def inference_facts(training: TrainingSetup) -> tuple[str, ...]:
     """Return the statements of an answer about a run without training."""
     if training.is_training:
         return ()
-    return (FACT.format(mode=training.mode), *((GREEDY,) if training.mode == "generate" else ()))
+    return (FACT.format(mode=training.mode), *((WHOLE_PROMPTS,) if training.mode == "generate" else ()))
 
 
 class ForwardCall(nn.Module):

@@ -200,3 +200,14 @@ def test_the_largest_batch_of_inference_is_larger_than_that_of_training():
     free_bytes = load_profile("rtx_4060").available_bytes - 8 * 8192**2 * 4
     assert largest["inference"] > largest["training"]
     assert largest["inference"] * 8192 * 4 * 3 < free_bytes  # input, and the input and output of a layer
+
+
+def test_an_adapter_and_quantised_weights_need_no_training(tmp_path):
+    pytest.importorskip("peft")
+    job = _job(tmp_path, {**_LLAMA, "hidden_size": 1024, "intermediate_size": 4096}, length=4)
+    options = {"batch_size": 1, "mode": "inference", "dtype": "bf16"}
+    plain = _peak(job, **options).breakdown["parameters"]
+    adapted = _peak(job, adapter="lora:r=8,targets=q_proj", **options).breakdown["parameters"]
+    assert adapted - plain == pytest.approx(2 * (1024 * 8 + 8 * 1024) * 4, rel=0.05)  # two layers, in fp32
+    packed = _peak(job, quantize="gptq", **options).breakdown["parameters"]
+    assert 0.25 * plain < packed < 0.4 * plain  # four bits, with scales; embeddings and head stay
