@@ -128,7 +128,7 @@ def test_a_written_profile_reads_back_with_its_evidence(tmp_path):
         (["mine", "--from-rows", "nowhere.csv"], "expected a CSV table at nowhere.csv"),
         (
             ["mine", "--from-rows", "a.csv", "--from-device", "t4"],
-            "expected one of --from-rows, --from-device and --from-cudnn, found more",
+            "expected one of --from-rows, --from-device, --from-cudnn and --from-snapshot, found more",
         ),
         (["mine", "--start", "keras"], "device"),
     ],

@@ -248,7 +248,10 @@ def test_calibrate_without_cudnn_says_how_to_get_it(tmp_path, monkeypatch, capsy
     assert main(["calibrate", "mine", "--from-cudnn", "--start", "t4"]) == 2
     assert f"expected cuDNN 9 in {tmp_path}, found none: install nvidia-cudnn-cu12>=9.8" in capsys.readouterr().err
     assert main(["calibrate", "mine", "--from-cudnn", "--from-rows", "rows"]) == 2
-    assert "expected one of --from-rows, --from-device and --from-cudnn, found more" in capsys.readouterr().err
+    assert (
+        "expected one of --from-rows, --from-device, --from-cudnn and --from-snapshot, found more"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

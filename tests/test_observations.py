@@ -69,7 +69,7 @@ WRONG = {
     "zero": {**ONE, "peak_mib": 0},
     "below zero": {**ONE, "peak_mib": -1},
     "more than the device": {**ONE, "peak_mib": 15360.5},
-    "less than CUDA": {**ONE, "peak_mib": 180},
+    "less than CUDA": {**ONE, "peak_mib": 141},
     "to forget and to remember": {**ONE, "forget": True},
     "not to forget": {"job": JOB, "forget": False},
     "to forget several": {"observations": [ONE], "forget": True},
@@ -106,7 +106,7 @@ def test_a_peak_in_another_unit_is_refused_with_an_explanation() -> None:
         response = await service.post("/v1/observations", {**ONE, "peak_mib": 15})  # GiB
         assert response.status == 422
         assert response.json["error"] == (
-            "expected peak_mib above 180, which CUDA alone takes on t4, found 15: "
+            "expected peak_mib above 141, which CUDA alone takes on t4, found 15: "
             "report the memory of the whole process as nvidia-smi shows it, in MiB"
         )
         await observe(service, JOB, 180.5)
