@@ -46,6 +46,7 @@ def run(tmp_path, monkeypatch):
 
 def test_the_commands_of_the_readme_run_and_print_what_it_shows(run, tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("PATH", str(BIN), prepend=os.pathsep)
+    monkeypatch.setenv("COLUMNS", "100")  # what a command assumes without a terminal; libraries set it to less
     (tmp_path / "train.py").write_text(blocks(README, "python")[0])
     chosen = commands(README)
     assert [words[:2] for words in chosen] == [["vramcast", name] for name in ("classify", "classify", "run")]
