@@ -206,13 +206,27 @@ def test_ids_differ_when_the_training_differs_and_groups_do_not() -> None:
         "quantize": "nf4",
         "loss_form": "chunked=4",
         "liger": True,
+        "compile": "model",
+        "compile_loss": True,
+        "memory_budget": 0.5,
+        "mode": "generate",
+        "new_tokens": 4,
+        "cache": "static",
     }
     assert others.keys() == TrainingSetup.__dataclass_fields__.keys()
     setup = replace(SETUP, dry_run_batch_size=3)
-    changes = [{name: value} for name, value in others.items() if name != "quantize"]
-    changes += [{}, {"adapter": others["adapter"], "quantize": others["quantize"]}]
-    specs = [make_spec("mlp", NETWORKS["mlp"], replace(setup, **change)) for change in changes]
-    assert len({spec.id for spec in specs}) == len(specs)
+    beside = {"quantize": ("adapter",), "memory_budget": ("compile",)}
+    without_training = ("mode", "new_tokens", "cache")  # these go with no other option
+    changes = [
+        {name: value, **{other: others[other] for other in beside.get(name, ())}}
+        for name, value in others.items()
+        if name not in without_training
+    ]
+    specs = [make_spec("mlp", NETWORKS["mlp"], replace(setup, **change)) for change in [{}, *changes]]
+    inference = {"batch_size": 4, "mode": others["mode"], "new_tokens": others["new_tokens"]}
+    modes = [{**inference, "mode": "inference", "new_tokens": None}, inference, {**inference, "cache": others["cache"]}]
+    specs += [make_spec("mlp", NETWORKS["mlp"], TrainingSetup(**mode)) for mode in modes]
+    assert len({spec.id for spec in specs}) == len(specs) == len(others) + 1
     assert len({spec.group for spec in specs}) == 1
 
 

@@ -1,6 +1,6 @@
 """Gradients of selections take one tensor of the input's size, as torch without a dispatch mode does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -32,6 +32,15 @@ SELECTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "index_select": lambda x: x.index_select(0, _places(x, 3)),
     "take": lambda x: x.take(_places(x, 3)),
 }
+
+
+@pytest.fixture(autouse=True)
+def any_kernel() -> Iterator[None]:
+    """Allow kernels that are not deterministic: a trainer of another test may have forbidden them."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    yield
+    torch.use_deterministic_algorithms(before)
 
 
 def cpu_allocations(select: Callable[[Tensor], Tensor]) -> int:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 PHASES = ("loading", "forward", "backward", "optimizer", "evaluation", "generation")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Peak:
-    """The highest allocated and reserved bytes of a stretch of a run."""
+    """The highest allocated and reserved bytes of a stretch of a run; stretches with equal figures differ."""
 
     allocated_bytes: int = 0
     reserved_bytes: int = 0

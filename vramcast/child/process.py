@@ -227,9 +227,9 @@ class Child:
     def close_requests(self) -> None:
         """Tell the child that no request follows."""
         if self.process.stdin:
-            if self._unsent:
+            if self.process.stdin in self._selector.get_map():  # an interrupt may have come before it was registered
                 self._selector.unregister(self.process.stdin)
-                self._unsent.clear()
+            self._unsent.clear()
             self.process.stdin.close()
             self.process.stdin = None
 
