@@ -2,32 +2,20 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 import torch
-from meta_traces import BFLOAT, HALF, SINGLE, numbers, operators, told
+from meta_traces import BFLOAT, HALF, SINGLE, Recorder, numbers, operators, told
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 _ELEMENTS = 32 * 64
 
 
-class _Names(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func._schema.name.removeprefix("aten::"))
-        return func(*args, **(kwargs or {}))
-
-
 def operators_on_cuda(run: Callable[[Tensor], Tensor], dtype: torch.dtype, autocast: torch.dtype | None) -> list[str]:
     """Return the operators of a tensor on CUDA by torch's own dispatcher: a fake tensor needs no device."""
-    with FakeTensorMode(), _Names() as recorded:
+    with FakeTensorMode(), Recorder() as recorded:
         x = torch.empty(32, 64, dtype=dtype, device="cuda")
         recorded.names.clear()
         before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")

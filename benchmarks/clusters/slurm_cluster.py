@@ -21,7 +21,7 @@ from benchmarks.soak.running_service import RunningService, running_service
 
 PLUGIN = Path(__file__).parents[2] / "deploy" / "slurm" / "vramcast.lua"
 GPU_SHARDS = 40
-"""Of each of the two GPUs: a shard for each GiB of an A100."""
+"""Shards of each of the two GPUs: one for each GiB of an A100."""
 MARK = "VRAMCAST_LIVE_SLURM"
 """A variable in the environment of all processes of a cluster, by which those left behind are found."""
 USER = "nobody"
@@ -75,7 +75,7 @@ def reason_to_skip() -> str | None:
 
 @dataclass
 class Submission:
-    """What a user saw when a job was submitted."""
+    """The output and the exit code that a user saw at the submission of a job."""
 
     status: int
     text: str

@@ -42,7 +42,7 @@ _DEVICE = SimpleNamespace(
     uuid="none",
 )  # fmt: skip
 _RUNTIME = ModuleType("vramcast_oracle_runtime")
-"""What generated code imports: it allocates on meta, under the tracer."""
+"""The module that generated code imports: it allocates on meta, under the tracer."""
 vars(_RUNTIME)["empty"] = lambda size, stride, dtype: torch.ops.aten.empty_strided.default(
     size, stride, dtype=dtype, device=torch.device("meta")
 )

@@ -1,4 +1,4 @@
-"""Whether a run that ends loops early has the peak of the whole run: `python -m benchmarks.performance.run_phases`.
+"""Compare the peaks of runs that end loops early with whole runs: `python -m benchmarks.performance.run_phases`.
 
 Each script of `tests/scripts` runs twice, with `--phases auto` and to its own end. The peaks agree within 1 %, or the
 report names a phase that is missing. Scripts whose libraries are absent are named as such.

@@ -21,7 +21,7 @@ DEVICE = "a100_80gb"
 _WITH_GRAPH = ("3333ec", "08d334", "8f7e5d", "9a3860")
 """Forward passes of LINYUN that keep a graph: their peak holds the activations."""
 _AUTOCAST = ("83e7cb", "61dcd1", "2afd8b")
-"""Of Wedsonlin's, those whose stacks convert to bf16."""
+"""Recordings of Wedsonlin whose stacks convert to bf16."""
 _LINYUN = r"linyunlinyun_xl_ctx(?P<context>\d+)_(?P<form>forward|full_step)_(?P<precision>none|bf16)_(?P<hash>\w+)\."
 _WEDSONLIN = r"wedsonlin_medium_(?P<context>\d+)_(?P<form>inference|training)_memory_snapshot_(?P<hash>\w+)\."
 _NIUHUANG = r"niuhuangxiaozi_(?P<form>forward|forward_and_backward)_memory_snapshot_(?P<context>\d+)(?P<mixed>_mixed)?_"

@@ -25,7 +25,7 @@ _INNER_FRAMES = 16
 
 @dataclass
 class Evidence:
-    """What recordings say about a device."""
+    """The constants of a device that recordings show."""
 
     recordings: int = 0
     cublas: Counter[int] = field(default_factory=Counter)

@@ -46,7 +46,7 @@ class CalibratedSimulation(SavedEstimator):
     encoder_: ExampleEncoder
     out_of_distribution_: OutOfDistribution
     trees_: Trees
-    """Of the usual errors of generated networks."""
+    """They predict the usual errors of generated networks."""
 
     def fit(self, train: Sequence[Example], validation: Sequence[Example]) -> Self:
         """Score the simulations of all examples, in units of the errors that jobs of other designs lead to expect."""

@@ -82,7 +82,7 @@ class Ensemble(SavedEstimator):
     out_of_distribution_: OutOfDistribution
     temperature_: float
     errors_: CalibratedErrors
-    """Of the median; and below, of the reference that the members start from."""
+    """Errors of the median; below, those of the reference that the members start from."""
     reference_errors_: CalibratedErrors
 
     @classmethod

@@ -142,7 +142,7 @@ class Device:
         self.calls = 0
         """Number of successful cudaMalloc calls, or mappings of pages."""
         self.log: list[DeviceChange] | None = None
-        """What was taken and returned, for a recorder; None where nobody reads it."""
+        """Segments that were taken and returned, for a recorder; None where nobody reads them."""
         self._lowest_address = _TOP_ADDRESS
 
     def note(self, returned: bool, address: int, size_bytes: int, pool: Pool) -> None:

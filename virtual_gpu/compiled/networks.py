@@ -23,7 +23,7 @@ _ABSENT = object()
 
 @dataclass
 class CompiledParts:
-    """What `compiled_network` has compiled: the modules whose insides no hook sees."""
+    """The modules that `compiled_network` has compiled, whose insides no hook sees."""
 
     modules: list[nn.Module] = field(default_factory=list)
 

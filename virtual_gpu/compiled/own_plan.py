@@ -26,7 +26,7 @@ class Allocate(Protocol):
 
 
 class MemoryPlan:
-    """What a graph does to memory; `run` does it on tensors without data."""
+    """The allocations and frees of a graph; `run` makes them on tensors without data."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module

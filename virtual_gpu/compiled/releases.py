@@ -14,10 +14,8 @@ import re
 
 import torch
 
-CHECKED = ("2.13",)
-"""Releases that the tests have run on."""
 SUPPORTED = tuple(f"2.{minor}" for minor in range(6, 14))
-"""Releases whose sources have every attribute of the table."""
+"""Releases whose sources have every attribute of the table. The tests have run on 2.13 alone."""
 
 
 def release() -> str:

@@ -28,7 +28,7 @@ _POOLED = 1 << 20
 
 @dataclass
 class CompileRecord:
-    """What was compiled in a simulation."""
+    """The graphs, kernels and graph breaks of a simulation."""
 
     graphs: int = 0
     nodes: int = 0

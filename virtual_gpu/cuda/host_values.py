@@ -71,7 +71,7 @@ class HostValues:
     def __init__(self) -> None:
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._masks: dict[int, _Mask] = {}
-        """Of storages that are known in part."""
+        """Masks of storages that are known in part."""
         self._generator = torch.Generator().manual_seed(0)  # the GPU has its own: the host's stream is not touched
 
     def of(self, tensor: Tensor) -> Tensor | None:

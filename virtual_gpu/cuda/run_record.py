@@ -96,7 +96,7 @@ class RunRecord:
         self.evaluated: dict[int, nn.Module] = {}
         """The same for networks of a script that has trained none by then."""
         self.evaluated_shapes: tuple[tuple[int, ...], ...] = ()
-        """Of the tensors that the first of them was called with."""
+        """Shapes of the tensors that the first of them was called with."""
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         self.autocast: torch.dtype | None = None
         self.layers: list[LayerCall] = []

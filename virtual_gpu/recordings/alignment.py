@@ -23,7 +23,7 @@ MOST_EDITS = (2_500, 2_500)
 _LATER_EDITS = 300
 _MOST_GRAMS = 1_500
 _MOST_PLACES = 400
-"""Of one sequence of sizes."""
+"""The most places of one sequence of sizes."""
 _MOST_CANDIDATES = 24
 _COMPARED = 3_000
 """Allocations that decide between places."""

@@ -11,7 +11,7 @@ from vramcast.virtual_gpu.recordings.pickles import load_containers
 from vramcast.virtual_gpu.recordings.recording import Recording, recording_of
 
 MOST_BYTES = 2**30
-"""Of a file, and of the contents of a compressed one."""
+"""The limit of a file, and of the contents of a compressed one."""
 _DICTIONARY_BYTES = 2**28
 """Memory that xz may take."""
 

@@ -13,7 +13,7 @@ from vramcast.errors import UserError
 
 MOST_CONTAINERS = 30_000_000
 _MOST_MARKS = 1_000
-"""Of containers that are open at once: torch writes fewer than ten."""
+"""Containers that may be open at once: torch writes fewer than ten."""
 _MOST_MEMO_GAP = 1_000_000
 """Between a memo index and the number of entries before it: indices are counted up."""
 _KEYS = frozenset({str, int, float, bool, bytes, type(None)})

@@ -15,7 +15,7 @@ from vramcast.virtual_gpu.allocator.sizes import SMALL_SEGMENT_BYTES
 from vramcast.virtual_gpu.allocator.state import BlockState, BlockView, SegmentView
 
 MOST_FRAMES = 2_000
-"""Of one stack; torch records fewer."""
+"""The most frames of one stack; torch records fewer."""
 
 
 class Action(StrEnum):

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from course_network import SHAPES, Lookup, Product, Shape, silu
+from course_network import SHAPES, GatedLayer, Lookup, Product, Shape
 from torch import Tensor, nn
 
 DEVICE = "cuda"
@@ -82,19 +82,6 @@ class MaskedAttention(nn.Module):
         scaled = scores / torch.sqrt(torch.tensor(query.shape[-1], device="cpu").to(query.device))
         scaled.masked_fill_(~mask.to(torch.bool), -math.inf)
         return torch.einsum("...qk,...kd->...qd", self.softmax(scaled), value)
-
-
-class GatedLayer(nn.Module):
-    """SwiGLU."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.gate, self.down, self.up = (
-            Product(shape.width, shape.hidden), Product(shape.hidden, shape.width), Product(shape.width, shape.hidden),
-        )  # fmt: skip
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(silu(self.gate(x)) * self.up(x))
 
 
 class Block(nn.Module):

@@ -62,7 +62,7 @@ class _Generation:
     """A generation that has run."""
 
     extra_bytes: int
-    """Of its peak, above what was allocated before."""
+    """Bytes of its peak above those that were allocated before."""
     shape: tuple[int, ...]
 
     def fits(self, gpu: "CudaEmulation") -> bool:
