@@ -32,7 +32,7 @@ test: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest --numprocesses 2 --dist worksteal
+	$(BIN)/pytest --numprocesses 2 --dist worksteal --reruns 1 -rR
 
 # Networks traced with torch 2.6, 2.9 and the newest, and with transformers 4.51 and the newest. The environments are
 # made once, in .venvs: they take 5 GB where no CPU build of an old torch is to be had. The tests of cuDNN run with its

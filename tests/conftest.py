@@ -1,5 +1,6 @@
 """What several test files share."""
 
+import atexit
 import csv
 import os
 import shutil
@@ -22,6 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The developer's own device profiles must not change results.
 os.environ["VRAMCAST_CONFIG"] = tempfile.mkdtemp(prefix="vramcast-config-")
+atexit.register(shutil.rmtree, os.environ["VRAMCAST_CONFIG"], ignore_errors=True)
 
 # A shell starts what runs in its background with Ctrl-C ignored, which children inherit: none could be interrupted.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -1,8 +1,11 @@
 """Simulations are computed once, stored by what decides them, and become examples with the labels of rows."""
 
+import io
 import json
 import os
+import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -245,7 +248,9 @@ def test_a_damaged_journal_loses_its_damaged_lines_alone(spoil, lost, again, com
     assert len(read_journal(journal).rows) == 3
 
 
-def test_a_second_process_waits_and_shares(computed, tmp_path, monkeypatch, capsys):
+def test_a_second_process_waits_and_shares(computed, tmp_path, monkeypatch):
+    # Not capsys: its readouterr drops what another thread writes between its read and its truncation.
+    monkeypatch.setattr(sys, "stderr", notes := io.StringIO())
     begun, go_on = threading.Event(), threading.Event()
     run = LocalExecutor.run
 
@@ -255,19 +260,18 @@ def test_a_second_process_waits_and_shares(computed, tmp_path, monkeypatch, caps
         yield from run(self, backend, specs)
 
     monkeypatch.setattr(LocalExecutor, "run", slow)
-    notes = ""
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(SimulationStore(tmp_path, workers=1).measure, SPECS[:1], PROFILE)
         assert begun.wait(20)
         second = pool.submit(SimulationStore(tmp_path, workers=1).measure, SPECS[:1], PROFILE)
-        while "waiting until it ends" not in notes:
-            notes += capsys.readouterr().err
+        while "waiting until it ends" not in notes.getvalue():
             assert not second.done()
+            time.sleep(0.01)
         go_on.set()
         assert first.result() == second.result()
     assert len(computed) == 1
-    assert f"note: another vramcast (process {os.getpid()} on " in notes
-    assert "out=" not in notes
+    assert f"note: another vramcast (process {os.getpid()} on " in notes.getvalue()
+    assert "out=" not in notes.getvalue()
 
 
 def test_a_cache_that_cannot_be_written_is_named_without_an_option(tmp_path):
