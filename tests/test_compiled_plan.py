@@ -1,5 +1,6 @@
 """Compiled graphs: the own plan computes what eager code computes, and allocates less."""
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -279,6 +280,19 @@ def test_a_graph_that_loses_an_input_is_an_error() -> None:
         run = session.compiled(lambda x: _Loses.apply(first(x)))
         with tracer, pytest.raises(UntraceableError, match="uses all its inputs"):
             run(x)
+    assert _freed_before_the_call_returns()
+    assert _traced(_stack(1), (2, 8, WIDTH), compile="model").approximations  # and torch compiles again
+
+
+def _freed_before_the_call_returns() -> bool:
+    """Return whether a callee frees an argument that nobody else holds: only frames that CPython evaluates do."""
+
+    def callee(x: Any) -> bool:
+        alive = weakref.ref(x)
+        del x
+        return alive() is None
+
+    return [callee(nn.Identity()) for _ in range(50)][-1]  # CPython specialises a call after some repetitions
 
 
 def test_torch_is_as_before_once_the_session_ends() -> None:

@@ -3,6 +3,7 @@
 `releases.py` lists the patched attributes, each with its reason.
 """
 
+import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial, wraps
@@ -121,3 +122,20 @@ def forget_tables() -> None:
     from torch._dynamo import trace_rules  # noqa: PLC0415
 
     trace_rules.clear_lru_cache()
+
+
+def restore_frame_evaluation() -> None:
+    """Let CPython evaluate frames itself again, which torch does not after a compilation that raised.
+
+    Under torch's evaluation a caller holds the arguments of a call until it returns, so tensors are freed later.
+    """
+    from torch._C._dynamo import eval_frame  # noqa: PLC0415
+
+    running = getattr(eval_frame, "get_eval_frame_callback", lambda: None)()
+    python = ctypes.pythonapi
+    names = ("PyInterpreterState_Get", "_PyInterpreterState_SetEvalFrameFunc", "_PyEval_EvalFrameDefault")
+    if running is not None or not all(hasattr(python, name) for name in names):
+        return
+    python.PyInterpreterState_Get.restype = ctypes.c_void_p
+    interpreter = ctypes.c_void_p(python.PyInterpreterState_Get())
+    python._PyInterpreterState_SetEvalFrameFunc(interpreter, python._PyEval_EvalFrameDefault)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from vramcast.errors import UserError
-from vramcast.virtual_gpu.compiled.frames import DynamoPatches, forget_tables
+from vramcast.virtual_gpu.compiled.frames import DynamoPatches, forget_tables, restore_frame_evaluation
 from vramcast.virtual_gpu.compiled.joint_graph import CompilerBackend, compile_graph
 from vramcast.virtual_gpu.compiled.notes import FUSION, MADE
 from vramcast.virtual_gpu.operators.autocast import replaced
@@ -111,6 +111,7 @@ class CompileSession:
             torch._dynamo.reset()
             torch._dynamo.utils.counters.clear()
             forget_tables()
+            restore_frame_evaluation()
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
