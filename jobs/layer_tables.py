@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from vramcast.errors import UserError, check_count
-from vramcast.jobs.spec import LayerRecord, LayerTable
+from vramcast.jobs.spec import NETWORK_INPUT, LayerRecord, LayerTable
 
 _FLOAT_BYTES = 4
 _MEGABYTE = {"torchsummary": 2**20, "torchinfo": 10**6}
@@ -37,12 +37,11 @@ def _parse_json(value: Any) -> LayerTable:
     shapes = values.get("trainable_shapes") or [[layer.parameters] for layer in layers if layer.parameters]
     if not isinstance(shapes, list) or not all(map(_is_shape, shapes)):
         raise UserError(f"expected trainable_shapes as lists of whole numbers, found {shapes!r}: change them")
-    elements = values.get("input_elements")
+    elements: Any = values.get("input_elements")
     if elements is None:
         raise UserError("expected 'input_elements', those of one sample, in a layer table, found none: add it")
     check_count("input_elements", elements)
-    plain = [{**vars(layer), "output_shape": list(layer.output_shape)} for layer in layers]
-    return LayerTable.from_json({"layers": plain, "trainable_shapes": shapes, "input_elements": elements})
+    return LayerTable(layers, tuple(map(tuple, shapes)), elements)
 
 
 def _is_shape(value: Any) -> bool:
@@ -60,8 +59,40 @@ def _layer(item: Any, index: int) -> LayerRecord:
     check_count(f"the activations of layer {index}", activations, least=0)
     functional = bool(item.get("functional", False))
     return LayerRecord(
-        str(item.get("name", index)), str(item["kind"]), tuple(shape), activations, parameters, functional
-    )
+        str(item.get("name", index)), str(item["kind"]), tuple(shape), activations, parameters, functional,
+        **_details(item, index),
+    )  # fmt: skip
+
+
+_COUNTS = ("trainable", "parameter_bytes", "groups", "saved", "saved_fixed_bytes")
+
+
+def _details(item: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """Return the fields of a layer that only some sources know."""
+    details = {
+        name: item[name] for name in (*_COUNTS, "kernel", "stride", "inputs", "dtype") if item.get(name) is not None
+    }
+    for name in details.keys() & set(_COUNTS):
+        check_count(f"{name} of layer {index}", details[name], least=0)
+    for name in details.keys() & {"kernel", "stride"}:
+        if not _is_shape(details[name]):
+            raise UserError(
+                f"expected the {name} of layer {index} as whole numbers, found {details[name]!r}: change it"
+            )
+        details[name] = tuple(details[name])
+    if "inputs" in details:
+        details["inputs"] = _inputs(details["inputs"], index)
+    return details if "dtype" not in details else {**details, "dtype": str(details["dtype"])}
+
+
+def _inputs(places: Any, index: int) -> tuple[int, ...]:
+    earlier = range(NETWORK_INPUT, index)
+    if not isinstance(places, list | tuple) or not all(isinstance(at, int) and at in earlier for at in places):
+        raise UserError(
+            f"expected the inputs of layer {index} as places of earlier layers, or {NETWORK_INPUT} for the network's "
+            f"input, found {places!r}: change them"
+        )
+    return tuple(sorted(set(places)))
 
 
 def _parse_text(text: str) -> LayerTable:

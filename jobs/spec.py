@@ -62,7 +62,10 @@ class Spec:
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """One layer in execution order. Counts are elements, of one sample."""
+    """One layer in execution order. Counts are elements, of one sample.
+
+    A source that does not know a field with the default None leaves it out; no field is guessed.
+    """
 
     name: str
     kind: str
@@ -74,6 +77,43 @@ class LayerRecord:
     parameters: int
     functional: bool = False
     """True for an operation outside any layer: a residual addition, a concatenation."""
+    inputs: tuple[int, ...] | None = None
+    """Places in the table of the layers whose outputs it reads, ascending; NETWORK_INPUT for the network's input."""
+    trainable: int | None = None
+    """How many of the parameters have gradients."""
+    parameter_bytes: int | None = None
+    """Bytes of the parameters."""
+    dtype: str | None = None
+    """Of the output, by torch's name: float32, int64."""
+    kernel: tuple[int, ...] | None = None
+    """Of a convolution or pooling; the same for the stride and the groups."""
+    stride: tuple[int, ...] | None = None
+    groups: int | None = None
+    saved: int | None = None
+    """Floating-point elements that it is the first to keep for its backward pass: its own, or those of its inputs."""
+    saved_fixed_bytes: int | None = None
+    """Bytes that it keeps likewise in other dtypes, as a mask or indices: they are the same in half precision."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields that are known."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    @property
+    def basis(self) -> dict[str, Any]:
+        """The fields that every source knows, which identify a network."""
+        return {name: getattr(self, name) for name in _BASIS}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read a mapping that `to_json` wrote."""
+        tuples = {name: tuple(values[name]) for name in _TUPLES if values.get(name) is not None}
+        return cls(**{**values, **tuples})
+
+
+NETWORK_INPUT = -1
+"""In place of a layer among the inputs of another."""
+_BASIS = ("name", "kind", "output_shape", "activations", "parameters", "functional")
+_TUPLES = ("output_shape", "inputs", "kernel", "stride")
 
 
 @dataclass(frozen=True)
@@ -104,7 +144,7 @@ class LayerTable:
     def to_json(self) -> dict[str, Any]:
         """Return a mapping that `from_json` reads, which is also the form of layer tables in requests."""
         return {
-            "layers": [dict(vars(layer)) for layer in self.layers],
+            "layers": [layer.to_json() for layer in self.layers],
             "trainable_shapes": [list(shape) for shape in self.trainable_shapes],
             "input_elements": self.input_elements,
         }
@@ -112,7 +152,7 @@ class LayerTable:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Read a mapping that `to_json` wrote."""
-        layers = (LayerRecord(**{**item, "output_shape": tuple(item["output_shape"])}) for item in values["layers"])
+        layers = map(LayerRecord.from_json, values["layers"])
         shapes = tuple(tuple(shape) for shape in values["trainable_shapes"])
         return cls(tuple(layers), shapes, values["input_elements"])
 

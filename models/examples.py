@@ -43,7 +43,7 @@ class NetworkFacts:
     @classmethod
     def of(cls, table: LayerTable, training: TrainingSetup) -> Self:
         """Hash the table, and estimate its memory from shapes."""
-        group = content_hash({"layers": [vars(layer) for layer in table.layers], "input": table.input_elements})
+        group = content_hash({"layers": [layer.basis for layer in table.layers], "input": table.input_elements})
         return cls(
             id=content_hash({"group": group, "training": vars(training)}),
             group=group,

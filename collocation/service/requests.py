@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import MISSING, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, PrivateAttr, Tag, create_model
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, PrivateAttr, Tag, create_model, model_validator
 
 from vramcast.collocation.placement import POLICIES
 from vramcast.defaults import BUCKET_MIB
-from vramcast.jobs.spec import Spec
+from vramcast.jobs.spec import NETWORK_INPUT, Spec
 from vramcast.virtual_gpu.training.setup import OPTIONS, TrainingSetup
 
 _LARGEST = 2**40
@@ -68,6 +68,16 @@ class LayerBody(StrictBody):
     activations: Amount
     parameters: Amount
     functional: bool = False
+    inputs: Annotated[list[Annotated[int, Field(ge=NETWORK_INPUT)]], Field(max_length=3000)] | None = None
+    """Places of earlier layers, or -1 for the network's input; this and the rest are left out if unknown."""
+    trainable: Amount | None = None
+    parameter_bytes: Amount | None = None
+    dtype: Text | None = None
+    kernel: Shape | None = None
+    stride: Shape | None = None
+    groups: Amount | None = None
+    saved: Amount | None = None
+    saved_fixed_bytes: Amount | None = None
 
 
 class TableBody(StrictBody):
@@ -77,6 +87,13 @@ class TableBody(StrictBody):
     trainable_shapes: Annotated[list[Shape], Field(max_length=30_000)]
     """Shapes of the parameters with gradients."""
     input_elements: Count
+
+    @model_validator(mode="after")
+    def _check_inputs(self) -> Self:
+        for place, layer in enumerate(self.layers):
+            if layer.inputs and max(layer.inputs) >= place:
+                raise ValueError(f"expected inputs of layer {place} that are earlier layers, found {layer.inputs}")
+        return self
 
 
 class SimulatedBody(StrictBody):

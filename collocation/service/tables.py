@@ -21,7 +21,7 @@ def training_of(body: TrainingBody) -> TrainingSetup:
 def id_of_table(job: TableJobBody | FeaturesJobBody) -> str:
     """Return a hash over everything that decides the memory, like the id of a spec; names of layers do not."""
     body = job if isinstance(job, TableJobBody) else job.features
-    table = body.table.model_dump(exclude={"layers": {"__all__": {"name"}}})
+    table = body.table.model_dump(exclude={"layers": {"__all__": {"name"}}}, exclude_none=True)
     simulated = None if isinstance(job, TableJobBody) else job.features.simulated.model_dump()
     return content_hash(
         {"table": table, "training": without_defaults(training_of(body.training).without_rate), "simulated": simulated}
@@ -60,10 +60,5 @@ def _checked_training(body: TrainingBody) -> TrainingSetup:
 
 
 def _table(body: TableBody) -> LayerTable:
-    layers = (
-        LayerRecord(
-            layer.name, layer.kind, tuple(layer.output_shape), layer.activations, layer.parameters, layer.functional
-        )
-        for layer in body.layers
-    )
+    layers = (LayerRecord.from_json(layer.model_dump()) for layer in body.layers)
     return LayerTable(tuple(layers), tuple(tuple(shape) for shape in body.trainable_shapes), body.input_elements)
