@@ -5,11 +5,15 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
+from operator import attrgetter
 from typing import Any, Self
 
 from vramcast.errors import UserError
 from vramcast.virtual_gpu.canonical import content_hash, from_mapping, without_defaults
 from vramcast.virtual_gpu.training.setup import TrainingSetup
+
+_PARAMETERS, _ACTIVATIONS = attrgetter("parameters"), attrgetter("activations")
 
 
 @dataclass(frozen=True)
@@ -126,15 +130,20 @@ class LayerTable:
     input_elements: int
     """Of one sample."""
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """The number of parameters, each counted once."""
-        return sum(record.parameters for record in self.layers)
+        return sum(map(_PARAMETERS, self.layers))
 
-    @property
+    @cached_property
     def activations(self) -> int:
         """The elements of new storage in a forward pass of one sample, without the input."""
-        return sum(record.activations for record in self.layers)
+        return sum(map(_ACTIVATIONS, self.layers))
+
+    @cached_property
+    def trainable_elements(self) -> int:
+        """The number of elements of the parameters with gradients."""
+        return sum(map(prod, self.trainable_shapes))
 
     @property
     def counts(self) -> dict[str, int]:

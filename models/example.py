@@ -4,17 +4,13 @@ from dataclasses import dataclass
 
 from vramcast.errors import UserError
 from vramcast.jobs.spec import LayerRecord, StaticEstimate
+from vramcast.models.layer_columns import LayerColumns
 from vramcast.simulation.result import OrderPeaks
 from vramcast.virtual_gpu.measurement import Measurement
 from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 UNBOUNDED_BYTES = 2**50
 """The capacity of a device without a memory limit."""
-
-
-def is_convolution(kind: str) -> bool:
-    """Return whether a layer is a convolution of torch or of a library; Conv1D of transformers is none."""
-    return "conv" in kind.lower() and kind != "Conv1D"
 
 
 @dataclass(frozen=True)
@@ -71,6 +67,11 @@ class Example:
     """True for a rank on a device whose profile has no measured memory of NCCL."""
     orders: OrderPeaks | None = None
     """The memory with each order of batches, if their lengths vary."""
+
+    @property
+    def columns(self) -> LayerColumns:
+        """The layers with their columns, which examples of one table on several devices share."""
+        return LayerColumns.of(self.layers)
 
     @property
     def is_inference(self) -> bool:

@@ -10,9 +10,9 @@ from vramcast.jobs.analysis.static import static_estimate
 from vramcast.jobs.families.script_jobs import LENGTHS_VARY
 from vramcast.jobs.job import table_of
 from vramcast.jobs.spec import LayerTable, StaticEstimate
-from vramcast.models.example import UNBOUNDED_BYTES, Example, Label, is_convolution
+from vramcast.models.example import UNBOUNDED_BYTES, Example, Label
+from vramcast.models.layer_columns import LayerColumns
 from vramcast.simulation.result import Peaks, Simulation
-from vramcast.virtual_gpu.canonical import content_hash
 from vramcast.virtual_gpu.compiled.notes import is_compiler_note
 from vramcast.virtual_gpu.measurement import TRIAL, VARYING, Measurement, Status
 from vramcast.virtual_gpu.profile import DeviceProfile
@@ -34,23 +34,13 @@ _UNNAMED = "unnamed"
 class NetworkFacts:
     """The features of a layer table and its training that are equal on all devices."""
 
-    id: str
-    group: str
+    layers: LayerColumns
     static: StaticEstimate
-    convolutions: bool
-    batch_norms: bool
 
     @classmethod
     def of(cls, table: LayerTable, training: TrainingSetup) -> Self:
-        """Hash the table, and estimate its memory from shapes."""
-        group = content_hash({"layers": [layer.basis for layer in table.layers], "input": table.input_elements})
-        return cls(
-            id=content_hash({"group": group, "training": vars(training)}),
-            group=group,
-            static=static_estimate(training, table),
-            convolutions=any(is_convolution(layer.kind) for layer in table.layers),
-            batch_norms=any("batchnorm" in layer.kind.lower() for layer in table.layers),
-        )
+        """Make columns of the table, and estimate its memory from shapes."""
+        return cls(LayerColumns.of(table.layers), static_estimate(training, table))
 
 
 def example_of_table(
@@ -67,19 +57,19 @@ def example_of_table(
     of_ranks = set(profile.rank_notes(world_size=2))
     of_compiler = set(filter(is_compiler_note, notes))
     return Example(
-        id=facts.id,
-        group=facts.group,
-        design=facts.group,
+        id=facts.layers.content,
+        group=facts.layers.content,
+        design=facts.layers.content,
         family=family or _UNNAMED,
         training=training,
-        layers=table.layers,
+        layers=facts.layers,
         input_elements=table.input_elements,
         static=facts.static,
         simulated=simulated,
         overhead_bytes=(
             simulated.breakdown["context"]
             if simulated
-            else profile.overhead_bytes(facts.convolutions, facts.batch_norms)
+            else profile.overhead_bytes(bool(facts.layers.convolution_count), facts.layers.batch_norms)
         ),
         capacity_bytes=profile.available_bytes,
         source=profile.name,

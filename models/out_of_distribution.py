@@ -38,9 +38,10 @@ class OutOfDistribution:
 
     def distances(self, matrix: Matrix) -> Matrix:
         """Return [n]: the mean distance to the nearest reference examples."""
-        gaps = np.linalg.norm(matrix[:, None] - self.reference[None].astype(np.float64), axis=2)
-        nearest = np.sort(gaps, axis=1)[:, :_NEIGHBOURS]
-        return np.asarray(nearest.mean(axis=1))
+        reference = self.reference.astype(np.float64)
+        squares = (reference**2).sum(axis=1) - 2 * matrix @ reference.T  # without each job's own square
+        nearest = np.argpartition(squares, min(_NEIGHBOURS, len(reference)) - 1, axis=1)[:, :_NEIGHBOURS]
+        return np.asarray(np.linalg.norm(matrix[:, None] - reference[nearest], axis=2).mean(axis=1))
 
     def ratios(self, matrix: Matrix) -> Matrix:
         """Return [n]: the distance of each job relative to the threshold."""

@@ -25,6 +25,7 @@ from vramcast.jobs.steps import TrainingStep
 from vramcast.models.answer import Answer, Bucket
 from vramcast.models.buckets import Buckets, choose_bucket
 from vramcast.models.checkpoint import load_checkpoint
+from vramcast.models.distribution import Distribution
 from vramcast.models.estimators._base import Estimator
 from vramcast.models.example import UNBOUNDED_BYTES, Example
 from vramcast.models.examples import NetworkFacts, example_of_simulation, example_of_table
@@ -212,9 +213,8 @@ class Predictor:
         for name, estimator, members in self._by_estimator(questions):
             start = time.perf_counter()
             chosen = [questions[index] for index in members]
-            predicted = _answers(name, estimator, chosen, risk, bucket_mib or BUCKET_MIB)
-            seconds = (time.perf_counter() - start) / len(chosen)
-            answers.update(zip(members, (replace(item, seconds=seconds) for item in predicted), strict=True))
+            predicted = _answers(name, estimator, chosen, risk, bucket_mib or BUCKET_MIB, start)
+            answers.update(zip(members, predicted, strict=True))
         return [answers[index] for index in range(len(questions))]
 
     def bucket_probabilities(
@@ -266,43 +266,70 @@ def _default_modes() -> Iterator[None]:
 
 
 def _answers(
-    name: str, estimator: Estimator, questions: Sequence[Question], risk: float, bucket_mib: int
+    name: str, estimator: Estimator, questions: Sequence[Question], risk: float, bucket_mib: int, start: float
 ) -> list[Answer]:
+    """Return the answers of one estimator; their `seconds` are shares of the time since `start`."""
     examples = [item.example for item in questions]
-    unbounded = [item.unbounded or replace(item.example, capacity_bytes=UNBOUNDED_BYTES) for item in questions]
     risk = max(risk, estimator.least_risk)
-    distribution = estimator.distribution([*examples, *unbounded], risk)
-    points = _finite(distribution.point_bytes(), examples)
-    safe = _finite(distribution.on_device(1 - risk), examples) if distribution.calibrated else None
-    answers = []
-    for index, question in enumerate(questions):
-        buckets = Buckets(bucket_mib * MIB, question.example.capacity_bytes)
-        proba = distribution.proba(buckets, [index])[0]
-        whole = Buckets(buckets.capacity_bytes, buckets.capacity_bytes)  # its last class begins at the capacity
-        own_bytes = _quantile_bytes(buckets, proba, risk) if safe is None else safe[index]
-        note = () if safe is not None else (f"{name} has no calibrated bound: the safe figure is its own quantile",)
-        answers.append(
-            _answer(
-                replace(question, notes=(*question.notes, *note)),
-                buckets,
-                proba,
-                oom_probability=float(distribution.proba(whole, [index])[0, -1]),
-                estimate_bytes=points[index],
-                safe_bytes=max(own_bytes, points[index]),
+    distribution = estimator.distribution(examples, risk)
+    points, safe = _figures(distribution, risk)
+    if too_large := np.flatnonzero(np.isinf(points) | np.isinf(safe)).tolist():
+        unbounded = [questions[index].unbounded or _without_limit(examples[index]) for index in too_large]
+        needs = _figures(estimator.distribution(unbounded, risk), risk)
+        for figures, need in zip((points, safe), needs, strict=True):
+            figures[too_large] = _finite(figures[too_large], need, [examples[index] for index in too_large])
+    seconds = (time.perf_counter() - start) / len(questions)
+    answers: dict[int, Answer] = {}
+    for capacity, members in _by_capacity(examples).items():
+        buckets, whole = Buckets(bucket_mib * MIB, capacity), Buckets(capacity, capacity)  # whole ends at the capacity
+        oom = distribution.proba(whole, members)[:, -1].tolist()
+        for row, proba in enumerate(distribution.proba(buckets, members)):
+            index = members[row]
+            own_bytes = safe[index] if distribution.calibrated else _quantile_bytes(buckets, proba, risk)
+            answers[index] = _answer(
+                questions[index],
+                _bucket(buckets, proba),
+                oom_probability=oom[row],
+                estimate_bytes=float(points[index]),
+                safe_bytes=float(max(own_bytes, points[index])),
                 risk=risk,
                 out_of_distribution=bool(distribution.out_of_distribution[index]),
                 checkpoint=name,
+                notes=() if distribution.calibrated else (_uncalibrated(name),),
+                seconds=seconds,
             )
-        )
-    return answers
+    return [answers[index] for index in range(len(questions))]
 
 
-def _finite(figures: NDArray[np.float64], examples: Sequence[Example]) -> NDArray[np.float64]:
-    """Return [examples]: the figures of examples, infinity replaced by those without a memory limit, which follow them.
+def _uncalibrated(name: str) -> str:
+    return f"{name} has no calibrated bound: the safe figure is its own quantile"
+
+
+def _without_limit(example: Example) -> Example:
+    return replace(example, capacity_bytes=UNBOUNDED_BYTES)
+
+
+def _by_capacity(examples: Sequence[Example]) -> dict[int, list[int]]:
+    """Return the indices of the examples on devices of each size, which share their buckets."""
+    members: dict[int, list[int]] = {}
+    for index, example in enumerate(examples):
+        members.setdefault(example.capacity_bytes, []).append(index)
+    return members
+
+
+def _figures(distribution: Distribution, risk: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return [n] and [n]: point estimates, and safe figures, which are zero without a calibrated bound."""
+    points = distribution.point_bytes()
+    return points, distribution.on_device(1 - risk) if distribution.calibrated else np.zeros_like(points)
+
+
+def _finite(
+    figures: NDArray[np.float64], unbounded: NDArray[np.float64], examples: Sequence[Example]
+) -> NDArray[np.float64]:
+    """Return [examples]: the figures of examples, infinity replaced by those without a memory limit.
 
     An unbounded figure is more than the device has, and a number that JSON can hold.
     """
-    figures, unbounded = np.split(figures, 2)
     above = np.array([example.capacity_bytes + MIB for example in examples], dtype=np.float64)
     return np.where(np.isfinite(figures), figures, np.clip(unbounded, above, UNBOUNDED_BYTES))
 
@@ -326,8 +353,7 @@ def _bucket(buckets: Buckets, proba: NDArray[np.float64]) -> Bucket:
 
 def _answer(
     question: Question,
-    buckets: Buckets,
-    proba: NDArray[np.float64],
+    bucket: Bucket,
     *,
     oom_probability: float,
     estimate_bytes: float,
@@ -335,6 +361,8 @@ def _answer(
     risk: float,
     out_of_distribution: bool,
     checkpoint: str,
+    notes: tuple[str, ...],
+    seconds: float,
 ) -> Answer:
     example, profile, peak, simulation = question.example, question.profile, question.peak, question.simulation
     calibrated = f"calibrated on {profile.calibrated_on}" if profile.calibrated_on else "not calibrated"
@@ -342,9 +370,9 @@ def _answer(
         target=question.target,
         batch_size=example.training.batch_size,
         device=profile.name,
-        bucket=_bucket(buckets, proba),
-        estimate_mib=float(estimate_bytes) / MIB,
-        safe_mib=float(safe_bytes) / MIB,
+        bucket=bucket,
+        estimate_mib=estimate_bytes / MIB,
+        safe_mib=safe_bytes / MIB,
         allocated_mib=_mib(peak.allocated_bytes) if peak else None,
         reserved_mib=_mib(peak.reserved_bytes) if peak else None,
         capacity_mib=example.capacity_bytes / MIB,
@@ -353,9 +381,9 @@ def _answer(
         out_of_distribution=out_of_distribution,
         checkpoint=checkpoint,
         profile=f"{profile.title}, {calibrated}",
-        seconds=0.0,
+        seconds=seconds,
         breakdown_mib={use: size / MIB for use, size in peak.breakdown.items()} if peak else {},
-        notes=tuple(dict.fromkeys(question.notes)),
+        notes=tuple(dict.fromkeys((*question.notes, *notes))),
         inputs=simulation.inputs if simulation else (),
         traced_with=simulation.traced_with if simulation else {},
         parallel=example.training.parallel,

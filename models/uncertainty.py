@@ -6,7 +6,7 @@ Both follow from the job and its simulation alone, never from a measurement.
 from vramcast.jobs.families import FAMILIES
 from vramcast.models.calibration import EVERYTHING
 from vramcast.models.example import Example
-from vramcast.models.features.layers import convolutions_of
+from vramcast.models.features.layers import largest_convolution
 from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.training.setup import DTYPE_BYTES
 
@@ -108,8 +108,8 @@ def _kind(example: Example) -> str:
         return _EXACT
     if has_learned_scale(example):
         return _WORKSPACES
-    channels = [item.channels for item in convolutions_of(example) if item.total]
-    misaligned = sum(number % _ALIGNMENT != 0 for number in channels) > _MISALIGNED * len(channels)
+    channels = example.columns.convolutions(example.input_elements).channels
+    misaligned = (channels % _ALIGNMENT != 0).sum() > _MISALIGNED * len(channels)
     return f"{_WORKSPACES}, {'misaligned' if misaligned else 'aligned'}"
 
 
@@ -162,8 +162,7 @@ def _guess_bytes(example: Example, own: int) -> float:
 
 def convolution_bytes(example: Example) -> int:
     """Return input, output and weight of the largest convolution: a workspace rule is wrong by copies of them."""
-    largest = max((item.total for item in convolutions_of(example)), default=0)
-    return largest * DTYPE_BYTES[example.training.dtype]
+    return largest_convolution(example) * DTYPE_BYTES[example.training.dtype]
 
 
 def _own_bytes(example: Example) -> int:

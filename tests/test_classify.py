@@ -305,7 +305,7 @@ def test_an_answer_is_changed_by_its_risk(predictor):
 
 def test_a_bound_beyond_all_cards_is_still_a_number():
     example = replace(mlp_examples(1)[0], capacity_bytes=8 * MIB)
-    found = _finite(np.array([np.inf, np.inf, 5.0, np.inf, 7.0, np.inf]), [example] * 3)
+    found = _finite(np.array([np.inf, np.inf, 5.0]), np.array([np.inf, 7.0, np.inf]), [example] * 3)
     assert found.tolist() == [UNBOUNDED_BYTES, 9 * MIB, 5.0]
 
 

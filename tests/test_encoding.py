@@ -19,7 +19,7 @@ from vramcast.models.estimators.encoding import ExampleEncoder, Scale
 from vramcast.models.estimators.network_uncertainty import stratum
 from vramcast.models.examples import example_of_row, example_of_simulation, example_of_table
 from vramcast.models.features import FEATURE_SETS, TOKEN_NUMBERS, feature_set, tokens_of
-from vramcast.models.features.layers import convolutions_of, main_activation
+from vramcast.models.features.layers import largest_convolution, main_activation
 from vramcast.simulation.result import Peaks, Simulation
 from vramcast.simulation.simulator import Simulator
 from vramcast.virtual_gpu.measurement import Measurement, Status
@@ -93,9 +93,10 @@ def test_full_features_are_finite_numbers_with_the_same_names_for_all():
 
 
 def test_the_largest_convolution_by_hand():
-    found = [item for item in convolutions_of(example_of(cnn_spec(filters=8, depth=1, batch=4, size=16))) if item.total]
-    assert [(item.weight, item.channels, item.size) for item in found] == [(3 * 8 * 9 + 8, 8, 16)]
-    assert found[0].total == 4 * (3 * 256 + 8 * 256) + 3 * 8 * 9 + 8
+    example = example_of(cnn_spec(filters=8, depth=1, batch=4, size=16))
+    found = example.columns.convolutions(example.input_elements)
+    assert (found.weight.tolist(), found.channels.tolist(), found.size.tolist()) == ([3 * 8 * 9 + 8], [8], [16])
+    assert found.totals(4).tolist() == [4 * (3 * 256 + 8 * 256) + 3 * 8 * 9 + 8] == [largest_convolution(example)]
 
 
 def test_tokens_fold_what_has_no_parameters_and_count_what_repeats():

@@ -23,7 +23,8 @@ from vramcast.models.estimators.network_uncertainty import (
     unit_bytes,
     with_everything,
 )
-from vramcast.models.example import Example, Label, is_convolution
+from vramcast.models.example import Example, Label
+from vramcast.models.layer_columns import is_convolution
 from vramcast.models.out_of_distribution import OutOfDistribution
 from vramcast.virtual_gpu.allocator.sizes import MIB
 

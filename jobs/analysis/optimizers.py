@@ -23,6 +23,8 @@ class OptimizerRule:
     arguments: frozenset[str]
     fused: bool = False
     keeps_step: bool = True
+    by_shape: bool = False
+    """True if the state of a parameter depends on its shape, not on the number of its elements alone."""
     demands: Mapping[str, str] = field(default_factory=dict)
     """Conditions of the class on its arguments that replace those in `DEMANDS`, by argument."""
 
@@ -96,13 +98,14 @@ OPTIMIZERS: Mapping[str, OptimizerRule] = {
     "Adafactor": OptimizerRule(
         _adafactor,
         _SHARED | {"beta2_decay", "eps", "d"},
+        by_shape=True,
         demands={"eps": "len(eps) == 2 and (eps[0] is None or eps[0] >= 0) and eps[1] >= 0"},
     ),
     "Adamax": OptimizerRule(_copies(2), _SHARED | {"betas", "eps"}),
     "NAdam": OptimizerRule(_copies(2), _SHARED | {"betas", "eps", "momentum_decay", "decoupled_weight_decay"}),
     "RAdam": OptimizerRule(_copies(2), _SHARED | {"betas", "eps", "decoupled_weight_decay"}),
     "Rprop": OptimizerRule(_copies(2), frozenset({"lr", "etas", "step_sizes", "maximize"})),
-    "ASGD": OptimizerRule(_asgd, _SHARED | {"lambd", "alpha", "t0"}),
+    "ASGD": OptimizerRule(_asgd, _SHARED | {"lambd", "alpha", "t0"}, by_shape=True),
 }
 REFUSED: Mapping[str, str] = {
     "LBFGS": "LBFGS runs the training step several times per step, which a spec cannot describe",
@@ -117,4 +120,6 @@ def state_elements(training: TrainingSetup, shapes: Sequence[Shape]) -> int:
     rule = OPTIMIZERS[name]
     on_device = training.implementation == "fused" or bool(args.get("capturable"))
     steps = _STEP_ELEMENTS * len(shapes) if rule.keeps_step and on_device else 0
+    if not rule.by_shape:
+        return steps + rule.state((sum(map(prod, shapes)),), args)
     return steps + sum(rule.state(shape, args) for shape in shapes)

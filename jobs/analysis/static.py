@@ -1,7 +1,5 @@
 """The static estimate (SGV): the memory of a training step from shapes alone."""
 
-from math import prod
-
 from vramcast.jobs.analysis.optimizers import state_elements
 from vramcast.jobs.spec import LayerTable, StaticEstimate
 from vramcast.virtual_gpu.training.setup import DTYPE_BYTES, TrainingSetup
@@ -16,7 +14,7 @@ def static_estimate(training: TrainingSetup, table: LayerTable) -> StaticEstimat
     activation_size = DTYPE_BYTES[training.autocast or training.dtype]
     return StaticEstimate(
         parameter_bytes=table.parameters * size,
-        gradient_bytes=sum(prod(shape) for shape in table.trainable_shapes) * size,
+        gradient_bytes=table.trainable_elements * size,
         optimizer_bytes=state_elements(training, table.trainable_shapes) * size,
         activation_bytes=training.batch_size * (table.input_elements * size + table.activations * activation_size),
     )

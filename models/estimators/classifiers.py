@@ -170,7 +170,8 @@ class NetworkClassifier(SavedEstimator):
     def distribution_of(self, inputs: Inputs, examples: Sequence[Example]) -> MixtureDistribution:
         """Return the distributions of encoded examples."""
         features = feature_set(self.settings.features)
-        self.network_.eval()
+        if self.network_.training:  # eval() visits every module
+            self.network_.eval()
         with torch.inference_mode():
             gaps = Mixture.of_outputs(self.network_(inputs), self.center_, self.spread_)
             return MixtureDistribution.of_gaps(gaps, [features.reference_bytes(item) for item in examples], examples)

@@ -15,7 +15,9 @@ from torch.nn import functional as F  # noqa: N812 - the name that every PyTorch
 LEAST_SCALE = 5e-4
 """Smallest scale of a component, in units of the logarithm: repeated measurements of one job differ by more."""
 _MOST_LOG_SCALE = 2.0
-_HALVINGS = 64
+_STEPS = 128
+"""Twice the bisections that reach the precision from any bounds."""
+_PRECISION = 1e-13
 
 
 @dataclass(frozen=True)
@@ -74,16 +76,28 @@ class Mixture:
         finite = -torch.expm1(self.log_weights[:, -1])
         wanted = torch.where(finite > level, level / finite, torch.full_like(finite, 0.5))
         ends = self.locations + self.scales * torch.logit(wanted)[:, None]
-        value = self._bisect(wanted * finite, ends.min(1).values, ends.max(1).values)
+        value = self._solve(wanted * finite, ends.min(1).values, ends.max(1).values)
         return torch.where(finite > level, value, torch.full_like(value, torch.inf))
 
-    def _bisect(self, levels: Tensor, low: Tensor, high: Tensor) -> Tensor:
-        """Bisect between the components' quantiles, which bracket the mixture's."""
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            below = self.cdf(middle[:, None])[:, 0] < levels
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return high
+    def _solve(self, levels: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        """Return the points [n] where the distribution functions reach the levels [n], between two bounds.
+
+        Newton's steps; a step is a bisection instead where Newton's leaves the bounds or gains less than one.
+        """
+        weights, point, last = self.log_weights[:, :-1].exp(), (low + high) / 2, high - low
+        for _ in range(_STEPS):
+            shares = torch.sigmoid(self._standard(point))
+            error = (weights * shares).sum(1) - levels
+            slope = (weights * shares * (1 - shares) / self.scales).sum(1)
+            low, high = torch.where(error < 0, point, low), torch.where(error < 0, high, point)
+            newton = point - error / slope
+            good = (newton >= low) & (newton <= high) & ((newton - point).abs() < 0.5 * last)
+            following = torch.where(good, newton, (low + high) / 2)
+            last = (following - point).abs()
+            point = following
+            if bool((last <= _PRECISION * point.abs().clamp(min=1)).all()):
+                break
+        return point
 
     def given_finite(self) -> Self:
         """Return the mixture conditioned on a finite value."""

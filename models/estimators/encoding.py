@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from typing import Any, Self
 
 import numpy as np
@@ -91,8 +92,8 @@ class ExampleEncoder:
     def matrix(self, examples: Sequence[Example]) -> Matrix:
         """Return [n, width]: features in standard deviations, not clipped, so that outliers show."""
         numbers = feature_set(self.features).numbers
-        rows = [[*(values[name] for name in self.names), *self._source(example)]
-                for example in examples for values in [numbers(example)]]  # fmt: skip
+        chosen = itemgetter(*self.names)  # there are several
+        rows = [[*chosen(numbers(example)), *self._source(example)] for example in examples]
         return self.scale.apply(np.array(rows, dtype=np.float64).reshape(-1, self.width))
 
     def inputs(self, examples: Sequence[Example], with_tokens: bool, matrix: Matrix | None = None) -> Inputs:

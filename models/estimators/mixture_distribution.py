@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -74,6 +75,13 @@ class MixtureDistribution(Distribution):
 
     def own_quantile_bytes(self, level: float) -> Array:
         """Return [n]: a quantile of the memory of the job's allocator."""
+        return self._own_medians if level == 0.5 else self._own_quantiles(level)
+
+    @cached_property
+    def _own_medians(self) -> Array:
+        return self._own_quantiles(0.5)
+
+    def _own_quantiles(self, level: float) -> Array:
         with np.errstate(over="ignore"):
             return np.asarray(np.exp(self.mixture.quantile(level).numpy()))
 

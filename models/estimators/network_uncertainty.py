@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from vramcast.jobs.families import FAMILIES
 from vramcast.models.calibration import EVERYTHING, CalibratedErrors
 from vramcast.models.distribution import own_bytes_of
-from vramcast.models.example import Example, is_convolution
+from vramcast.models.example import Example
 from vramcast.virtual_gpu.allocator.sizes import MIB
 
 Array = NDArray[np.float64]
@@ -53,7 +53,7 @@ def calibrated_strata(example: Example) -> tuple[str, ...]:
 
 def _has_workspaces(example: Example) -> bool:
     """Return whether the network is convolutional; a first layer that cuts an image into patches does not count."""
-    return sum(is_convolution(layer.kind) for layer in example.layers) > _FIRST_LAYERS
+    return example.columns.convolution_count > _FIRST_LAYERS
 
 
 def calibrated_errors(examples: Sequence[Example], estimated_bytes: Array) -> CalibratedErrors:

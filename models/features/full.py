@@ -1,11 +1,11 @@
 """All features of a job: layers, extremes, training, static estimate and simulation."""
 
 import math
-from collections import Counter
 
 from vramcast.jobs.analysis.optimizers import OPTIMIZERS
 from vramcast.models.example import Example
-from vramcast.models.features.layers import ACTIVATIONS, NO_CONVOLUTION, convolutions_of, log_amount, main_activation
+from vramcast.models.features.layers import ACTIVATIONS, largest_convolution, log_amount, main_activation
+from vramcast.models.layer_columns import ConvolutionColumns
 from vramcast.virtual_gpu.distributed.parallelism import SHARDED
 from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.training.setup import DTYPE_BYTES, parse_call
@@ -55,13 +55,12 @@ def _room_bytes(example: Example) -> int:
 
 
 def _layer_numbers(example: Example) -> Numbers:
-    layers = example.layers
-    counts = Counter(layer.kind for layer in layers)
-    activations = sum(layer.activations for layer in layers)
+    layers = example.columns
+    counts, activations = layers.counts, sum(layers.activations)
     activation = main_activation(layers)
     return {
         "depth": log_amount(len(layers)),
-        "parameters": log_amount(sum(layer.parameters for layer in layers)),
+        "parameters": log_amount(sum(layers.parameters)),
         "activations": log_amount(activations),
         "activations_x_batch": log_amount(activations * example.training.batch_size),
         "input_elements": log_amount(example.input_elements),
@@ -73,24 +72,42 @@ def _layer_numbers(example: Example) -> Numbers:
 
 def _extremes(example: Example) -> Numbers:
     """Return the layers that decide peaks: the largest outputs, weights and convolutions, with their shapes."""
-    layers, batch = example.layers, example.training.batch_size
-    outputs = sorted((layer.activations for layer in layers), reverse=True)
-    convolutions = [item for item in convolutions_of(example) if item.total]
-    largest = max(convolutions, key=lambda item: item.total, default=NO_CONVOLUTION)
+    layers, batch = example.columns, example.training.batch_size
+    outputs = layers.largest_outputs
     return {
         "largest_output": log_amount(batch * sum(outputs[:1])),
         "largest_outputs": log_amount(batch * sum(outputs[:_LARGEST])),
-        "largest_weight": log_amount(max((layer.parameters for layer in layers), default=0)),
-        "widest": log_amount(max((layer.output_shape[0] for layer in layers if layer.output_shape), default=0)),
-        "convolution": log_amount(largest.total),
-        "convolution_weight": log_amount(largest.weight),
-        "convolution_channels": log_amount(largest.channels),
-        "convolution_size": log_amount(largest.size),
-        "convolution_misaligned": float(largest.channels % 4 != 0),
-        "convolutions_misaligned": sum(item.channels % 4 != 0 for item in convolutions) / max(len(convolutions), 1),
-        "least_size": log_amount(min((item.size for item in convolutions), default=0)),
-        "most_channels": log_amount(max((item.channels for item in convolutions), default=0)),
+        "largest_weight": log_amount(max(layers.parameters, default=0)),
+        "widest": log_amount(layers.widest),
+        **_convolution_numbers(layers.convolutions(example.input_elements), batch),
     }
+
+
+def _convolution_numbers(convolutions: ConvolutionColumns, batch: int) -> Numbers:
+    totals = convolutions.totals(batch)
+    if not len(totals):
+        return _NO_CONVOLUTION
+    largest = int(totals.argmax())
+    misaligned = convolutions.channels % 4 != 0
+    return {
+        "convolution": log_amount(totals[largest]),
+        "convolution_weight": log_amount(convolutions.weight[largest]),
+        "convolution_channels": log_amount(convolutions.channels[largest]),
+        "convolution_size": log_amount(convolutions.size[largest]),
+        "convolution_misaligned": float(misaligned[largest]),
+        "convolutions_misaligned": int(misaligned.sum()) / len(totals),
+        "least_size": log_amount(convolutions.size.min()),
+        "most_channels": log_amount(convolutions.channels.max()),
+    }
+
+
+_NO_CONVOLUTION: Numbers = dict.fromkeys(
+    (
+        "convolution", "convolution_weight", "convolution_channels", "convolution_size", "convolution_misaligned",
+        "convolutions_misaligned", "least_size", "most_channels",
+    ),
+    0.0,
+)  # fmt: skip
 
 
 _SAME_MEMORY = {"AdamW": "Adam"}
@@ -138,7 +155,7 @@ def _simulated_numbers(example: Example, simulated: Measurement) -> Numbers:
     workspace = simulated.breakdown["workspace"]
     reserved_bytes = simulated.reserved_bytes or 0
     reserved = max(reserved_bytes, 1)
-    convolution = max((item.total for item in convolutions_of(example)), default=0)
+    convolution = largest_convolution(example)
     return {
         "simulated_fits": float(simulated.status is Status.OK),
         "simulated_requested": log_amount(requested),

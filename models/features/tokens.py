@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from vramcast.jobs.spec import LayerRecord
 from vramcast.models.example import Example
-from vramcast.models.features.layers import Convolution, convolutions_of, log_amount
+from vramcast.models.features.layers import log_amount
 
 TOKEN_NUMBERS = (
     "output",
@@ -37,29 +37,30 @@ class Token:
 
 def tokens_of(example: Example) -> list[Token]:
     """Return the tokens of an example's layers in the order of their first occurrence."""
-    times = Counter(
-        _token(owner, convolution, followers, example) for owner, convolution, followers in _folded(example)
-    )
+    times = Counter(_token(owner, total, followers, example) for owner, total, followers in _folded(example))
     return [Token(token.kind, (*token.numbers, log_amount(count))) for token, count in times.items()]
 
 
-Folded = tuple[LayerRecord, Convolution, list[LayerRecord]]
+Folded = tuple[LayerRecord, float, list[LayerRecord]]
+"""A layer with parameters, the elements that it moves if it is a convolution, and the layers that follow it."""
 
 
 def _folded(example: Example) -> Iterator[Folded]:
     current: Folded | None = None
-    for layer, convolution in zip(example.layers, convolutions_of(example), strict=True):
+    convolutions = example.columns.convolutions(example.input_elements)
+    totals = dict(zip(convolutions.places, convolutions.totals(example.training.batch_size).tolist(), strict=True))
+    for place, layer in enumerate(example.layers):
         if current is not None and not layer.parameters:
             current[2].append(layer)
             continue
         if current is not None:
             yield current
-        current = (layer, convolution, [])
+        current = (layer, totals.get(place, 0.0), [])
     if current is not None:
         yield current
 
 
-def _token(owner: LayerRecord, convolution: Convolution, followers: list[LayerRecord], example: Example) -> Token:
+def _token(owner: LayerRecord, moved: float, followers: list[LayerRecord], example: Example) -> Token:
     batch = example.training.batch_size
     numbers = (
         log_amount(batch * owner.activations),
@@ -67,7 +68,7 @@ def _token(owner: LayerRecord, convolution: Convolution, followers: list[LayerRe
         log_amount(owner.parameters),
         log_amount(owner.output_shape[0] if owner.output_shape else 0),
         log_amount(math.prod(owner.output_shape[1:])),
-        log_amount(convolution.total),
+        log_amount(moved),
         log_amount(len(followers)),
         float(bool(owner.output_shape) and owner.output_shape[0] % 4 != 0),
     )
