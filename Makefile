@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test compat stacks bench soak slurm breadth study lint clean
+.PHONY: demo test compat stacks bench soak slurm manifests breadth study lint clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -73,6 +73,10 @@ soak: $(STAMP)
 slurm: export OMP_NUM_THREADS := 1
 slurm: $(STAMP)
 	$(BIN)/pytest benchmarks/clusters -vv -rs
+
+# The plain manifests, which are the chart with its default values.
+manifests: $(STAMP)
+	PATH=$(BIN):$$PATH helm template vramcast deploy/helm --namespace vramcast > deploy/kubernetes/vramcast.yaml
 
 # Classifies hundreds of known networks in half an hour; an interrupted run resumes from runs/breadth.
 breadth: $(STAMP)

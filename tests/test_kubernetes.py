@@ -1,16 +1,17 @@
 """The scheduler extender, the admission webhook and Volcano's plugin, with requests as they send them."""
 
 import asyncio
-import base64
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from json_patches import patched
 from served import Service, serving
 
-from vramcast.collocation.adapters import admission, kubernetes
+from vramcast.collocation.adapters import kubernetes, pod_resources
+from vramcast.collocation.adapters.pod_resources import Figures
 from vramcast.collocation.placement import GpuState, Placement
 from vramcast.collocation.service.approvals import Approvals
 from vramcast.collocation.service.node_registry import NodeRegistry
@@ -198,19 +199,6 @@ def test_the_node_registry_is_bounded_by_bytes() -> None:
     assert registry.size_bytes <= 100_000
 
 
-def patched(review: Any, reply: Any) -> dict[str, Any]:
-    """Return the pod after the patch (RFC 6902, as far as it is used)."""
-    pod = json.loads(json.dumps(review["request"]["object"]))
-    for step in json.loads(base64.b64decode(reply["response"]["patch"])):
-        assert step["op"] == "add"
-        target: Any = pod
-        *way, last = [part.replace("~1", "/").replace("~0", "~") for part in step["path"].split("/")[1:]]
-        for part in way:
-            target = target[int(part) if isinstance(target, list) else part]
-        target[last] = step["value"]
-    return dict(pod)
-
-
 @pytest.mark.parametrize(
     ("resource", "key", "unit_mib"),
     [
@@ -253,7 +241,7 @@ def kai_review(**change: Any) -> Any:
 def test_the_webhook_writes_the_annotation_of_kai() -> None:
     async def scenario(service: Service) -> None:
         review = kai_review()
-        review["request"]["object"]["metadata"]["annotations"][admission.CONTAINER] = "train"
+        review["request"]["object"]["metadata"]["annotations"][pod_resources.CONTAINER] = "train"
         reply = (await service.post("/k8s/mutate", review)).json
         pod = patched(review, reply)
         notes = pod["metadata"]["annotations"]
@@ -305,11 +293,11 @@ def test_the_limits_that_a_pod_states_are_not_changed() -> None:
     review = recorded("admission_review")
     pod = review["request"]["object"]
     pod["spec"]["containers"][1]["resources"]["limits"]["nvidia.com/gpumem"] = "5"
-    patch = admission.patch_of(pod, 900.5, "hami")
+    patch = pod_resources.patch_of(pod, Figures(900.5), "hami")
     assert [step["path"] for step in patch] == ["/metadata/annotations/vramcast~1need-mib"]
     assert patch[0]["value"] == "901"
     with pytest.raises(UserError, match="the resource"):
-        admission.patch_of(pod, 1, "slurm")
+        pod_resources.patch_of(pod, Figures(1), "slurm")
 
 
 def test_the_webhook_admits_pods_that_it_cannot_answer() -> None:

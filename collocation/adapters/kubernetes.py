@@ -14,6 +14,8 @@ from vramcast.errors import UserError
 JOB, NEED, RISK, BASIS = "vramcast/job", "vramcast/need-mib", "vramcast/risk", "vramcast/basis"
 """Annotations of a pod: its job; its need, written by the webhook; the risk that the need is too low; and the basis of
 the need (forecast or observed), also written by the webhook."""
+COUNT = "vramcast/gpu-count"
+"""Annotation of a pod whose GPUs no limit counts: the number of its GPUs."""
 GPUS = "vramcast/gpus"
 """Annotation of a node: [{"id", "free_mib", "total_mib", "device"}, ...]."""
 HAMI_GPUS = "hami.io/node-nvidia-register"
@@ -22,7 +24,9 @@ TOO_LITTLE_FREE = "node(s) had too little free GPU memory"
 TOO_SMALL = "node(s) had GPUs that are too small"
 """Reasons without figures: kube-scheduler samples nodes and puts their reasons into the pod's message. A message that
 changes requeues the pod at once, again and again."""
-_GPU_COUNTS = ("nvidia.com/gpu", "volcano.sh/vgpu-number")
+GPU_COUNTS = ("nvidia.com/gpu", "volcano.sh/vgpu-number")
+"""Limits of a container that say how many GPUs it takes."""
+MANAGED_BY = "app.kubernetes.io/managed-by"
 MOST_NODES = 20_000
 """In one request; Kubernetes supports clusters of 5,000."""
 MOST_GPUS = 128
@@ -55,7 +59,7 @@ def read_args(body: Any) -> ExtenderArgs:
     if not isinstance(pod, Mapping):
         raise UserError(f"expected ExtenderArgs with a Pod, found {sorted(body)[:10]}: check urlPrefix and verb")
     if nodes is not None:
-        items = {str(key).lower(): value for key, value in _map(nodes).items()}.get("items")
+        items = {str(key).lower(): value for key, value in mapping(nodes).items()}.get("items")
         if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
             raise UserError("expected Nodes with a list of items, found something else: check the scheduler's version")
         return ExtenderArgs(pod, items, [name_of(item) for item in items])
@@ -68,32 +72,40 @@ def read_args(body: Any) -> ExtenderArgs:
 
 def annotations_of(thing: Object) -> Mapping[str, str]:
     """Return the annotations of a pod or a node that are text, as all should be."""
-    annotations = _map(_map(thing.get("metadata")).get("annotations"))
+    annotations = mapping(mapping(thing.get("metadata")).get("annotations"))
     return {key: value for key, value in annotations.items() if isinstance(value, str)}
 
 
 def name_of(thing: Object) -> str:
     """Return the name of an object."""
-    return str(_map(thing.get("metadata")).get("name", ""))
+    return str(mapping(thing.get("metadata")).get("name", ""))
 
 
 def uid_of(pod: Object) -> str:
     """Return the UID of a pod, or its namespace and name."""
-    metadata = _map(pod.get("metadata"))
+    metadata = mapping(pod.get("metadata"))
     return str(metadata.get("uid") or f"{metadata.get('namespace', '')}/{metadata.get('name', '')}")[:_LONGEST_UID]
 
 
 def gpu_count(pod: Object) -> int:
     """Return the number of GPUs that the containers of a pod ask for, at least one."""
-    containers = _map(pod.get("spec")).get("containers")
-    limits = [limits_of(item) for item in containers] if isinstance(containers, list) else []
-    counts = [str(item.get(key, "")) for item in limits for key in _GPU_COUNTS]
-    return max(1, sum(int(text) for text in counts if text.isdecimal() and len(text) < 6))
+    counts = [str(limits_of(item).get(key, "")) for item in containers_of(pod) for key in GPU_COUNTS]
+    total = sum(int(text) for text in counts if text.isdecimal() and len(text) < 6)
+    stated = annotations_of(pod).get(COUNT, "")
+    if not total and stated.isdecimal() and len(stated) < 4:
+        total = min(int(stated), MOST_GPUS)
+    return max(1, total)
+
+
+def containers_of(pod: Object) -> list[Object]:
+    """Return the containers of a pod."""
+    items = mapping(pod.get("spec")).get("containers")
+    return [mapping(item) for item in items] if isinstance(items, list) else []
 
 
 def limits_of(container: Any) -> Object:
     """Return the resource limits of a container."""
-    return _map(_map(_map(container).get("resources")).get("limits"))
+    return mapping(mapping(mapping(container).get("resources")).get("limits"))
 
 
 def gpus_of(node: Object, device_of: Callable[[str], str | None]) -> list[GpuState] | None:
@@ -229,6 +241,6 @@ def _score(need: Need | None, gpus: list[GpuState] | None, policy: str) -> int:
     return round(_HIGHEST * min(1.0, max(0.0, left if policy == "most-free" else 1 - left)))
 
 
-def _map(value: Any) -> Object:
+def mapping(value: Any) -> Object:
     """Return an object, or an empty one in place of anything else."""
     return value if isinstance(value, Mapping) else {}

@@ -10,7 +10,8 @@ from fastapi import APIRouter, Body, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from starlette.routing import BaseRoute, Route
 
-from vramcast.collocation.service import answers, kubernetes_routes
+from vramcast.collocation.service import answers, kubernetes_routes, webhook
+from vramcast.collocation.service.cluster_api import ClusterApi
 from vramcast.collocation.service.engine import Engine, replies
 from vramcast.collocation.service.guard import Guard
 from vramcast.collocation.service.http import (
@@ -197,7 +198,8 @@ def make_app(settings: Settings, load: Callable[[str], CheckpointProtocol] = Che
         redoc_url=None,
     )
     app.state.engine, app.state.metrics = engine, counters
-    routers = [jobs, monitoring, *([kubernetes_routes.router] if settings.kubernetes else [])]
+    app.state.cluster_api = ClusterApi.of_environment()
+    routers = [jobs, monitoring, *([kubernetes_routes.router, webhook.router] if settings.kubernetes else [])]
     for router in routers:
         app.include_router(router)
     add_error_handlers(app)

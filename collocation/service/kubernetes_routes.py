@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from vramcast.collocation.adapters import admission, kubernetes, volcano
+from vramcast.collocation.adapters import kubernetes, volcano
 from vramcast.collocation.adapters.kubernetes import GpusByNode
 from vramcast.collocation.placement import Need, rank
 from vramcast.collocation.service.approvals import Approvals
@@ -15,14 +15,14 @@ from vramcast.collocation.service.http import PROBLEMS, ParsedRoute, engine_of, 
 from vramcast.collocation.service.loaded_checkpoint import EstimatedJob, ObservedJob
 from vramcast.collocation.service.logs import event
 from vramcast.collocation.service.node_registry import NodeRegistry
-from vramcast.collocation.service.parsing import BadBodyError, PodRequest, ReviewRequest
+from vramcast.collocation.service.parsing import BadBodyError, PodRequest
 from vramcast.errors import UserError
 
 POLICY = "best-fit"
 _INLINE_GPUS = 1000
 """Decisions about more GPUs are made outside of the event loop."""
 
-_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
+BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
 router = APIRouter(route_class=ParsedRoute, responses=PROBLEMS)
 
 
@@ -71,16 +71,16 @@ async def _need(engine: Engine, pod: PodRequest, gpus_by_node: GpusByNode) -> Ne
     if pod.need_mib is not None:
         return pod.need_mib
     try:
-        reservations = await _reservations(
+        reservations = await reservations_of(
             engine, pod, {gpu.device for gpus in gpus_by_node.values() for gpu in gpus or ()}
         )
     except Exception as error:
-        event("pod without a figure", logging.WARNING, pod=pod.name, reason=_reason(error))
+        event("pod without a figure", logging.WARNING, pod=pod.name, reason=reason_of(error))
         return None
     return {device: item.reservation_mib for device, item in reservations.items()} or None
 
 
-async def _reservations(
+async def reservations_of(
     engine: Engine, pod: PodRequest, devices: set[str | None]
 ) -> Mapping[str | None, ObservedJob] | Mapping[str | None, EstimatedJob]:
     """Return the reservation for a pod's job on each device; nothing if it has no job."""
@@ -89,7 +89,8 @@ async def _reservations(
     return await engine.reserve(pod.job, devices or {None}) if pod.job else {}
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return the sentence of an error for a user, or only the kind of an unexpected one."""
     return str(error) if isinstance(error, UserError) else type(error).__name__
 
 
@@ -99,7 +100,7 @@ async def _decided(engine: Engine, decide: Callable[[], Any], gpus_by_node: Gpus
     return decide() if gpus <= _INLINE_GPUS else await engine.batcher.call(decide)
 
 
-@router.post("/k8s/filter", openapi_extra=_BODY)
+@router.post("/k8s/filter", openapi_extra=BODY)
 async def filter_nodes(request: Request) -> Response:
     """Answer ExtenderArgs with an ExtenderFilterResult."""
     try:
@@ -107,7 +108,7 @@ async def filter_nodes(request: Request) -> Response:
     except BadBodyError:
         raise
     except Exception as error:
-        return reply(kubernetes.filter_failed(_reason(error)))
+        return reply(kubernetes.filter_failed(reason_of(error)))
     stated = _with_known_gpus(request, body.args.names, body.gpus)
     need = await _need(engine_of(request), body.pod, stated)
     everywhere = kubernetes.Verdict(body.args.names, {}, {})
@@ -125,7 +126,7 @@ async def filter_nodes(request: Request) -> Response:
     return reply(kubernetes.filter_reply(body.args, verdict))
 
 
-@router.post("/k8s/prioritize", openapi_extra=_BODY)
+@router.post("/k8s/prioritize", openapi_extra=BODY)
 async def prioritize(request: Request) -> Response:
     """Answer ExtenderArgs with a HostPriorityList."""
     try:
@@ -133,7 +134,7 @@ async def prioritize(request: Request) -> Response:
     except BadBodyError:
         raise
     except Exception as error:
-        event("extender arguments refused", logging.WARNING, reason=_reason(error))
+        event("extender arguments refused", logging.WARNING, reason=reason_of(error))
         return reply([])
     stated = _with_known_gpus(request, body.args.names, body.gpus)
     gpus_by_node = _without_approved(request, body.pod, stated)
@@ -155,7 +156,7 @@ async def _scores(
     return scores
 
 
-@router.post("/k8s/nodes", openapi_extra=_BODY)
+@router.post("/k8s/nodes", openapi_extra=BODY)
 async def put_nodes(request: Request) -> Response:
     """Keep the GPUs of a NodeList, for an extender that only receives names."""
     body = await parsed_body(request)
@@ -163,29 +164,7 @@ async def put_nodes(request: Request) -> Response:
     return reply({"known": sum(gpus is not None for gpus in gpus_by_node.values())})
 
 
-@router.post("/k8s/mutate", openapi_extra=_BODY)
-async def mutate(request: Request) -> Response:
-    """Answer an AdmissionReview: a patch writes the need of its job into the pod."""
-    body = await parsed_body(request)
-    try:
-        patch = await _patch(engine_of(request), body)
-    except Exception as error:
-        return reply(admission.review_reply(body.review.uid, [], f"vramcast: {_reason(error)}"))
-    warning = admission.warning_of(body.review.pod, engine_of(request).settings.resource) if patch else None
-    return reply(admission.review_reply(body.review.uid, patch, warning))
-
-
-async def _patch(engine: Engine, body: ReviewRequest) -> list[dict[str, Any]]:
-    if body.pod.need_mib is not None:
-        return admission.patch_of(body.review.pod, body.pod.need_mib, engine.settings.resource)
-    reservations = await _reservations(engine, body.pod, {None})
-    if not reservations:
-        return []
-    reservation = reservations[None]
-    return admission.patch_of(body.review.pod, reservation.reservation_mib, engine.settings.resource, reservation.basis)
-
-
-@router.post("/volcano/predicate", openapi_extra=_BODY)
+@router.post("/volcano/predicate", openapi_extra=BODY)
 async def predicate(request: Request) -> Response:
     """Answer whether a task may go to a node."""
     body = await parsed_body(request)
@@ -197,7 +176,7 @@ async def predicate(request: Request) -> Response:
     return reply(volcano.predicate_reply(next(iter(verdict.reasons.values()), None)))
 
 
-@router.post("/volcano/prioritize", openapi_extra=_BODY)
+@router.post("/volcano/prioritize", openapi_extra=BODY)
 async def volcano_prioritize(request: Request) -> Response:
     """Answer a task and nodes with a score for each node."""
     body = await parsed_body(request)

@@ -87,11 +87,19 @@ class TaskRequest:
 
 
 @dataclass(frozen=True)
+class ReviewPart:
+    """A part of an object that is to be admitted, and the job that it states."""
+
+    part: admission.Part
+    pod: PodRequest
+
+
+@dataclass(frozen=True)
 class ReviewRequest:
-    """A pod that is to be admitted."""
+    """An object that is to be admitted, and its parts with jobs."""
 
     review: admission.Admission
-    pod: PodRequest
+    parts: Sequence[ReviewPart]
 
 
 _JOB: TypeAdapter[AnyJobBody] = TypeAdapter(JobBody)
@@ -187,7 +195,7 @@ def _nodes(body: bytes) -> NodesRequest:
 
 def _review(body: bytes) -> ReviewRequest:
     review = admission.read_review(_object(body))
-    return ReviewRequest(review, _pod(review.pod))
+    return ReviewRequest(review, [ReviewPart(part, _pod(part.pod)) for part in admission.parts_of(review)])
 
 
 def _volcano_task(body: bytes) -> TaskRequest:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vramcast.collocation.adapters.claims import GPU_CLASS
 from vramcast.defaults import CHECKPOINT, RISK
 from vramcast.device.profiles import DEFAULT_DEVICE
 
@@ -82,6 +83,8 @@ class Settings:
     kubernetes: bool = True
     """Serve the paths below /k8s and /volcano. They need no token, because kube-scheduler cannot send one."""
     resource: str = "hami"
-    """The resource that the admission webhook writes: see collocation.adapters.admission.RESOURCES."""
+    """The resource that the admission webhook writes: see collocation.adapters.pod_resources.RESOURCES."""
+    device_class: str = GPU_CLASS
+    """The DeviceClass whose claims get an amount, with the resource `dra`."""
     log_requests: bool = True
     limits: Limits = field(default_factory=Limits)

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from vramcast.collocation.adapters.claims import GPU_CLASS
 from vramcast.commands.collocation.service_token import TOKEN, read_token
 from vramcast.commands.exit_codes import exit_code
 from vramcast.defaults import CHECKPOINT, RISK
@@ -31,7 +32,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         if path is not None and not path.is_file():
             raise UserError(f"expected a PEM file at {path}, found none: check the path")
     try:
-        from vramcast.collocation.adapters.admission import RESOURCES  # noqa: PLC0415
+        from vramcast.collocation.adapters.pod_resources import RESOURCES  # noqa: PLC0415
         from vramcast.collocation.service.server import serve  # noqa: PLC0415
         from vramcast.collocation.service.settings import Limits, Settings  # noqa: PLC0415
     except ModuleNotFoundError as error:
@@ -54,6 +55,7 @@ def _serve(arguments: argparse.Namespace) -> None:
             tls_key=arguments.tls_key,
             kubernetes=not arguments.no_kubernetes,
             resource=arguments.resource,
+            device_class=arguments.device_class,
             log_requests=not arguments.quiet,
             limits=Limits(body_bytes=arguments.max_body_kib * 1024),
         )
@@ -79,6 +81,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tls-key", type=Path, metavar="FILE")
     parser.add_argument(
         "--resource", default="hami", help="the resource that the admission webhook writes; default: %(default)s"
+    )
+    parser.add_argument(
+        "--device-class",
+        default=GPU_CLASS,
+        metavar="NAME",
+        help="with --resource dra, the DeviceClass whose claims get an amount; default: %(default)s",
     )
     parser.add_argument("--no-kubernetes", action="store_true", help="serve no paths of Kubernetes and Volcano")
     parser.add_argument("--max-body-kib", type=int, default=1024, help="larger requests are refused")

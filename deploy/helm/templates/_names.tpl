@@ -1,0 +1,6 @@
+{{- define "vramcast.labels" -}}
+app.kubernetes.io/name: vramcast
+{{- end }}
+{{- define "vramcast.host" -}}
+vramcast.{{ .Release.Namespace }}.svc
+{{- end }}
