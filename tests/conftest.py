@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from nvml_stub import Driver, compile_stub
 from scripted_backend import worker_processes
-from warm_runs import WarmRuns
+from warm_runs import HOST, WarmRuns
 
 # Before anything imports torch: two test processes with two threads each get in each other's way on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -133,9 +133,8 @@ def environment_of_nodes() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def warm_host() -> Iterator[WarmRuns]:
     """Runs of scripts whose children need not import torch again."""
-    host = WarmRuns()
-    yield host
-    host.close()
+    yield HOST
+    HOST.close()
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from textwrap import dedent
 import pytest
 import torch
 from script_runs import SCRIPTS
+from warm_runs import HOST
 
 import vramcast
 from vramcast.cli import main
@@ -41,7 +42,8 @@ def script(tmp_path, steps=3, batch=64, extra="pass"):
     return str(path)
 
 
-def run(capsys, *words):
+def run_cold(capsys, *words):
+    """Run a script as a user does: its child imports torch itself."""
     code = main(["run", *words])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
@@ -94,7 +96,9 @@ def test_a_wrong_number_of_processes_is_a_sentence(option, number):
 def test_the_report_says_what_the_script_takes(tmp_path, capsys):
     snapshot = tmp_path / "memory.pickle"
     path = script(tmp_path)
-    code, out, err = run(capsys, "--json", "--snapshot", str(snapshot), "--", sys.executable, path, "--epochs", "2")
+    code, out, err = run_cold(
+        capsys, "--json", "--snapshot", str(snapshot), "--", sys.executable, path, "--epochs", "2"
+    )
     answer = json.loads(out)
     assert code == 0 and "ended ['--epochs', '2']" in err
     weights, x = 4 * 1024 * 1024 + 4096, 4 * 64 * 1024
@@ -108,17 +112,17 @@ def test_the_report_says_what_the_script_takes(tmp_path, capsys):
     assert pickle.loads(snapshot.read_bytes())["device_traces"][0]
 
 
-def test_the_page_shows_phases_steps_and_lines(tmp_path, capsys):
+def test_the_page_shows_phases_steps_and_lines(tmp_path):
     path = script(tmp_path, extra="print(loss.item())")
-    code, out, _ = run(capsys, "--steps", "2", "--device", "rtx_4090", "--", sys.executable, path)
+    code, out, _ = HOST.run("--steps", "2", "--device", "rtx_4090", "--", sys.executable, path)
     assert code == 0 and "stopped after 2 optimizer steps" in out
     assert "loading" in out and "optimizer" in out and f"{path}:" in out and "rtx_3060" in out
     assert "an unknown float32 value was read from the device and taken as 1.0" in out
 
 
-def test_a_script_that_does_not_fit_is_run_again_for_its_need(tmp_path, capsys):
+def test_a_script_that_does_not_fit_is_run_again_for_its_need(tmp_path):
     path = script(tmp_path, batch=8 * 1024 * 1024)
-    code, out, err = run(capsys, "--json", "--device", "rtx_3060", "--", sys.executable, path)
+    code, out, err = HOST.run("--json", "--device", "rtx_3060", "--", sys.executable, path)
     answer = json.loads(out)
     assert code == 0 and "running again on an unbounded device" in err
     assert answer["run"]["ran_out_of_memory"] and "OutOfMemoryError" in answer["run"]["failure"]
@@ -126,26 +130,26 @@ def test_a_script_that_does_not_fit_is_run_again_for_its_need(tmp_path, capsys):
     assert answer["allocated_mib"] > 3 * 32 * 1024, "input, output and its square, 32 GiB each"
 
 
-def test_a_script_that_fails_after_a_step_is_reported_and_no_success(tmp_path, capsys):
+def test_a_script_that_fails_after_a_step_is_reported_and_no_success(tmp_path):
     path = script(tmp_path, extra="raise ValueError('a bug')")
-    code, out, err = run(capsys, "--", sys.executable, path)
+    code, out, err = HOST.run("--", sys.executable, path)
     assert code == 3 and "ValueError: a bug" in err and "train.py:9" in err
     assert "the figures are those of the 1 optimizer steps before it" in err
     assert "The run: the script failed; 1 step" in out and "ValueError: a bug" in out
     assert "simulated peaks" in out, "what was measured until then"
 
 
-def test_a_script_that_exits_with_a_code_is_no_success(tmp_path, capsys):
+def test_a_script_that_exits_with_a_code_is_no_success(tmp_path):
     path = script(tmp_path, extra="sys.exit(7)")
-    code, out, err = run(capsys, "--json", "--", sys.executable, path)
+    code, out, err = HOST.run("--json", "--", sys.executable, path)
     answer = json.loads(out)["run"]
     assert code == 3 and answer["ending"] == "the script failed" and answer["failure"] == "it exited with code 7"
     assert "the script failed: it exited with code 7" in err and "Traceback" not in err
 
 
-def test_a_script_that_fails_before_a_step_has_no_report(tmp_path, capsys):
+def test_a_script_that_fails_before_a_step_has_no_report(tmp_path):
     (tmp_path / "broken.py").write_text("import nothing_of_that_name")
-    code, out, err = run(capsys, "--", sys.executable, str(tmp_path / "broken.py"))
+    code, out, err = HOST.run("--", sys.executable, str(tmp_path / "broken.py"))
     assert code == 3 and "ModuleNotFoundError" in err and not out
 
 
@@ -166,29 +170,29 @@ def test_a_fault_of_the_virtual_gpu_is_not_the_scripts(monkeypatch, tmp_path, ca
     assert is_fault_of_virtual_gpu(ours)
     report = replace(gpu.report, failure=str(ours), internal=True)
     monkeypatch.setattr("vramcast.commands.run.run_command.run_script", lambda *_: report)
-    code, _, err = run(capsys, "--", sys.executable, script(tmp_path))
+    code, _, err = run_cold(capsys, "--", sys.executable, script(tmp_path))
     assert code == 1 and "this is an error of vramcast, not of the script" in err and "script failed" not in err
 
 
-def test_a_script_without_a_gpu_is_told_so(tmp_path, capsys):
+def test_a_script_without_a_gpu_is_told_so(tmp_path):
     (tmp_path / "host.py").write_text("import torch; torch.ones(3).sum()")
-    code, _, err = run(capsys, "--", sys.executable, str(tmp_path / "host.py"))
+    code, _, err = HOST.run("--", sys.executable, str(tmp_path / "host.py"))
     assert code == 2 and "none ran there: check that it picks 'cuda' (the script ended)" in err
 
 
-def test_a_loop_that_waits_for_the_loss_is_stopped(tmp_path, capsys):
+def test_a_loop_that_waits_for_the_loss_is_stopped(tmp_path):
     path = script(tmp_path, steps=1, extra="while loss.item() > 0.5: loss = loss + 0")
-    code, out, _ = run(capsys, "--json", "--timeout", "5", "--", sys.executable, path)
+    code, out, _ = HOST.run("--json", "--timeout", "5", "--", sys.executable, path)
     assert code == 0 and json.loads(out)["run"]["ending"] == "stopped after 5 s, the limit (--timeout)"
 
 
-def test_a_script_that_never_trains_in_time_is_told_so(tmp_path, capsys):
+def test_a_script_that_never_trains_in_time_is_told_so(tmp_path):
     (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
-    code, _, err = run(capsys, "--timeout", "0.2", "--", sys.executable, str(tmp_path / "slow.py"))
+    code, _, err = HOST.run("--timeout", "0.2", "--", sys.executable, str(tmp_path / "slow.py"))
     assert code == 2 and "raise --timeout (stopped after 0.2 s, the limit (--timeout))" in err
 
 
-def test_torchrun_with_one_rank_runs(tmp_path, capsys):
+def test_torchrun_with_one_rank_runs(tmp_path):
     code = "import os, torch.distributed as dist; dist.init_process_group('nccl'); assert dist.get_world_size() == 1\n"
     code += "assert os.environ['LOCAL_RANK'] == '0'\n"
     path = tmp_path / "ranked.py"
@@ -196,18 +200,18 @@ def test_torchrun_with_one_rank_runs(tmp_path, capsys):
     body = dedent(TRAIN).format(steps=2, batch=64, extra="pass")
     path.write_text(code + body.replace("model = torch.nn.Linear(1024, 1024).to(device)", wrap))
     words = ("--json", "--", sys.executable, "-m", "torch.distributed.run", "--nproc_per_node")
-    status, out, _ = run(capsys, *words, "1", str(path))
+    status, out, _ = HOST.run(*words, "1", str(path))
     answer = json.loads(out)
     assert status == 0 and any("DistributedDataParallel" in item for item in answer["run"]["assumptions"])
 
 
-def test_options_are_checked(tmp_path, capsys):
+def test_options_are_checked(tmp_path):
     path = script(tmp_path)
     wrong = (("--steps", "0"), ("--timeout", "-1"), ("--assume-nonzero", "2"), ("--device", "none"), ("--risk", "0"),
              ("--bucket-mib", "0"), ("--rank", "x"), ("--snapshot", f"{tmp_path}/none/s.pickle"),
              ("--checkpoint", "BADNAME"))  # fmt: skip
     for words in wrong:
-        code, out, err = run(capsys, *words, "--", sys.executable, path)
+        code, out, err = HOST.run(*words, "--", sys.executable, path)
         assert code == 2 and not out and words[1] in err, words
         assert "ended" not in err, f"{words}: the script must not start"
 
@@ -256,9 +260,9 @@ def test_a_capability_holds_for_devices_that_decide_alike():
     assert capability.decides_alike(8.9) and not capability.decides_alike(7.5) and not capability.decides_alike(9.0)
 
 
-def test_a_hundred_steps_of_random_lengths_cover_a_thousand(capsys):
+def test_a_hundred_steps_of_random_lengths_cover_a_thousand():
     words = ("--json", "--device", "a100_40gb", "--", sys.executable, str(SCRIPTS / "random_lengths.py"))
-    hundred, thousand = (json.loads(run(capsys, "--steps", count, *words)[1]) for count in ("100", "1000"))
+    hundred, thousand = (json.loads(HOST.run("--steps", count, *words)[1]) for count in ("100", "1000"))
     assert len(thousand["run"]["steps"]) == 1000
     context = thousand["breakdown_mib"]["context"]
     assert hundred["safe_mib"] >= thousand["reserved_mib"] + context, "the safe figure covers the longer run"

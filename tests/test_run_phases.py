@@ -5,8 +5,8 @@ import sys
 
 import pytest
 from script_runs import MIB, SCRIPTS, interpreter_for, peaks, run
+from warm_runs import HOST
 
-from vramcast.cli import main
 from vramcast.virtual_gpu.cuda.iteration_counters import IterationCounter
 from vramcast.virtual_gpu.cuda.script_source import COUNT, LOOP, RAN, ScriptSource
 
@@ -53,12 +53,11 @@ def test_an_optimizer_that_has_not_stepped_is_missing(tmp_path):
     assert any(item.startswith("steps of Adam (") and "wgan.py" in item for item in report.missing), report.missing
 
 
-def test_inference_alone_has_a_report(tmp_path, capsys, monkeypatch):
+def test_inference_alone_has_a_report(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code = main(["run", "--json", "--device", "rtx_4090", "--", sys.executable, str(SCRIPTS / "inference.py")])
-    captured = capsys.readouterr()
-    answer = json.loads(captured.out)
-    printed = int(captured.err.split("peak ")[1].split()[0])
+    code, out, err = HOST.run("--json", "--device", "rtx_4090", "--", sys.executable, str(SCRIPTS / "inference.py"))
+    answer = json.loads(out)
+    printed = int(err.split("peak ")[1].split()[0])
     assert code == 0 and answer["verdict"] == "fits" and "missing" not in answer
     assert answer["run"]["phases_mib"]["evaluation"] == {
         "allocated": printed / MIB, "reserved": answer["reserved_mib"], "count": 3,
@@ -66,22 +65,20 @@ def test_inference_alone_has_a_report(tmp_path, capsys, monkeypatch):
     assert any("no network was trained" in note for note in answer["notes"])
 
 
-def test_a_loop_without_an_optimizer_has_steps_and_a_report_although_it_fails(tmp_path, capsys, monkeypatch):
+def test_a_loop_without_an_optimizer_has_steps_and_a_report_although_it_fails(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["run", "--json", "--phases", "all", "--", sys.executable, str(SCRIPTS / "own_updates.py")]
-    code = main(words)
-    captured = capsys.readouterr()
-    answer = json.loads(captured.out)
+    code, out, err = HOST.run("--json", "--phases", "all", "--", sys.executable, str(SCRIPTS / "own_updates.py"))
+    answer = json.loads(out)
     weights = 4 * (512 * 512 + 512 + 5130)
-    assert code == 3 and "after the loop" in captured.err
+    assert code == 3 and "after the loop" in err
     assert len(answer["run"]["steps"]) == 199 and answer["allocated_mib"] > 2 * weights / MIB
 
 
-def test_a_verdict_names_the_phase_that_is_missing(tmp_path, capsys, monkeypatch):
+def test_a_verdict_names_the_phase_that_is_missing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = str(SCRIPTS / "validation_every.py")
-    assert main(["run", "--phases", "train", "--device", "rtx_4090", "--", sys.executable, path]) == 0
-    page = capsys.readouterr().out
+    code, page, _ = HOST.run("--phases", "train", "--device", "rtx_4090", "--", sys.executable, path)
+    assert code == 0
     assert "INCOMPLETE" in page and "so that no risk is stated" in page and "out of memory  " not in page
     assert "not reached: evaluation" in page and "FITS" not in page and "enough in 99 %" not in page
 

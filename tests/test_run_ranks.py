@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from rank_traces import mlp, rank_trace, rows
+from warm_runs import HOST
 
-from vramcast.cli import main
 from vramcast.device.profiles import load_profile
 from vramcast.virtual_gpu.allocator.allocator import CachingAllocator
 from vramcast.virtual_gpu.allocator.sizes import MIB
@@ -20,11 +20,9 @@ from vramcast.virtual_gpu.replay.simulate import lower
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
-def run(capsys, *words, options=()):
+def run(*words, options=()):
     launcher = [sys.executable, "-m", "torch.distributed.run"]
-    code = main(["run", "--json", "--device", "a100_40gb", *options, "--", *launcher, *words])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+    return HOST.run("--json", "--device", "a100_40gb", *options, "--", *launcher, *words)
 
 
 def allocated_mib(strategy, **training):
@@ -42,28 +40,28 @@ def allocated_mib(strategy, **training):
         ("fsdp1", ["ranks_fsdp.py", "--flat"], "Adam"),
     ],
 )
-def test_a_rank_of_a_script_takes_what_its_strategy_takes(strategy, words, optimizer, capsys):
+def test_a_rank_of_a_script_takes_what_its_strategy_takes(strategy, words, optimizer):
     launched = ["--nproc_per_node", "4", str(SCRIPTS / words[0]), *words[1:]]
-    code, out, _ = run(capsys, *launched, options=["--rank", "0"])
+    code, out, _ = run(*launched, options=["--rank", "0"])
     assert code == 0
     answer = json.loads(out)
     assert answer["allocated_mib"] == pytest.approx(allocated_mib(strategy, optimizer=optimizer), rel=0.01)
     assert any("NCCL" in note for note in answer["notes"])
 
 
-def test_a_rank_can_be_named(capsys):
+def test_a_rank_can_be_named():
     code, out, error = run(
-        capsys, "--nproc_per_node", "2", "--nnodes", "2", str(SCRIPTS / "ranks_ddp.py"), options=["--rank", "3"]
+        "--nproc_per_node", "2", "--nnodes", "2", str(SCRIPTS / "ranks_ddp.py"), options=["--rank", "3"]
     )
     assert code == 0
     assert "rank 3 alone is simulated" in out
-    code, _, error = run(capsys, "--nproc_per_node", "2", str(SCRIPTS / "ranks_ddp.py"), options=["--rank", "2"])
+    code, _, error = run("--nproc_per_node", "2", str(SCRIPTS / "ranks_ddp.py"), options=["--rank", "2"])
     assert code == 2
     assert "expected a rank below 2, found 2" in error
 
 
-def test_stages_of_a_pipeline_are_simulated_one_by_one(capsys):
-    code, out, _ = run(capsys, "--nproc_per_node", "2", str(SCRIPTS / "ranks_pipeline.py"))
+def test_stages_of_a_pipeline_are_simulated_one_by_one():
+    code, out, _ = run("--nproc_per_node", "2", str(SCRIPTS / "ranks_pipeline.py"))
     assert code == 0
     answer = json.loads(out)
     second, first = answer["ranks"]
@@ -78,13 +76,12 @@ def test_partitions_and_uneven_shards_name_the_ranks_that_differ():
     assert RankObserver(8).groups([]) == (RankGroup(0, 1), RankGroup(7, 7))
 
 
-def test_lightning_starts_no_process_and_its_equal_ranks_are_one_group(capsys):
+def test_lightning_starts_no_process_and_its_equal_ranks_are_one_group():
     pytest.importorskip("lightning")
     script = str(SCRIPTS / "ranks_lightning.py")
-    code = main(["run", "--json", "--device", "a100_40gb", "--", sys.executable, script, "fsdp"])
-    captured = capsys.readouterr()
+    code, out, err = HOST.run("--json", "--device", "a100_40gb", "--", sys.executable, script, "fsdp")
     assert code == 0
-    assert "vramcast run: rank 3 of 4" in captured.err
-    answer = json.loads(captured.out)
+    assert "vramcast run: rank 3 of 4" in err
+    answer = json.loads(out)
     assert [(item["rank"], item["count"]) for item in answer["ranks"]] == [(0, 4)]
     assert answer["allocated_mib"] == pytest.approx(allocated_mib("fsdp1", optimizer="Adam"), rel=0.08)

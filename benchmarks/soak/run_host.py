@@ -8,11 +8,14 @@ import contextlib
 import io
 import json
 import os
+import pickle
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, Queue
@@ -21,6 +24,12 @@ from typing import Any
 from benchmarks.soak.warm_start import start_warm
 from vramcast.child.process_tree import end_descendants
 from vramcast.cli import main as vramcast_main
+from vramcast.device.profiles import load_profile
+from vramcast.errors import UserError
+from vramcast.simulation.sandbox.failures import NetworkError
+from vramcast.simulation.scripts.client import RunOptions, run_script
+from vramcast.simulation.scripts.command_line import parse_command
+from vramcast.simulation.scripts.report import RunReport
 
 _MOST_CHARACTERS = 20_000
 _WATCH_SECONDS = 0.3
@@ -63,8 +72,30 @@ class RunHost:
 
         `watch` is called from time to time meanwhile.
         """
-        whole = {**os.environ, **environment}
-        request = {"arguments": list(arguments), "environment": whole, "directory": str(directory)}
+        return self.ask({"arguments": list(arguments)}, environment, directory, seconds, watch)
+
+    def report(
+        self, words: Sequence[str], devices: Sequence[str], options: RunOptions, directory: Path, seconds: float
+    ) -> tuple[RunReport | BaseException | None, str]:
+        """Run a script on the first device. Return its report, or the exception that it ended with, and its output."""
+        with tempfile.NamedTemporaryFile() as file:
+            request = {"words": list(words), "devices": list(devices), "report": file.name}
+            request["options"] = b64encode(pickle.dumps(options)).decode()
+            answer = self.ask(request, {}, directory, seconds)
+            if answer is None:
+                return None, ""
+            return pickle.loads(Path(file.name).read_bytes()), answer["err"]
+
+    def ask(
+        self,
+        what: Mapping[str, Any],
+        environment: Mapping[str, str],
+        directory: Path,
+        seconds: float,
+        watch: Callable[[], None] = lambda: None,
+    ) -> Mapping[str, Any] | None:
+        """Send a request. Return the answer, None if there is none in time or the host has ended."""
+        request = {**what, "environment": {**os.environ, **environment}, "directory": str(directory)}
         assert self._process.stdin
         until = time.monotonic() + seconds
         with contextlib.suppress(OSError):
@@ -96,16 +127,29 @@ def main() -> None:
         os.environ.clear()
         os.environ.update(request["environment"])
         os.chdir(request["directory"])
-        print(json.dumps(_answer(request["arguments"])), flush=True)
+        print(json.dumps(_answer(request)), flush=True)
         os.chdir("/")
 
 
-def _answer(arguments: Sequence[str]) -> dict[str, Any]:
+def _report(request: Mapping[str, Any]) -> int:
+    """Run a script, and write its report or its error to a file."""
+    first, *others = map(load_profile, request["devices"])
+    options: RunOptions = pickle.loads(b64decode(request["options"]))
+    found: RunReport | BaseException
+    try:
+        found = run_script(parse_command(request["words"]), first, others, options)
+    except (UserError, NetworkError) as error:
+        found = error
+    Path(request["report"]).write_bytes(pickle.dumps(found))
+    return 0
+
+
+def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     out, err = io.StringIO(), io.StringIO()
     begin = time.monotonic()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            code = vramcast_main(["run", *arguments])
+            code = _report(request) if "report" in request else vramcast_main(["run", *request["arguments"]])
         except BaseException:  # an exception that no command should let out
             traceback.print_exc()
             code = 1

@@ -7,10 +7,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from warm_runs import HOST
 
-from vramcast.device.profiles import load_profile
-from vramcast.simulation.scripts.client import RunOptions, run_script
-from vramcast.simulation.scripts.command_line import parse_command
+from vramcast.simulation.scripts.client import RunOptions
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 MIB = 2**20
@@ -38,9 +37,7 @@ def run(script, *arguments, needs=(), device="a100_40gb", tmp_path=None, others=
     before = Path.cwd()
     os.chdir(tmp_path or before)
     try:
-        report = run_script(
-            parse_command(words), load_profile(device), [load_profile(name) for name in others], RunOptions(**options)
-        )
+        report = HOST.report(words, [device, *others], RunOptions(**options))
     finally:
         os.chdir(before)
     assert report.failure is None or report.ran_out_of_memory, f"{report.failure}\n{report.traceback}"
