@@ -135,12 +135,12 @@ def _report(request: Mapping[str, Any]) -> int:
     """Run a script, and write its report or its error to a file."""
     first, *others = map(load_profile, request["devices"])
     options: RunOptions = pickle.loads(b64decode(request["options"]))
-    found: RunReport | BaseException
+    outcome: RunReport | BaseException
     try:
-        found = run_script(parse_command(request["words"]), first, others, options)
+        outcome = run_script(parse_command(request["words"]), first, others, options)
     except (UserError, NetworkError) as error:
-        found = error
-    Path(request["report"]).write_bytes(pickle.dumps(found))
+        outcome = error
+    Path(request["report"]).write_bytes(pickle.dumps(outcome))
     return 0
 
 
