@@ -3,8 +3,10 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from vramcast.collocation.named_job import NamedJob
 from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
+from vramcast.jobs.building import build_job
 from vramcast.jobs.families import make_spec
 from vramcast.jobs.families.gpumemnet import spec_of_filename
 from vramcast.jobs.job import SpecJob
@@ -17,10 +19,14 @@ from vramcast.simulation.simulator import Simulator
 
 
 def answers_on(job: Mapping[str, Any], devices: Collection[str], checkpoint: str, risk: float) -> dict[str, Answer]:
-    """Return the answers for a spec or a name of the public sets on each device, for which it is simulated once."""
-    target, spec = _spec(job)
+    """Return the answers for a spec or a name on each device, for which it is simulated once."""
     profiles = [load_profile(name) for name in sorted(devices)]
-    simulation = Simulator(SpecJob(spec)).simulate({}, profiles)
+    if "target" in job:
+        named = NamedJob.of(job)
+        target, simulation = named.target, Simulator(build_job(named.build)).simulate(named.options, profiles)
+    else:
+        target, spec = _spec(job)
+        simulation = Simulator(SpecJob(spec)).simulate({}, profiles)
     questions = Question.of_devices(target, simulation, profiles)
     return {answer.device: answer for answer in load(checkpoint).answers(questions, risk)}
 

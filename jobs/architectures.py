@@ -180,6 +180,11 @@ _DECORATION = re.compile(
 )
 
 
+def architecture_names() -> list[str]:
+    """Return the names, each without its decorations."""
+    return sorted([*ARCHITECTURES, *_SAME])
+
+
 def find_architecture(name: str) -> tuple[str, Sizes]:
     """Return the class and the sizes of a named network."""
     names = {**{item: item for item in ARCHITECTURES}, **_SAME}

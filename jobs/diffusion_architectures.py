@@ -47,6 +47,11 @@ DENOISERS: Mapping[str, tuple[str, Settings]] = {
 }  # fmt: skip
 
 
+def denoiser_names() -> list[str]:
+    """Return the names."""
+    return sorted(DENOISERS)
+
+
 def find_denoiser(name: str) -> tuple[str, Settings]:
     """Return the class and the settings of a named network."""
     if name not in DENOISERS:

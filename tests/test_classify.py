@@ -19,7 +19,6 @@ from vramcast.jobs.layer_tables import read_table
 from vramcast.models.answer import FITS, TIGHT, TOO_LARGE, Answer, Bucket
 from vramcast.models.baselines.virtual import Virtual
 from vramcast.models.baselines.weights import Weights
-from vramcast.models.batch_search import largest_batch
 from vramcast.models.estimators.classifiers import NetworkSettings
 from vramcast.models.estimators.ensemble import Ensemble
 from vramcast.models.estimators.fitting import PlainFitter
@@ -27,6 +26,7 @@ from vramcast.models.example import UNBOUNDED_BYTES
 from vramcast.models.examples import example_of_table
 from vramcast.models.predictor import Predictor, Question, _finite
 from vramcast.models.timeline import check_picture, draw_timeline, timeline_table
+from vramcast.models.value_search import largest_batch
 from vramcast.simulation.result import Curve
 from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.training.setup import TrainingSetup

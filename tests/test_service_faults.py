@@ -110,7 +110,7 @@ def test_wrong_requests_are_refused_with_a_sentence(body: Any) -> None:
         response = await service.post("/v1/classify", body)
         assert response.status == 422, response.body
         assert response.json["error"].startswith("expected")
-        assert not [question for question in service.pool.asked if question.spec.family not in ("mlp", "template")]
+        assert not [question for question in service.pool.asked if question.job.family not in ("mlp", "template")]
 
     run(scenario)
 

@@ -1,12 +1,10 @@
 """Changes that make a job fit: tried in the order of their cost, and listed with those that fit first."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from vramcast.commands.classify.page import Page, render_page
-from vramcast.commands.classify.suggestions import suggestions
 from vramcast.errors import UserError
+from vramcast.models.advice.suggestions import suggestions
 from vramcast.models.answer import FITS, Answer, Bucket
 from vramcast.virtual_gpu.training.setup import TrainingSetup
 
@@ -26,7 +24,7 @@ class Job:
     """A job whose memory is a formula of its options."""
 
     def __init__(self, capacity, target="hf:made", peft=True, **start):
-        self.request = SimpleNamespace(target=target)
+        self.target = target
         self.capacity, self.peft = capacity, peft
         self.start = {"batch_size": 4, "optimizer": "AdamW", "dtype": "bf16", **start}
         self.asked = []

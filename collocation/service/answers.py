@@ -78,6 +78,11 @@ class AnswerReply(Reply):
     basis: Basis
     """The source of the need: the safe answer, or the highest observed peak and a margin."""
     observed: ObservedReply | None
+    parallel: str | None = None
+    """The strategy for several GPUs; the figures are those of the largest rank."""
+    ranks: list[dict[str, Any]] | None = None
+    strategies: list[dict[str, Any]] | None = None
+    """Other strategies for the same GPUs, on request."""
 
 
 class AnswersReply(Reply):
@@ -166,6 +171,14 @@ class DevicesReply(Reply):
 
     default: str
     devices: list[DeviceReply]
+
+
+class NetworksReply(Reply):
+    """The networks that a job can name as its target, and the names that the operator prepared."""
+
+    targets: dict[str, list[str]]
+    """By library; a library that is not installed has none."""
+    names: list[str]
 
 
 class HealthReply(Reply):

@@ -133,6 +133,13 @@ async def devices(request: Request) -> Response:
     return reply({"default": engine_of(request).settings.device, "devices": profiles})
 
 
+@jobs.get("/networks", response_model=answers.NetworksReply)
+async def networks(request: Request) -> Response:
+    """List the networks that a job can name: `LIBRARY:NAME` as its target, or a prepared name."""
+    engine = engine_of(request)
+    return reply({"targets": await engine.traces.names(), "names": sorted(engine.named_specs)})
+
+
 @monitoring.get("/healthz", response_model=answers.HealthReply)
 async def healthz() -> Response:
     """Answer that the process is alive."""

@@ -1,17 +1,15 @@
 """From the job of a request to its answer: simulated in a worker, and estimated in a batch with others."""
 
 import asyncio
-import contextvars
 import logging
 import math
-import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
+from vramcast.collocation.named_job import NamedJob
 from vramcast.collocation.service import parsing
 from vramcast.collocation.service.batcher import Batcher
 from vramcast.collocation.service.byte_cache import ByteCache, content_key
@@ -36,32 +34,39 @@ from vramcast.collocation.service.requests import (
     ObservationBody,
     SpecJobBody,
     TableJobBody,
+    TargetJobBody,
 )
+from vramcast.collocation.service.searches import JobVariants, Searches
 from vramcast.collocation.service.settings import Limits, Settings
-from vramcast.collocation.service.tables import id_of_table, question_of_features, question_of_table_body, training_of
+from vramcast.collocation.service.tables import (
+    check_quick,
+    id_of_table,
+    question_of_features,
+    question_of_network,
+    question_of_table_body,
+    training_of,
+)
 from vramcast.collocation.service.traces import Traces
+from vramcast.collocation.service.tracing import TracedJob
 from vramcast.collocation.service.worker_pool import (
-    AbandonedError,
     OverloadedError,
     PoolError,
     PoolLimits,
     WorkerPool,
 )
 from vramcast.device.profiles import load_profile
-from vramcast.errors import UserError
+from vramcast.errors import UserError, suggestion
 from vramcast.jobs.families import FAMILIES, make_spec
-from vramcast.jobs.spec import Spec
 from vramcast.models.answer import Answer
-from vramcast.models.batch_search import largest_batch
 from vramcast.models.predictor import Question
+from vramcast.models.value_search import largest_batch
 from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.profile import DeviceProfile
 
+TracedBody = SpecJobBody | TargetJobBody | NamedJobBody
+"""Jobs that are simulated here."""
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_SEARCHES = 4
-"""Concurrent searches for the largest batch: each waits for traces, of which only a few run at a time."""
 
 
 class JobFailedError(UserError):
@@ -110,7 +115,7 @@ class Engine:
         )
         self.history = History(settings.history, limits)
         self._hit, self._miss = (metrics.cached.labels("responses", outcome) for outcome in ("hit", "miss"))
-        self._searches = ThreadPoolExecutor(_SEARCHES, thread_name_prefix="largest-batch")
+        self.searches = Searches(2 * limits.trace_seconds)
         self._reloading = asyncio.Lock()
         metrics.watch("vramcast_response_cache_bytes", "Size of cached responses", lambda: self.responses.size_bytes)
         metrics.watch("vramcast_trace_cache_bytes", "Size of cached traces", lambda: self.traces.cache.size_bytes)
@@ -142,7 +147,7 @@ class Engine:
         self.ready = False
         await asyncio.gather(self.parsers.close(), self.traces.pool.close())
         self.batcher.close()
-        self._searches.shutdown(wait=False, cancel_futures=True)
+        self.searches.close()
         await self.history.close()
 
     async def reload(self) -> dict[str, Any]:
@@ -180,7 +185,7 @@ class Engine:
         start = time.perf_counter()
         device = self._device(job, device)
         estimated = await self._on(job, await self._job_id(job), device, (device,))
-        if isinstance(job, SpecJobBody) and job.max_batch_size:
+        if (isinstance(job, SpecJobBody) and job.max_batch_size) or (isinstance(job, TargetJobBody) and job.max_batch):
             most = await self._largest(job, device, estimated)
             estimated = replace(estimated, answer=replace(estimated.answer, max_batch_size=most))
         seconds = round(time.perf_counter() - start, 6)
@@ -190,8 +195,8 @@ class Engine:
     async def estimates(self, job: AnyJobBody, devices: Iterable[str | None]) -> dict[str | None, EstimatedJob]:
         """Return the answers to a job on several devices, for which it is traced once."""
         names = self._names(job, devices)
-        if isinstance(job, SpecJobBody | NamedJobBody):
-            await self.traces.simulation(self._spec(job), tuple(sorted(set(names.values()))))
+        if isinstance(job, TracedBody) and not is_quick(job):
+            await self.traces.simulation(self.traced(job), tuple(sorted(set(names.values()))))
         job_id = await self._job_id(job)
         estimates = await asyncio.gather(*(self._on(job, job_id, name, names.values()) for name in names.values()))
         return dict(zip(names, estimates, strict=True))
@@ -270,15 +275,29 @@ class Engine:
         if isinstance(job, TableJobBody | FeaturesJobBody):
             await self._question(job, device, (device,))
             return
-        spec, limits = self._spec(job), self.settings.limits
-        if spec.family in FAMILIES and not self.traces.is_sound(spec, device):
+        spec, limits = self.traced(job), self.settings.limits
+        if isinstance(spec, NamedJob):
+            await self._check_name(spec)
+        elif spec.family in FAMILIES and not self.traces.is_sound(spec, device):
             await self.parsers.run(partial(parsing.check_layers, spec, limits.layers, limits.layer_passes))
+
+    async def _check_name(self, job: NamedJob) -> None:
+        """Refuse a name that no library has; the name of timm's network may end in the tag of its weights."""
+        library, name = job.build.target.kind, job.build.target.name
+        names = (await self.traces.names())[library]
+        if library != "hf" and name not in names and not (library == "timm" and name.partition(".")[0] in names):
+            raise UserError(
+                f"expected a network of {library}, found {name[:100]!r}: "
+                + suggestion(name, names, f"choose one of its {len(names)}")
+            )
 
     async def _job_id(self, job: AnyJobBody) -> bytes:
         """Return an id of a job's network and training, which does not depend on the spelling of the request."""
-        if isinstance(job, SpecJobBody | NamedJobBody):
-            spec = self._spec(job)
-            return replace(spec, training=spec.training.without_rate).id.encode()
+        if isinstance(job, TracedBody):
+            traced = self.traced(job)
+            if isinstance(traced, NamedJob):
+                return traced.without_rate.id.encode()
+            return replace(traced, training=traced.training.without_rate).id.encode()
         return (await self.batcher.call(id_of_table, job)).encode()
 
     async def _ask(self, question: Question, job: AnyJobBody) -> EstimatedJob:
@@ -292,49 +311,43 @@ class Engine:
             return await self.batcher.call(question_of_table_body, job, profile)
         if isinstance(job, FeaturesJobBody):
             return await self.batcher.call(question_of_features, job, profile)
-        spec = self._spec(job)
-        target = job.name if isinstance(job, NamedJobBody) else spec.id
-        simulation = await self.traces.simulation(spec, traced_on)
-        return Question.of_simulation(target, simulation, profile)
+        traced = self.traced(job)
+        if isinstance(traced, NamedJob) and is_quick(job):
+            check_quick(traced.training)
+            table = await self.traces.table(traced)
+            return await self.batcher.call(question_of_network, traced, table, profile)
+        simulation = await self.traces.simulation(traced, traced_on)
+        return Question.of_simulation(target_of(job, traced), simulation, profile)
 
-    def _spec(self, job: SpecJobBody | NamedJobBody) -> Spec:
-        """Return the spec of a job, which is made once for all questions about it."""
+    def traced(self, job: TracedBody) -> TracedJob:
+        """Return the spec or the named job of a request, which is made once for all questions about it."""
         return job.once(lambda: self._made(job))
 
-    def _made(self, job: SpecJobBody | NamedJobBody) -> Spec:
+    def _made(self, job: TracedBody) -> TracedJob:
+        if isinstance(job, TargetJobBody):
+            return NamedJob.of(job.values)
         if isinstance(job, NamedJobBody):
             return spec_of_name(job.name, self.named_specs)
         check_size(job.spec.network, self.settings.limits.layers)
         return make_spec(job.spec.family, job.spec.network, training_of(job.spec.training))
 
-    async def _largest(self, job: SpecJobBody, device: str, estimated: EstimatedJob) -> int:
-        """Search for the largest batch. The search waits for each answer, so it runs in a thread."""
-        spec, loop = self._spec(job), asyncio.get_running_loop()
-        answering: list[Future[Answer]] = []
-        cancelled = threading.Event()
+    async def _largest(self, job: TracedBody, device: str, estimated: EstimatedJob) -> int:
+        def search(variants: JobVariants) -> int:
+            most, _ = largest_batch(lambda size: variants.answer(device, batch_size=size), estimated.answer)
+            return most
 
-        def ask(size: int) -> Answer:
-            if cancelled.is_set():
-                raise AbandonedError("expected a caller who waits, found none: call again")
-            training = replace(spec.training, batch_size=size, last_batch_size=None)
-            answer = self._at(replace(spec, training=training), job, device)
-            answering[:] = [asyncio.run_coroutine_threadsafe(answer, loop)]
-            return answering[0].result(2 * self.settings.limits.trace_seconds)
+        return await self.search(search, job)
 
-        context = contextvars.copy_context()
-        try:
-            most, _ = await loop.run_in_executor(
-                self._searches, lambda: context.run(largest_batch, ask, estimated.answer)
-            )
-        finally:
-            cancelled.set()
-            for future in answering:
-                future.cancel()
-        return most
+    async def search(self, search: Callable[[JobVariants], R], job: TracedBody) -> R:
+        """Return the result of a search among variants of a job."""
+        traced = self.traced(job)
 
-    async def _at(self, spec: Spec, job: SpecJobBody, device: str) -> Answer:
-        simulation = await self.traces.simulation(spec, (device,))
-        return (await self._ask(Question.of_simulation(spec.id, simulation, load_profile(device)), job)).answer
+        async def ask(variant: TracedJob, device: str) -> Answer:
+            simulation = await self.traces.simulation(variant, (device,))
+            question = Question.of_simulation(target_of(job, traced), simulation, load_profile(device))
+            return (await self._ask(question, job)).answer
+
+        return await self.searches.run(search, target_of(job, traced), traced, ask)
 
 
 def _parse_limits(limits: Limits) -> PoolLimits:
@@ -367,6 +380,18 @@ def check_peak(peak_mib: float, profile: DeviceProfile) -> None:
             f"expected peak_mib above {profile.context_mib}, which CUDA alone takes on {profile.name}, found "
             f"{peak_mib:g}: report the memory of the whole process as nvidia-smi shows it, in MiB"
         )
+
+
+def is_quick(job: AnyJobBody) -> bool:
+    """Return whether a job is answered from its layers alone."""
+    return isinstance(job, TargetJobBody) and job.quick
+
+
+def target_of(job: TracedBody, traced: TracedJob) -> str:
+    """Return the name of a job in its answer."""
+    if isinstance(job, TargetJobBody):
+        return str(job.target)
+    return job.name if isinstance(job, NamedJobBody) else traced.id
 
 
 def check_size(network: Mapping[str, Any], most_layers: int) -> None:

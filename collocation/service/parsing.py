@@ -20,6 +20,7 @@ from vramcast.device.profiles import device_names, device_of_gpu
 from vramcast.errors import UserError
 from vramcast.jobs.filters import Rejected, check
 from vramcast.jobs.spec import Spec
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 _MOST_ERRORS = 100
 """A validation error with more errors is reported as a number: pydantic can only describe all of them."""
@@ -122,14 +123,13 @@ def check_layers(spec: Spec, most_layers: int, most_layer_passes: int) -> None:
     check.cache_clear()  # a table of thousands of layers takes tens of MiB
     if isinstance(table, Rejected):
         raise UserError(f"expected a network that can be trained, found that {table.reason}: change it")
-    check_work(spec, len(table.layers), most_layers, most_layer_passes)
+    check_work(spec.training, len(table.layers), most_layers, most_layer_passes)
 
 
-def check_work(spec: Spec, layers: int, most_layers: int, most_layer_passes: int) -> None:
+def check_work(training: TrainingSetup, layers: int, most_layers: int, most_layer_passes: int) -> None:
     """Refuse a network with too many layers, or a training with too many passes through them."""
     if layers > most_layers:
         raise UserError(f"expected at most {most_layers} layers, found {layers}: make the network smaller")
-    training = spec.training
     passes = training.accumulate + (training.dry_run_passes if training.dry_run_batch_size else 0)
     if layers * passes > most_layer_passes:
         raise UserError(

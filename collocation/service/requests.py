@@ -2,15 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import MISSING, fields
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, PrivateAttr, Tag, create_model, model_validator
 
 from vramcast.collocation.placement import POLICIES
 from vramcast.defaults import BUCKET_MIB
-from vramcast.jobs.spec import NETWORK_INPUT, Spec
-from vramcast.virtual_gpu.training.setup import OPTIONS, TrainingSetup
+from vramcast.jobs.job_request import NAMED_KEYS, TRAINING_OPTIONS
+from vramcast.jobs.spec import NETWORK_INPUT
+from vramcast.virtual_gpu.distributed.parallelism import PARALLEL_OPTIONS
+from vramcast.virtual_gpu.training.setup import OPTIONS, Option, TrainingSetup
 
+Made = TypeVar("Made")
 _LARGEST = 2**40
 """Above any count or size in a network, and low enough that products of a few are fast to compute."""
 
@@ -29,20 +32,52 @@ class StrictBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
+def _kind(option: Option) -> Any:
+    """Return the type of a training option."""
+    kind: Any = {"flag": bool, "text": Text, "form": bool | Text}.get(option.kind)
+    if option.kind == "count":
+        kind = Annotated[int, Field(ge=option.least, le=option.most)]
+    elif option.kind == "fraction":
+        kind = Annotated[float, Field(ge=0, le=1)]
+    elif option.kind == "choice":
+        kind = Literal[tuple(name for name in option.accepted if name != "own")]
+    return kind
+
+
 def _training_fields() -> dict[str, Any]:
     """Return the fields of a request's training, as `TrainingSetup` defines its options."""
     kinds: dict[str, Any] = {}
     for item in fields(TrainingSetup):
         option = OPTIONS[item.name]
-        kind: Any = {"flag": bool, "text": Text, "form": bool | Text}.get(option.kind)
-        if option.kind == "count":
-            kind = Annotated[int, Field(ge=option.least, le=option.most)]
-        elif option.kind == "fraction":
-            kind = Annotated[float, Field(ge=0, le=1)]
-        elif option.kind == "choice":
-            kind = Literal[tuple(name for name in option.accepted if name != "own")]
+        kind = _kind(option)
         default = ... if item.default is MISSING else item.default
         kinds[item.name] = (kind | None if default is None else kind, Field(default, description=option.help))
+    return kinds
+
+
+_DEGREE = Annotated[int, Field(ge=1, le=4096)]
+_NAMED_KINDS: dict[str, Any] = {
+    "target": Annotated[str, Field(min_length=1, max_length=200)],
+    "input": Text | Annotated[list[Text], Field(max_length=1)],
+    "length": Annotated[int, Field(ge=1, le=2**20)],
+    "lora": bool | Annotated[str, Field(max_length=400)],
+    **dict.fromkeys(("packed", "keep_output", "max_batch", "strategies", "offload"), bool),
+    **dict.fromkeys(("world_size", "nodes", "tensor", "pipeline", "microbatches"), _DEGREE),
+    "shard_after_forward": bool | _DEGREE,
+}
+
+
+def _named_fields() -> dict[str, Any]:
+    """Return the fields of a job by its name: the keys of a line of `vramcast classify --jobs` that name no file."""
+    kinds: dict[str, Any] = {}
+    for name in NAMED_KEYS:
+        if name in JobOptions.model_fields:
+            continue
+        option = TRAINING_OPTIONS.get(name)
+        kind = _kind(option) if option else _NAMED_KINDS.get(name, Text)
+        required = name in ("target", "batch_size")
+        text = option.help if option else PARALLEL_OPTIONS.get(name)
+        kinds[name] = (kind if required else kind | None, Field(... if required else None, description=text))
     return kinds
 
 
@@ -125,13 +160,14 @@ class JobOptions(StrictBody):
     bucket_mib: Annotated[int, Field(ge=64, le=65536)] = BUCKET_MIB
     distribution: bool = False
     """Return the probability of each bucket."""
-    _spec: Spec | None = PrivateAttr(default=None)
+    _made: Any = PrivateAttr(default=None)
 
-    def once(self, make: Callable[[], Spec]) -> Spec:
-        """Return the spec of the job, which is made at the first call."""
-        if self._spec is None:
-            self._spec = make()
-        return self._spec
+    def once(self, make: Callable[[], Made]) -> Made:
+        """Return the spec or the named job of a request, which is made at the first call."""
+        if self._made is None:
+            self._made = make()
+        made: Made = self._made
+        return made
 
 
 class SpecJobBody(JobOptions):
@@ -146,6 +182,22 @@ class NamedJobBody(JobOptions):
     """A job as a name: 'gpumemnet:' and a file name of the public sets, or a name that the operator prepared."""
 
     name: Annotated[str, Field(min_length=1, max_length=400)]
+
+
+class TargetJobBody(create_model("TargetOptions", __base__=JobOptions, **_named_fields())):  # type: ignore[misc]
+    """A network of a library by its name, as in timm:resnet50 or hf:gpt2, with the options of `vramcast classify`."""
+
+    quick: bool = False
+    """Answer from the layers alone, by the learned estimator for tables: nothing is simulated."""
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The job without the options that every job has."""
+        return {
+            name: value
+            for name, value in self.model_dump(exclude_unset=True).items()
+            if value is not None and name not in ("quick", *JobOptions.model_fields)
+        }
 
 
 class TableJobBody(JobOptions):
@@ -163,7 +215,7 @@ class FeaturesJobBody(JobOptions):
 
 def _kind_of(value: Any) -> str:
     """Return the form of a job; without any, the spec is missing."""
-    for kind in ("jobs", "name", "table", "features"):
+    for kind in ("jobs", "target", "name", "table", "features"):
         if (isinstance(value, dict) and kind in value) or (isinstance(value, BaseModel) and hasattr(value, kind)):
             return kind
     return "spec"
@@ -171,12 +223,13 @@ def _kind_of(value: Any) -> str:
 
 _One = (
     Annotated[SpecJobBody, Tag("spec")]
+    | Annotated[TargetJobBody, Tag("target")]
     | Annotated[NamedJobBody, Tag("name")]
     | Annotated[TableJobBody, Tag("table")]
     | Annotated[FeaturesJobBody, Tag("features")]
 )
 JobBody = Annotated[_One, Discriminator(_kind_of)]
-AnyJobBody = SpecJobBody | NamedJobBody | TableJobBody | FeaturesJobBody
+AnyJobBody = SpecJobBody | TargetJobBody | NamedJobBody | TableJobBody | FeaturesJobBody
 
 
 class JobsBody(StrictBody):

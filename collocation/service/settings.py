@@ -36,8 +36,8 @@ class Limits:
     parser_bytes: int = 1 << 30
     """Memory of the process that parses bodies."""
     waiting_traces: int = 64
-    trace_seconds: float = 20.0
-    """Time for the simulation of one network, in a worker process."""
+    trace_seconds: float = 30.0
+    """Time for the simulation of one network, in a worker process that may have to import its library."""
     abandoned_seconds: float = 2.0
     """The same, once nobody waits for it. Slurm's plugin does not wait, and comes back for the result."""
     worker_bytes: int = 4 << 30

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from vramcast.collocation.named_job import NamedJob
 from vramcast.collocation.service.requests import FeaturesJobBody, TableBody, TableJobBody, TrainingBody
 from vramcast.errors import UserError
 from vramcast.jobs.analysis.optimizers import OPTIMIZERS
@@ -35,6 +36,22 @@ def question_of_table_body(job: TableJobBody, profile: DeviceProfile) -> Questio
     return Question.of_table("layer table", _table(job.table), training, profile)
 
 
+def question_of_network(job: NamedJob, table: LayerTable, profile: DeviceProfile) -> Question:
+    """Return the question for the layers of a named network, of which nothing was simulated."""
+    return Question.of_table(job.target, table, job.training, profile, job.build.target.kind)
+
+
+def check_quick(training: TrainingSetup) -> None:
+    """Raise if layers alone cannot answer a training."""
+    if training.parallel:
+        raise UserError(
+            f"expected one GPU beside quick, found parallel={training.parallel}: a rank must be simulated; leave quick "
+            "out"
+        )
+    _check_known(training)
+    check_trained_whole(training)
+
+
 def question_of_features(job: FeaturesJobBody, profile: DeviceProfile) -> Question:
     """Return the question for a layer table with its simulation on that device."""
     body = job.features
@@ -53,10 +70,14 @@ def question_of_features(job: FeaturesJobBody, profile: DeviceProfile) -> Questi
 
 def _checked_training(body: TrainingBody) -> TrainingSetup:
     training = training_of(body)
+    _check_known(training)
+    return training
+
+
+def _check_known(training: TrainingSetup) -> None:
     name, _ = parse_call(training.optimizer)
     if name not in OPTIMIZERS:
         raise UserError(f"expected an optimizer of {sorted(OPTIMIZERS)}, found {name!r}: name one of them")
-    return training
 
 
 def _table(body: TableBody) -> LayerTable:

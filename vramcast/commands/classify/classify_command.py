@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vramcast.commands.classify.lengths import with_lengths
-from vramcast.commands.classify.request import KEYS, TRAINING_OPTIONS, ClassifyRequest
+from vramcast.commands.classify.request import KEYS, ClassifyRequest
 from vramcast.commands.classify.simulators import Simulators
 from vramcast.commands.exit_codes import BAD_INPUT, FAILED, CommandParser, exit_code
 from vramcast.defaults import BUCKET_MIB, CHECKPOINT, RISK
@@ -23,6 +23,7 @@ from vramcast.device.profiles import DEFAULT_DEVICE
 from vramcast.error_words import message_of, shortened
 from vramcast.errors import UserError, check_count
 from vramcast.files.json_lines import numbered_lines, parse_object
+from vramcast.jobs.job_request import TRAINING_OPTIONS
 from vramcast.jobs.spec import LayerTable
 from vramcast.jobs.targets import FORMS, is_document, parse_argument
 from vramcast.models.answer import FITS, Answer
@@ -89,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("target", nargs="?", metavar="TARGET", help="the network, see below")
     add("--input", action="append", metavar="SHAPE", help="of a sample: 3,224,224, or 512:30522 (tokens)")
+    add("--length", type=int, metavar="N", help="tokens of a sequence: the same as --input N (hf:)")
     add("--inputs", metavar="FUNCTION", help="a function of the target's file that returns a batch for a batch size")
     add("--step", metavar="FUNCTION", help="a function of the target's file: (network, batch) to the loss")
     add("--lengths", metavar="FILE", help="tokens of each sample, one a line or .npy: which batches fit (hf:)")

@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from vramcast.commands.classify.page import Page
-from vramcast.commands.classify.request import ClassifyRequest
-from vramcast.commands.classify.strategies import strategy_answers
-from vramcast.commands.classify.suggestions import Suggestion, suggestions
 from vramcast.device.profiles import gpu_profiles, load_profile
+from vramcast.jobs.job_request import JobRequest
 from vramcast.jobs.optimizers import DEFAULT, parse_optimizer
 from vramcast.jobs.spec import LayerTable
+from vramcast.models.advice.strategies import strategy_answers
+from vramcast.models.advice.suggestions import Suggestion, suggestions
 from vramcast.models.answer import FITS, TOO_LARGE, Answer
-from vramcast.models.batch_search import largest_batch
 from vramcast.models.predictor import Predictor, Question
+from vramcast.models.value_search import largest_batch
 from vramcast.simulation.result import OrderPeaks, Simulation, with_orders
 from vramcast.simulation.simulator import JobSimulator
 from vramcast.virtual_gpu.allocator.sizes import MIB
@@ -25,10 +25,15 @@ from vramcast.virtual_gpu.training.setup import TrainingSetup, check_trained_who
 class JobAnswers:
     """Answers for the job of a request; training options can be changed from answer to answer."""
 
-    def __init__(self, request: ClassifyRequest, simulator: JobSimulator, predictor: Predictor) -> None:
+    def __init__(self, request: JobRequest, simulator: JobSimulator, predictor: Predictor) -> None:
         self.request = request
         self.simulator = simulator
         self.predictor = predictor
+
+    @property
+    def target(self) -> str:
+        """The name of the network."""
+        return self.request.target
 
     def simulate(self, devices: Sequence[str], **changes: Any) -> Simulation:
         """Simulate the job on some devices."""
@@ -83,7 +88,7 @@ def _order_figures(peaks: OrderPeaks) -> dict[str, float]:
 
 
 def answer_request(
-    request: ClassifyRequest, subject: LayerTable | JobSimulator, predictor: Predictor, start: float
+    request: JobRequest, subject: LayerTable | JobSimulator, predictor: Predictor, start: float
 ) -> Answer:
     """Return the answer to a request, with the largest batch if it was requested."""
     if isinstance(subject, LayerTable):
@@ -100,7 +105,7 @@ def answer_request(
 
 
 def page_of_request(
-    request: ClassifyRequest, subject: LayerTable | JobSimulator, predictor: Predictor, start: float
+    request: JobRequest, subject: LayerTable | JobSimulator, predictor: Predictor, start: float
 ) -> Page:
     """Return a page with all devices, the largest batch, and suggestions if the job does not fit safely."""
     title = load_profile(request.device).title
@@ -129,15 +134,13 @@ def page_of_request(
     return Page(answer, title, shown, simulation.costs, others, helpful)
 
 
-def _named_training(request: ClassifyRequest, training: TrainingSetup) -> TrainingSetup:
+def _named_training(request: JobRequest, training: TrainingSetup) -> TrainingSetup:
     """Return the training with the optimizer that the user named: estimators may know it under another name."""
     named = request.options.get("optimizer")
     return replace(training, optimizer=parse_optimizer(named)) if named else training
 
 
-def _table_answer(
-    request: ClassifyRequest, table: LayerTable, predictor: Predictor, device: str, start: float
-) -> Answer:
+def _table_answer(request: JobRequest, table: LayerTable, predictor: Predictor, device: str, start: float) -> Answer:
     training = _table_training(request.options)
     question = Question.of_table(request.target, table, training, load_profile(device))
     answer = predictor.answers([question], request.risk, request.bucket_mib)[0]

@@ -4,8 +4,8 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vramcast.commands.classify.strategies import StrategyAnswer
-from vramcast.commands.classify.suggestions import Suggestion
+from vramcast.models.advice.strategies import StrategyAnswer
+from vramcast.models.advice.suggestions import Suggestion
 from vramcast.models.answer import (
     FITS,
     INCOMPLETE,
@@ -17,7 +17,7 @@ from vramcast.models.answer import (
     shown_size,
     shown_versions,
 )
-from vramcast.models.batch_search import LARGEST
+from vramcast.models.value_search import LARGEST
 from vramcast.simulation.result import LayerCost
 from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.training.setup import TrainingSetup

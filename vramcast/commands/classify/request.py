@@ -1,183 +1,55 @@
-"""One job of the command line or of a jobs file, checked. Imports nothing heavy, so that the child starts first."""
+"""A job of `vramcast classify`: it may name a training configuration, and a file with the lengths of samples."""
 
-import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from vramcast.commands.classify.lengths import batch_lengths, read_lengths
 from vramcast.commands.classify.training_configs import read_training_config
-from vramcast.defaults import RISK
-from vramcast.device.profiles import DEFAULT_DEVICE, device_file
-from vramcast.errors import UserError, check_choice, check_count, check_flag, check_fraction
-from vramcast.jobs.targets import BuildRequest, parse_shape, parse_target
-from vramcast.virtual_gpu.distributed.parallelism import PARALLEL_OPTIONS
-from vramcast.virtual_gpu.training.checkpointing_forms import canonical_checkpointing
-from vramcast.virtual_gpu.training.loss_forms import canonical_kernels, canonical_loss_form
-from vramcast.virtual_gpu.training.setup import OPTIONS, with_shorthands
+from vramcast.errors import UserError
+from vramcast.jobs import job_request
+from vramcast.jobs.job_request import JobRequest, check_text
+from vramcast.jobs.targets import parse_shape
 
-TRAINING_OPTIONS = {name: option for name, option in OPTIONS.items() if not option.from_network}
-_FORMS: Mapping[str, Callable[[Any], Any]] = {
-    "checkpointing": canonical_checkpointing, "loss_form": canonical_loss_form, "liger": canonical_kernels
-}  # fmt: skip
-_LARGEST = 2**31
-"""Of a count: torch cannot index larger tensors."""
-_TEXTS = ("target", "optimizer", "adapter", "quantize", "device", "inputs", "step", "python", "config", "lengths")
-_LONGEST_TEXT = 4096
-"""PATH_MAX of Linux; no name or form is longer."""
-KEYS = (
-    *TRAINING_OPTIONS, *PARALLEL_OPTIONS, "lora", "strategies", "config", "lengths",
-    "target", "device", "risk", "bucket_mib", "max_batch", "input", "inputs", "step", "packed", "keep_output",
-    "args", "python",
-)  # fmt: skip
+KEYS = (*job_request.KEYS, "config", "lengths")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifyRequest:
+class ClassifyRequest(JobRequest):
     """One job to be classified."""
 
-    target: str
-    options: Mapping[str, Any]
-    """Training options; None leaves an option to the network."""
-    device: str = DEFAULT_DEVICE
-    risk: float = RISK
-    bucket_mib: int | None = None
-    max_batch: bool = False
-    strategies: bool = False
-    """Compare strategies for several GPUs."""
-    input: tuple[str, ...] = ()
-    inputs: str | None = None
-    step: str | None = None
-    packed: bool = False
-    keep_output: bool = False
-    args: Mapping[str, Any] = field(default_factory=dict)
-    python: str | None = None
-    """The interpreter that builds and traces the network."""
     lengths: tuple[int, ...] = ()
     """The length of each batch in ascending order, if those of the samples were given; `input` is the longest."""
-    notes: tuple[str, ...] = ()
-    """Settings of a configuration file that are not simulated."""
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "ClassifyRequest":
+    def of(cls, values: Mapping[str, Any], **more: Any) -> "ClassifyRequest":
         """Check the values of a jobs file or of the command line, where None stands for no value."""
         chosen = {name: value for name, value in values.items() if value is not None}
-        notes: list[str] = []
-        for name in _TEXTS:
+        for name in (*job_request.TEXTS, "config", "lengths"):
             if name in chosen:
-                _check_text(name, chosen[name])
+                check_text(name, chosen[name])
+        notes: list[str] = []
         if "config" in chosen:
             configured = read_training_config(chosen.pop("config"), chosen.get("parallel") is not None)
             notes = configured.notes
             if "adapter" in chosen:
                 configured.values.pop("lora", None)
             chosen = {**{name: value for name, value in configured.values.items() if value is not None}, **chosen}
-        unknown = sorted(chosen.keys() - set(KEYS))
-        if unknown:
-            raise UserError(f"expected a job with some of {sorted(KEYS)}, found {unknown}: remove or rename them")
-        if "target" not in chosen:
-            raise UserError(f"expected a job with a target, found {sorted(chosen)}: add it")
-        chosen = with_shorthands(chosen)
-        _check(chosen)
-        options = {name: chosen.pop(name, None) for name in TRAINING_OPTIONS}
-        inputs = chosen.pop("input", ())
-        lengths: tuple[int, ...] = ()
-        if "lengths" in chosen:
-            lengths = _batch_lengths(chosen, options["batch_size"], inputs)
-            del chosen["lengths"]
-            inputs = str(lengths[-1])
-        shapes = (inputs,) if isinstance(inputs, str) else tuple(inputs)
-        return cls(options=options, input=shapes, notes=tuple(notes), lengths=lengths, **chosen)
-
-    def check_batch(self) -> None:
-        """Raise if there is no batch size; only a spec has its own."""
-        if self.options["batch_size"] is None:
-            raise UserError("expected the batch size that the network is trained with, found none: give --batch-size N")
-
-    def build_request(self) -> BuildRequest:
-        """Return the request for the child process that builds the network."""
-        self.check_batch()
-        return BuildRequest(
-            target=parse_target(self.target),
-            arguments=dict(self.args),
-            inputs=self.input,
-            inputs_factory=self.inputs,
-            step_factory=self.step,
-            packed=self.packed,
-            keep_output=self.keep_output,
-            directory=os.getcwd(),  # noqa: PTH109 - with symlinks unresolved, as the user sees it
-            python=self.python,
-        )
+        path = chosen.pop("lengths", None)
+        request = super().of(chosen, notes=tuple(notes), **more)
+        if path is None:
+            return request
+        lengths = _batch_lengths(path, request)
+        padded = {name: value for name, value in chosen.items() if name != "length"}
+        return super().of({**padded, "input": str(lengths[-1])}, notes=request.notes, lengths=lengths)
 
 
-def _batch_lengths(chosen: Mapping[str, Any], batch_size: int | None, inputs: Any) -> tuple[int, ...]:
-    if not chosen["target"].startswith("hf:") or chosen.get("packed") or batch_size is None:
+def _batch_lengths(path: str, request: JobRequest) -> tuple[int, ...]:
+    batch_size = request.options["batch_size"]
+    if not request.target.startswith("hf:") or request.packed or batch_size is None:
         raise UserError(
             "expected lengths beside an hf: target with a batch size and without packed, found others: packed "
             "sequences have one length, which --input gives"
         )
-    longest = next(iter(parse_shape(inputs if isinstance(inputs, str) else inputs[0])[0]), None) if inputs else None
-    return batch_lengths(read_lengths(chosen["lengths"]), batch_size, longest)
-
-
-def _check_mode(chosen: Mapping[str, Any]) -> None:
-    """Raise if an optimizer is named for a run without training: a setup has a default one in any case."""
-    mode = chosen.get("mode", "training")
-    if mode != "training" and "optimizer" in chosen:
-        raise UserError(
-            f"expected no optimizer beside mode={mode}, found {chosen['optimizer']}: nothing is trained; leave it out"
-        )
-
-
-def _check_training(chosen: Mapping[str, Any]) -> None:
-    _check_mode(chosen)
-    for name, option in TRAINING_OPTIONS.items():
-        if name in chosen:
-            if option.kind == "count":
-                _check_bounded(name, chosen[name], option.least)
-            elif option.kind == "flag":
-                check_flag(name, chosen[name])
-            elif option.kind == "fraction":
-                check_fraction(name, chosen[name])
-            elif name in _FORMS:
-                _FORMS[name](chosen[name])  # a wrong form fails before the network is built
-            elif option.kind == "choice":
-                check_choice(name, chosen[name], option.accepted)
-
-
-def _check(chosen: Mapping[str, Any]) -> None:
-    _check_training(chosen)
-    if "bucket_mib" in chosen:
-        _check_bounded("bucket_mib", chosen["bucket_mib"])
-    check_flag("max_batch", chosen.get("max_batch", False))
-    check_flag("strategies", chosen.get("strategies", False))
-    check_flag("packed", chosen.get("packed", False))
-    check_flag("keep_output", chosen.get("keep_output", False))
-    device_file(chosen.get("device", DEFAULT_DEVICE))  # an unknown device fails before the network is built
-    risk = chosen.get("risk", RISK)
-    if isinstance(risk, bool) or not isinstance(risk, int | float) or not 0 < risk < 1:
-        raise UserError(f"expected risk to be a number between 0 and 1, found {risk!r}: change it")
-    if not isinstance(chosen.get("args", {}), Mapping):
-        raise UserError(f"expected args to be a mapping, found {chosen['args']!r}: change it")
-    texts = chosen.get("input", [])
-    if not isinstance(texts, str) and not (isinstance(texts, list) and all(isinstance(item, str) for item in texts)):
-        raise UserError(f"expected input to be texts such as '3,224,224', found {texts!r}: change it")
-    for text in [texts] if isinstance(texts, str) else texts:
-        parse_shape(text)  # a wrong shape fails before the network is built
-
-
-def _check_text(name: str, value: Any) -> None:
-    if not isinstance(value, str):
-        raise UserError(f"expected {name} to be a text, found {value!r}: change it")
-    if len(value) > _LONGEST_TEXT:
-        raise UserError(
-            f"expected {name} to have at most {_LONGEST_TEXT} characters, found {len(value)}: write it shorter"
-        )
-    if "\0" in value:
-        raise UserError(f"expected {name} to be a name, a path or a form, found a NUL character in it: leave it out")
-
-
-def _check_bounded(name: str, value: Any, least: int = 1) -> None:
-    check_count(name, value, least)
-    if value > _LARGEST:
-        raise UserError(f"expected {name} to be at most {_LARGEST}, found {value}: change it")
+    longest = next(iter(parse_shape(request.input[0])[0]), None) if request.input else None
+    return batch_lengths(read_lengths(path), batch_size, longest)

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from vramcast.commands.classify.request import ClassifyRequest
 from vramcast.error_words import message_of
 from vramcast.errors import UserError
+from vramcast.jobs.job_request import JobRequest
 from vramcast.jobs.spec import LayerTable, Spec
 from vramcast.jobs.targets import GPUMEMNET, LIBRARIES, BuildRequest, is_document, read_document
 from vramcast.simulation.sandbox.client import ChildSimulator
@@ -79,7 +79,7 @@ class Simulators:
             self._child.close()
         self._child, self._request, self._built = None, None, 0
 
-    def start(self, request: ClassifyRequest) -> "LayerTable | JobSimulator":
+    def start(self, request: JobRequest) -> "LayerTable | JobSimulator":
         """Return a simulator of the request's job, which may still be building it, or its layer table."""
         description = described(request.target)
         if description is None:

@@ -6,9 +6,11 @@ from typing import Any
 
 from vramcast.collocation.adapters.job_text import job_of_text
 from vramcast.errors import UserError
-from vramcast.jobs.targets import GPUMEMNET
+from vramcast.jobs.targets import GPUMEMNET, LIBRARIES
 
-FORMS = "a spec as JSON, a file with one, gpumemnet:NAME, or - for stdin"
+FORMS = "a spec as JSON, a file with one, gpumemnet:NAME, 'timm:resnet50 batch_size=32', or - for stdin"
+
+_NAMES = (GPUMEMNET, *(f"{library}:" for library in LIBRARIES))
 
 
 def read_job(argument: str) -> dict[str, Any]:
@@ -20,11 +22,9 @@ def _text(argument: str) -> str:
     """Return the argument itself, or the contents of a file."""
     if argument == "-":
         return sys.stdin.read()
-    if argument.lstrip().startswith("{") or argument.startswith(GPUMEMNET):
+    if argument.lstrip().startswith("{") or argument.startswith(_NAMES):
         return argument
     try:
         return Path(argument).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"expected a spec, a file with one, or gpumemnet:NAME, found {argument!r} ({error}): check it"
-        ) from error
+        raise UserError(f"expected {FORMS}, found {argument!r} ({error}): check it") from error

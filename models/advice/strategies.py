@@ -3,15 +3,13 @@
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vramcast.errors import UserError
+from vramcast.models.advice.varied_answers import VariedAnswers
 from vramcast.models.answer import FITS, Answer
 from vramcast.simulation.sandbox.failures import NetworkError
 from vramcast.virtual_gpu.training.setup import TrainingSetup, parallel_text
-
-if TYPE_CHECKING:
-    from vramcast.commands.classify.job_answers import JobAnswers
 
 _MOST_GPUS = 1024
 LORA = "lora(r=16, target_modules='all-linear')"
@@ -43,7 +41,7 @@ class StrategyAnswer:
         }
 
 
-def strategy_answers(job: "JobAnswers", answer: Answer, training: TrainingSetup) -> list[StrategyAnswer]:
+def strategy_answers(job: VariedAnswers, answer: Answer, training: TrainingSetup) -> list[StrategyAnswer]:
     """Return the answers of the usual strategies on the same GPUs, then the least number of GPUs that fits."""
     parallelism = training.parallelism
     if parallelism is None:
@@ -63,8 +61,8 @@ def is_of_transformers(target: str) -> bool:
     return target.startswith("hf:")
 
 
-def _has_adapters(job: "JobAnswers", training: TrainingSetup) -> bool:
-    return is_of_transformers(job.request.target) and training.adapter is None
+def _has_adapters(job: VariedAnswers, training: TrainingSetup) -> bool:
+    return is_of_transformers(job.target) and training.adapter is None
 
 
 def _variants(size: int, nodes: int, checkpointing: bool, adapters: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -84,13 +82,13 @@ def _variants(size: int, nodes: int, checkpointing: bool, adapters: bool) -> Ite
         yield "FSDP2 + LoRA + checkpointing", {"parallel": sharded, **lora}
 
 
-def _answered(job: "JobAnswers", device: str, options: Mapping[str, Any]) -> Iterator[Answer]:
+def _answered(job: VariedAnswers, device: str, options: Mapping[str, Any]) -> Iterator[Answer]:
     """Yield the answer, unless the network does not support the strategy."""
     with suppress(UserError, NetworkError):
         yield job.answer(device, **options)
 
 
-def _smallest(job: "JobAnswers", device: str, results: list[StrategyAnswer]) -> Iterator[StrategyAnswer]:
+def _smallest(job: VariedAnswers, device: str, results: list[StrategyAnswer]) -> Iterator[StrategyAnswer]:
     """Yield the least power of two of GPUs that fits, for each sharded strategy in the order of its cost.
 
     The peak of a sharded strategy is about a constant and a part in proportion to 1 / GPUs. That gives a first guess,

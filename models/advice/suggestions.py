@@ -5,18 +5,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vramcast.commands.classify.strategies import LORA, StrategyAnswer, first_guess, is_of_transformers
 from vramcast.errors import UserError
 from vramcast.jobs.analysis.optimizers import OPTIMIZERS
 from vramcast.jobs.optimizers import is_low_bit
+from vramcast.models.advice.strategies import LORA, StrategyAnswer, first_guess, is_of_transformers
+from vramcast.models.advice.varied_answers import VariedAnswers
 from vramcast.models.answer import FITS, TIGHT, Answer
 from vramcast.simulation.sandbox.failures import NetworkError
 from vramcast.virtual_gpu.training.setup import TrainingSetup, parallel_text, parse_call
-
-if TYPE_CHECKING:
-    from vramcast.commands.classify.job_answers import JobAnswers
 
 _MOST_GPUS = 16
 _INSTALL = "pip install 'vramcast[finetuning]'"
@@ -51,7 +49,7 @@ class _Change:
 class _Tried:
     """The changes that were tried, in the order of their cost."""
 
-    job: "JobAnswers"
+    job: VariedAnswers
     answer: Answer
     results: list[Suggestion] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -78,11 +76,11 @@ class _Tried:
 
 
 def suggestions(
-    job: "JobAnswers", answer: Answer, training: TrainingSetup, largest: Answer | None, devices: Sequence[Answer]
+    job: VariedAnswers, answer: Answer, training: TrainingSetup, largest: Answer | None, devices: Sequence[Answer]
 ) -> tuple[list[Suggestion], tuple[str, ...]]:
     """Return changes that reduce the memory, and notes: those that fit come first, the least costly of them before."""
     tried = _Tried(job, answer)
-    transformers = is_of_transformers(job.request.target)
+    transformers = is_of_transformers(job.target)
     if largest is not None:
         size = largest.batch_size
         tried.results.append(Suggestion(f"a batch of {size} (--batch-size {size})", largest))
