@@ -11,7 +11,8 @@ from vramcast.simulation.result import Curve
 from vramcast.virtual_gpu.allocator.sizes import MIB
 
 _GIB = 1024 * MIB
-_ORDER = ("parameters", "optimizer_state", "gradients", "inputs", "activations", "workspace", "temporaries")
+CURVE_ORDER = ("parameters", "optimizer_state", "gradients", "inputs", "activations", "workspace", "temporaries")
+"""Uses in the order in which a picture stacks them."""
 _COLOURS = {
     "context": "#bab0ac", "parameters": "#4c78a8", "optimizer_state": "#b279a2", "gradients": "#72b7b2",
     "inputs": "#9d755d", "workspace": "#e45756", "activations": "#54a24b", "temporaries": "#eeca3b",
@@ -33,7 +34,7 @@ def timeline_table(curve: Curve) -> TimelineTable:
     """Return the layers in stacking order, without empty ones."""
     points = len(curve.reserved_bytes)
     layers = {"context": np.full(points, curve.context_bytes / _GIB)}
-    for name in _ORDER:
+    for name in CURVE_ORDER:
         values = np.asarray(curve.requested_bytes.get(name, [0] * points), dtype=np.float64) / _GIB
         if values.any():
             layers[name] = values

@@ -183,7 +183,7 @@ class Engine:
     async def estimate(self, job: AnyJobBody, device: str | None = None) -> EstimatedJob:
         """Return the answer to a job, on its own device or another."""
         start = time.perf_counter()
-        device = self._device(job, device)
+        device = self.device_of(job, device)
         estimated = await self._on(job, await self._job_id(job), device, (device,))
         if (isinstance(job, SpecJobBody) and job.max_batch_size) or (isinstance(job, TargetJobBody) and job.max_batch):
             most = await self._largest(job, device, estimated)
@@ -219,9 +219,9 @@ class Engine:
         return await self.seen(job, devices) or await self.estimates(job, devices)
 
     def _names(self, job: AnyJobBody, devices: Iterable[str | None]) -> dict[str | None, str]:
-        return {device: self._device(job, device) for device in devices}
+        return {device: self.device_of(job, device) for device in devices}
 
-    def _device(self, job: AnyJobBody, device: str | None) -> str:
+    def device_of(self, job: AnyJobBody, device: str | None = None) -> str:
         """Return the device that is named beside a job, its own, or the service's."""
         return device or job.device or self.settings.device
 
@@ -249,7 +249,7 @@ class Engine:
     @_guarded
     async def _checked(self, observation: ObservationBody | ForgetBody) -> tuple[bytes, str]:
         """Return the key of a job and its device. Refuse an observation that cannot be true."""
-        profile = load_profile(self._device(observation.job, observation.device))
+        profile = load_profile(self.device_of(observation.job, observation.device))
         if isinstance(observation, ObservationBody):
             check_peak(observation.peak_mib, profile)
             await self._check(observation.job, profile.name)
