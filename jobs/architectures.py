@@ -172,6 +172,11 @@ _SAME: Mapping[str, str] = {
     "deepseek-r1-distill-llama-70b": "llama-3.3-70b",
 }
 """Networks with the sizes of others."""
+_POSITIONS: Mapping[str, int] = {
+    "GPT2LMHeadModel": 1024, "BartForConditionalGeneration": 1024,
+    **{f"{name}ForMaskedLM": 512 for name in ("Bert", "Roberta", "DistilBert", "Electra", "Albert")},
+}  # fmt: skip
+"""Positions by class where the table leaves them to the configuration; RoBERTa's first two stand for padding."""
 _LONGEST_NAME = 96
 """Of a network on Hugging Face (huggingface_hub/utils/_validators.py); a longer one has too many forms to try."""
 _DECORATION = re.compile(
@@ -183,6 +188,18 @@ _DECORATION = re.compile(
 def architecture_names() -> list[str]:
     """Return the names, each without its decorations."""
     return sorted([*ARCHITECTURES, *_SAME])
+
+
+def positions_of(target: str) -> int | None:
+    """Return the positions of a network named as hf:NAME, if the table has them."""
+    library, _, name = target.partition(":")
+    if library != "hf":
+        return None
+    try:
+        architecture, sizes = find_architecture(name)
+    except UserError:  # a path
+        return None
+    return _POSITIONS.get(architecture) or sizes.get("max_position_embeddings")
 
 
 def find_architecture(name: str) -> tuple[str, Sizes]:

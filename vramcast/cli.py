@@ -12,6 +12,7 @@ _COMMANDS = {
         "classify.classify_command",
         "say how much memory a network takes and whether it fits",
     ),
+    "solve": ("classify.solve_command", "find the largest batch, the fewest GPUs or the cheapest device that fits"),
     "run": ("run.run_command", "run a training script on a virtual GPU and say how much memory it takes"),
     "snapshot": ("snapshot.snapshot_command", "read a memory snapshot of torch: contents, failure, remedies"),
     "build": ("build.build_command", "sample, filter, build and measure configurations"),

@@ -19,12 +19,12 @@ import json, sys, time
 from vramcast.dataset_builder.families.libraries import tolerate_broken_torchvision
 from vramcast.dataset_builder.jobs.building import build_job
 from vramcast.simulation.simulator import Simulator
-from vramcast.models.classify_command.command import _parser, _values
+from vramcast.models.classify_command.command import _parser, values_of
 from vramcast.models.classify_command.job_answers import page_of_request
 from vramcast.models.classify_command.request import ClassifyRequest
 from vramcast.models.predictor import Predictor
 tolerate_broken_torchvision()
-request = ClassifyRequest.of(_values(_parser().parse_args(sys.argv[1:])))
+request = ClassifyRequest.of(values_of(_parser().parse_args(sys.argv[1:])))
 simulator, predictor = Simulator(build_job(request.build_request())), Predictor.load("universal")
 start = time.process_time()
 page = page_of_request(request, simulator, predictor, 0.0)

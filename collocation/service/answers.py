@@ -173,6 +173,68 @@ class DevicesReply(Reply):
     devices: list[DeviceReply]
 
 
+class BriefReply(Reply):
+    """The figures of an answer."""
+
+    device: str
+    profile: str
+    batch_size: int
+    estimate_mib: float
+    safe_mib: float
+    capacity_mib: float
+    verdict: Literal["fits", "tight", "does not fit"]
+    need_mib: float | None = None
+    basis: Basis | None = None
+
+
+class ChangeReply(BriefReply):
+    """A change of a job, in words and as options of the command line, with the answer for it."""
+
+    change: str
+
+
+class AdviceReply(Reply):
+    """Advice about a job."""
+
+    status: Literal["ok"]
+    target: str
+    device: str
+    devices: list[BriefReply]
+    """The answers on all devices, the smallest device first."""
+    max_batch_size: int | None
+    """The largest batch that fits; null for several GPUs, 0 if none fits."""
+    changes: list[ChangeReply]
+    """Changes that reduce the memory of a job that does not fit safely, those that make it fit first."""
+    strategies: list[dict[str, Any]]
+    """Of a job on several GPUs: other strategies, and the least number of GPUs that fits."""
+    notes: list[str] = []
+
+
+class TimelineReply(Reply):
+    """Memory after some hundred events of a run."""
+
+    status: Literal["ok"]
+    device: str
+    title: str
+    uses: dict[str, list[int]]
+    """Bytes by use, in the order in which they are stacked above the context."""
+    reserved_bytes: list[int]
+    context_bytes: int
+    capacity_bytes: int
+
+
+class SolutionReply(Reply):
+    """The value that was found; null if no value fits."""
+
+    status: Literal["ok"]
+    find: str
+    value: int | str | None
+    price_per_hour: float | None
+    """Of all GPUs, by the operator's prices."""
+    answer: dict[str, Any] | None
+    notes: list[str]
+
+
 class NetworksReply(Reply):
     """The networks that a job can name as its target, and the names that the operator prepared."""
 

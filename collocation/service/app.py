@@ -10,7 +10,7 @@ from fastapi import APIRouter, Body, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from starlette.routing import BaseRoute, Route
 
-from vramcast.collocation.service import answers, kubernetes_routes, webhook
+from vramcast.collocation.service import advice, answers, kubernetes_routes, webhook
 from vramcast.collocation.service.cluster_api import ClusterApi
 from vramcast.collocation.service.engine import Engine, replies
 from vramcast.collocation.service.guard import Guard
@@ -28,11 +28,13 @@ from vramcast.collocation.service.logs import LOGGER
 from vramcast.collocation.service.metrics import ServiceMetrics
 from vramcast.collocation.service.placements import placements
 from vramcast.collocation.service.requests import (
+    AdviceBody,
     ClassifyBody,
     JobsBody,
     ObservationListBody,
     ObservationsBody,
     PlacementBody,
+    SolveBody,
 )
 from vramcast.collocation.service.settings import Settings
 from vramcast.collocation.service.slurm import shards_text
@@ -131,6 +133,24 @@ async def devices(request: Request) -> Response:
         for item in map(load_profile, device_names())
     ]
     return reply({"default": engine_of(request).settings.device, "devices": profiles})
+
+
+@jobs.post("/advice", response_model=answers.AdviceReply)
+async def advise(request: Request, body: Annotated[AdviceBody, Body()]) -> Response:
+    """Answer a job on every device, with the largest batch and changes that help, or with other strategies."""
+    return reply(await advice.advice(engine_of(request), advice.check_traced(body.job)))
+
+
+@jobs.post("/timeline", response_model=answers.TimelineReply)
+async def timeline(request: Request, body: Annotated[AdviceBody, Body()]) -> Response:
+    """Return the memory over the steps of a job, by use."""
+    return reply(await advice.timeline(engine_of(request), advice.check_traced(body.job)))
+
+
+@jobs.post("/solve", response_model=answers.SolutionReply)
+async def solve(request: Request, body: Annotated[SolveBody, Body()]) -> Response:
+    """Return the largest, least or cheapest value that fits, in place of the one that is to be found."""
+    return reply(await advice.solution(engine_of(request), body))
 
 
 @jobs.get("/networks", response_model=answers.NetworksReply)

@@ -10,6 +10,7 @@ from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 from vramcast.collocation.named_job import NamedJob
+from vramcast.collocation.prices import read_prices
 from vramcast.collocation.service import parsing
 from vramcast.collocation.service.batcher import Batcher
 from vramcast.collocation.service.byte_cache import ByteCache, content_key
@@ -103,6 +104,7 @@ class Engine:
         limits = settings.limits
         self._load = load
         self.named_specs = read_named_specs(settings.named_specs)
+        self.prices = read_prices(settings.prices)
         load_profile(settings.device)  # an unknown device fails immediately
         self.checkpoint = load(settings.checkpoint)
         self.reload_note: str | None = None

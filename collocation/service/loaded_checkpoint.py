@@ -3,6 +3,7 @@
 import datetime
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from vramcast.virtual_gpu.allocator.sizes import MIB
 
 _LEAST_SHARE = 0.0005
 """Buckets with less are left out of a distribution, which may have two hundred of them."""
+_PLACE = re.compile(r" \(at [^)]*\)")
+"""The line of a library's code in a note."""
 _BEYOND_MIB = 2.0**30
 """A pebibyte, in place of anything larger."""
 _MOST_ATTENTION = 1 << 24
@@ -223,8 +226,9 @@ def _stamps(directory: Path) -> Mapping[str, tuple[int, int, int]] | None:
 
 
 def _bounded(answer: Answer) -> Answer:
-    """Bound the figures of an answer: features may describe an impossibly large network."""
+    """Bound the figures of an answer: features may describe an impossibly large network. Drop paths of this machine."""
     if math.isnan(answer.estimate_mib) or math.isnan(answer.safe_mib):
         raise UserError("expected a job that can be estimated, found an impossibly large one: check its figures")
     estimate_mib, safe_mib = (min(value, _BEYOND_MIB) for value in (answer.estimate_mib, answer.safe_mib))
-    return replace(answer, estimate_mib=estimate_mib, safe_mib=safe_mib)
+    notes = tuple(_PLACE.sub("", note) for note in answer.notes)
+    return replace(answer, estimate_mib=estimate_mib, safe_mib=safe_mib, notes=notes)

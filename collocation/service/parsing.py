@@ -15,7 +15,15 @@ from vramcast.collocation.adapters import admission, kubernetes, volcano
 from vramcast.collocation.adapters.job_text import job_of_text
 from vramcast.collocation.adapters.kubernetes import JOB, NEED, RISK, GpusByNode
 from vramcast.collocation.placement import GpuState
-from vramcast.collocation.service.requests import AnyJobBody, ClassifyBody, JobBody, ObservationsBody, PlacementBody
+from vramcast.collocation.service.requests import (
+    AdviceBody,
+    AnyJobBody,
+    ClassifyBody,
+    JobBody,
+    ObservationsBody,
+    PlacementBody,
+    SolveBody,
+)
 from vramcast.device.profiles import device_names, device_of_gpu
 from vramcast.errors import UserError
 from vramcast.jobs.filters import Rejected, check
@@ -261,6 +269,9 @@ def _device(name: str) -> str | None:
 
 _PARSERS: Mapping[str, Callable[[bytes], Any]] = {
     "/v1/classify": partial(_typed, TypeAdapter(ClassifyBody)),
+    "/v1/advice": partial(_typed, TypeAdapter(AdviceBody)),
+    "/v1/timeline": partial(_typed, TypeAdapter(AdviceBody)),
+    "/v1/solve": partial(_typed, TypeAdapter(SolveBody)),
     "/v1/observations": partial(_typed, TypeAdapter(ObservationsBody)),
     "/v1/placements": partial(_typed, TypeAdapter(PlacementBody)),
     "/v1/slurm": _slurm,

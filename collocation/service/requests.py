@@ -10,6 +10,7 @@ from vramcast.collocation.placement import POLICIES
 from vramcast.defaults import BUCKET_MIB
 from vramcast.jobs.job_request import NAMED_KEYS, TRAINING_OPTIONS
 from vramcast.jobs.spec import NETWORK_INPUT
+from vramcast.models.advice.unknowns import UNKNOWNS
 from vramcast.virtual_gpu.distributed.parallelism import PARALLEL_OPTIONS
 from vramcast.virtual_gpu.training.setup import OPTIONS, Option, TrainingSetup
 
@@ -282,6 +283,20 @@ class ObservationListBody(StrictBody):
 ObservationsBody = Annotated[
     _OneObservation | Annotated[ObservationListBody, Tag("observations")], Discriminator(_observation_kind)
 ]
+
+
+class AdviceBody(StrictBody):
+    """A job to be advised on."""
+
+    job: JobBody
+
+
+class SolveBody(StrictBody):
+    """A job with one value left open."""
+
+    job: JobBody
+    find: Literal[UNKNOWNS]  # type: ignore[valid-type]
+    """The value to find; the job's own is where the search starts."""
 
 
 class GpuBody(StrictBody):

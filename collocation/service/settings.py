@@ -76,6 +76,8 @@ class Settings:
     token: str | None = field(default=None, repr=False)
     named_specs: Path | None = None
     """JSON lines of specs with names; they are simulated before the service is ready."""
+    prices: Path | None = None
+    """YAML: the price of an hour of each device, for /v1/solve."""
     history: Path | None = None
     """The file of observations; without it they are lost when the service ends."""
     tls_cert: Path | None = None

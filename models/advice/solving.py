@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from vramcast.errors import UserError, check_choice
+from vramcast.models.advice.unknowns import UNKNOWNS
 from vramcast.models.advice.varied_answers import VariedAnswers
 from vramcast.models.answer import FITS, Answer
 from vramcast.models.value_search import LARGEST, largest_fitting, least_fitting
 from vramcast.virtual_gpu.training.setup import TrainingSetup, call_text, parallel_text, parse_call
 
-UNKNOWNS = ("batch_size", "length", "lora_rank", "world_size", "device")
 _START_LENGTH = 512
 _LARGEST_RANK = 4096
 _GPUS = (*range(2, 9), *range(16, 65, 8), *range(128, 1025, 64))
@@ -26,7 +26,7 @@ class SolvableAnswers(VariedAnswers, Protocol):
 
 
 @dataclass(frozen=True)
-class Problem:
+class OpenJob:
     """A job with one value left open."""
 
     find: str
@@ -64,14 +64,14 @@ class Solution:
         }
 
 
-def solve(job: SolvableAnswers, problem: Problem) -> Solution:
+def solve(job: SolvableAnswers, problem: OpenJob) -> Solution:
     """Return the largest batch, length or rank, the least number of GPUs, or the cheapest device that fits safely."""
     check_choice("the value to find", problem.find, UNKNOWNS)
     solution = _SOLVERS[problem.find](job, problem)
     return replace(solution, price=_price(solution, problem))
 
 
-def _batch(job: SolvableAnswers, problem: Problem) -> Solution:
+def _batch(job: SolvableAnswers, problem: OpenJob) -> Solution:
     start = problem.training.batch_size
 
     def ask(size: int) -> Answer:
@@ -80,13 +80,13 @@ def _batch(job: SolvableAnswers, problem: Problem) -> Solution:
     return _largest(problem, ask, start, LARGEST - 1)
 
 
-def _length(job: SolvableAnswers, problem: Problem) -> Solution:
+def _length(job: SolvableAnswers, problem: OpenJob) -> Solution:
     most = problem.longest or LARGEST - 1
     solution = _largest(problem, lambda length: job.with_length(problem.device, length), min(_START_LENGTH, most), most)
     return solution if problem.longest else replace(solution, notes=(_LONGEST,))
 
 
-def _rank(job: SolvableAnswers, problem: Problem) -> Solution:
+def _rank(job: SolvableAnswers, problem: OpenJob) -> Solution:
     adapter = problem.training.adapter
     if adapter is None:
         raise UserError("expected an adapter with a rank, found none: give lora, as in lora=targets=all-linear")
@@ -98,7 +98,7 @@ def _rank(job: SolvableAnswers, problem: Problem) -> Solution:
     return _largest(problem, ask, int(arguments.get("r", 8)), _LARGEST_RANK)
 
 
-def _gpus(job: SolvableAnswers, problem: Problem) -> Solution:
+def _gpus(job: SolvableAnswers, problem: OpenJob) -> Solution:
     parallelism = problem.training.parallelism
     if parallelism is None:
         raise UserError(
@@ -119,7 +119,7 @@ def _gpus(job: SolvableAnswers, problem: Problem) -> Solution:
     return Solution(problem.find, value or None, answer)
 
 
-def _device(_: SolvableAnswers, problem: Problem) -> Solution:
+def _device(_: SolvableAnswers, problem: OpenJob) -> Solution:
     """Return the cheapest device by the operator's prices; devices without a price come last, the smallest first."""
     prices = problem.prices or {}
     fitting = [answer for answer in problem.devices if answer.verdict == FITS]
@@ -130,12 +130,12 @@ def _device(_: SolvableAnswers, problem: Problem) -> Solution:
     )
 
 
-def _largest(problem: Problem, ask: Callable[[int], Answer], start: int, most: int) -> Solution:
+def _largest(problem: OpenJob, ask: Callable[[int], Answer], start: int, most: int) -> Solution:
     value, answer = largest_fitting(ask, start, ask(start), most)
     return Solution(problem.find, value or None, answer)
 
 
-def _price(solution: Solution, problem: Problem) -> float | None:
+def _price(solution: Solution, problem: OpenJob) -> float | None:
     """Return the price of an hour of all GPUs of a solution."""
     answer, prices = solution.answer, problem.prices or {}
     if answer is None or answer.device not in prices:
@@ -144,7 +144,7 @@ def _price(solution: Solution, problem: Problem) -> float | None:
     return prices[answer.device] * (parallelism.world_size if parallelism else 1)
 
 
-_SOLVERS: Mapping[str, Callable[[SolvableAnswers, Problem], Solution]] = {
+_SOLVERS: Mapping[str, Callable[[SolvableAnswers, OpenJob], Solution]] = {
     "batch_size": _batch,
     "length": _length,
     "lora_rank": _rank,

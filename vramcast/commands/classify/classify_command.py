@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -45,10 +45,10 @@ _REPORT = "this is an error of vramcast, not of the network: please report it wi
 def main(argv: Sequence[str]) -> int:
     """Run `vramcast classify` and return the exit code."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the estimator is small: threads would wait for each other
-    return exit_code("vramcast classify", lambda: _classify(_with_target(_parser().parse_args(argv))))
+    return exit_code("vramcast classify", lambda: _classify(with_target(_parser().parse_args(argv))))
 
 
-def _with_target(arguments: argparse.Namespace) -> argparse.Namespace:
+def with_target(arguments: argparse.Namespace) -> argparse.Namespace:
     """Take the target from a bare `--checkpointing` or `--liger` before it, which argparse reads as their form."""
     for name, option in TRAINING_OPTIONS.items():
         value = getattr(arguments, name)
@@ -63,6 +63,13 @@ def _is_target(text: str) -> bool:
 
 
 def _classify(arguments: argparse.Namespace) -> int:
+    return with_simulators(
+        "vramcast classify", arguments, lambda simulators: (_many if arguments.jobs else _one)(arguments, simulators)
+    )
+
+
+def with_simulators(prog: str, arguments: argparse.Namespace, work: Callable[[Simulators], int]) -> int:
+    """Do the work of a command on networks of users; return the exit code, also for a network that failed."""
     check_count("--memory-limit-mib", arguments.memory_limit_mib)
     checkpoint_directory(arguments.checkpoint)  # an unknown one fails before the child starts
     try:
@@ -70,14 +77,14 @@ def _classify(arguments: argparse.Namespace) -> int:
         environment = dict(map(_variable, arguments.env))
         allowed = {"allow_network": arguments.allow_network, "unprotected": arguments.unprotected}
         with Simulators(*limits, **allowed, environment=environment) as simulators:
-            return (_many if arguments.jobs else _one)(arguments, simulators)
+            return work(simulators)
     except InternalError as error:
         print(error.traceback, file=sys.stderr)
-        print(f"vramcast classify: {error}: {_REPORT}", file=sys.stderr)
+        print(f"{prog}: {error}: {_REPORT}", file=sys.stderr)
         return FAILED
     except NetworkError as error:
         print(error.traceback, file=sys.stderr)
-        print(f"vramcast classify: the network's own code failed: {error}", file=sys.stderr)
+        print(f"{prog}: the network's own code failed: {error}", file=sys.stderr)
         return _NETWORK_FAILED
 
 
@@ -87,13 +94,25 @@ def _code(arguments: argparse.Namespace, fits: bool) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="vramcast classify", description=__doc__, epilog=f"TARGET is {FORMS}.")
+    add_job(parser)
+    add = parser.add_argument
+    add("--strategies", action="store_true", default=None, help="compare strategies with --json too")
+    add("--max-batch", action="store_true", default=None, help="search the largest batch with --json too")
+    add("--lengths", metavar="FILE", help="tokens of each sample, one a line or .npy: which batches fit (hf:)")
+    add("--check", action="store_true", help="exit with 1 if the job does not fit safely")
+    add("--jobs", metavar="FILE", help="classify many jobs, one JSON object a line; with --json")
+    add("--plot", type=Path, metavar="FILE", help="draw the memory over the steps (.png or .svg)")
+    return parser
+
+
+def add_job(parser: argparse.ArgumentParser) -> None:
+    """Add the options that describe a job and how its network is built, which `vramcast solve` has too."""
     add = parser.add_argument
     add("target", nargs="?", metavar="TARGET", help="the network, see below")
     add("--input", action="append", metavar="SHAPE", help="of a sample: 3,224,224, or 512:30522 (tokens)")
     add("--length", type=int, metavar="N", help="tokens of a sequence: the same as --input N (hf:)")
     add("--inputs", metavar="FUNCTION", help="a function of the target's file that returns a batch for a batch size")
     add("--step", metavar="FUNCTION", help="a function of the target's file: (network, batch) to the loss")
-    add("--lengths", metavar="FILE", help="tokens of each sample, one a line or .npy: which batches fit (hf:)")
     add("--packed", action="store_true", default=None, help="sequences of full length: no mask for padding (hf:)")
     add("--keep-output", action="store_true", default=None, help="a plain loop, which keeps the last logits (hf:)")
     add("--arg", action="append", default=[], metavar="NAME=VALUE", help="an argument of the target's function")
@@ -121,23 +140,17 @@ def _parser() -> argparse.ArgumentParser:
             add(flag, metavar="NAME", type=_shard_after_forward if name == "shard_after_forward" else str, help=text)
     add("--config", metavar="FILE", help="a training configuration: TrainingArguments, LLaMA-Factory or axolotl")
     add("--lora", nargs="?", const=True, metavar="KEY=VALUE,...", help="train LoRA, as in r=16,targets=q_proj,v_proj")
-    add("--strategies", action="store_true", default=None, help="compare strategies with --json too")
     add("--device", metavar="NAME", help=f"a device profile, see vramcast device list; default {DEFAULT_DEVICE}")
     add("--risk", type=float, help=f"probability that the safe figure is too low; default {RISK}")
     add("--bucket-mib", type=int, metavar="N", help=f"the width of a bucket; default {BUCKET_MIB}")
     add("--checkpoint", default=CHECKPOINT, metavar="NAME", help="the estimator: a name or directory")
-    add("--max-batch", action="store_true", default=None, help="search the largest batch with --json too")
-    add("--check", action="store_true", help="exit with 1 if the job does not fit safely")
     add("--json", action="store_true", help="print one JSON object")
-    add("--jobs", metavar="FILE", help="classify many jobs, one JSON object a line; with --json")
-    add("--plot", type=Path, metavar="FILE", help="draw the memory over the steps (.png or .svg)")
     add("--timeout", type=float, default=TIMEOUT_SECONDS, metavar="SECONDS", help="limit for the network's code")
     add("--memory-limit-mib", type=int, default=MEMORY_MIB, metavar="N", help="limit for the network's code")
     add("--python", metavar="PATH", help="build and trace the network with this interpreter; it needs torch alone")
     add("--env", action="append", default=[], metavar="NAME[=VALUE]", help="pass a variable to the network's code")
     add("--allow-network", action="store_true", help="let the network's code and its libraries reach the Internet")
     add("--unprotected", action="store_true", help="let the network's code change files")
-    return parser
 
 
 def _shard_after_forward(text: str) -> bool | int:
@@ -149,9 +162,9 @@ def _shard_after_forward(text: str) -> bool | int:
         raise argparse.ArgumentTypeError(f"expected true, false or a number, found {text!r}") from None
 
 
-def _values(arguments: argparse.Namespace) -> dict[str, Any]:
+def values_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the job of the command line by the keys of a jobs file."""
-    values = {name: getattr(arguments, name) for name in KEYS if name != "args"}
+    values = {name: getattr(arguments, name, None) for name in KEYS if name != "args"}
     return {**values, "args": dict(map(parse_argument, arguments.arg)) or None}
 
 
@@ -168,12 +181,12 @@ def _one(arguments: argparse.Namespace, simulators: Simulators) -> int:
     start = time.perf_counter()
     if arguments.target is None and arguments.config is None:
         raise UserError(f"expected {FORMS}, found no target: name the network")
-    request = ClassifyRequest.of(_values(arguments))
+    request = ClassifyRequest.of(values_of(arguments))
     if arguments.plot:
         from vramcast.models.timeline import check_picture
 
         check_picture(arguments.plot)
-    with _progress(request.target):
+    with progress(request.target):
         subject = simulators.start(request)
         text, answer = _rendered(arguments, request, subject, simulators, start)
     print(text, end="")
@@ -232,7 +245,7 @@ def _predictor(checkpoint: str) -> "Predictor":
 
 
 @contextmanager
-def _progress(target: str) -> Iterator[None]:
+def progress(target: str) -> Iterator[None]:
     """Print a line to stderr if the work takes longer than two seconds."""
     start = time.perf_counter()
     timer = threading.Timer(_QUIET_SECONDS, lambda: print(f"simulating {target} ...", file=sys.stderr, flush=True))
@@ -268,7 +281,7 @@ def _many(arguments: argparse.Namespace, simulators: Simulators) -> int:
     lines = list(numbered_lines(_contents(arguments.jobs)))
     from vramcast.commands.classify.job_answers import answer_request
 
-    predictor, defaults, verdicts = _predictor(arguments.checkpoint), _values(arguments), list[str | None]()
+    predictor, defaults, verdicts = _predictor(arguments.checkpoint), values_of(arguments), list[str | None]()
     for number, line in lines:
         start = time.perf_counter()
         result: Mapping[str, Any]

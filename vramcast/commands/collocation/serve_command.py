@@ -50,6 +50,7 @@ def _serve(arguments: argparse.Namespace) -> None:
             workers=arguments.workers,
             token=read_token(arguments.token_file),
             named_specs=arguments.named_specs,
+            prices=arguments.prices,
             history=arguments.history,
             tls_cert=arguments.tls_cert,
             tls_key=arguments.tls_key,
@@ -73,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--workers", type=int, default=1, help="processes that simulate networks")
     parser.add_argument("--named-specs", type=Path, metavar="FILE", help="JSON lines of specs with names")
+    parser.add_argument("--prices", type=Path, metavar="FILE", help="YAML: the price of an hour of each device")
     parser.add_argument("--history", type=Path, metavar="FILE", help="the file of observations")
     parser.add_argument(
         "--token-file", type=Path, metavar="FILE", help=f"with the token that clients must send; default: ${TOKEN}"
