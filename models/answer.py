@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
+from vramcast.models.json_figures import rounded
+
 FITS, TIGHT, TOO_LARGE, INCOMPLETE = "fits", "tight", "does not fit", "incomplete"
 
 
@@ -81,7 +83,7 @@ class Answer:
         return FITS if self.safe_mib <= self.capacity_mib else TIGHT
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields with `fits` and `verdict` as plain values for JSON."""
+        """Return all fields with `fits` and `verdict` as plain values for JSON, rounded to what they mean."""
         values = dict(vars(self))
         for name in ("lengths", "missing"):
             if not values[name]:
@@ -90,17 +92,18 @@ class Answer:
         if self.parallel is None:
             for name in ("parallel", "strategies") if self.ranks else ("parallel", "ranks", "strategies"):
                 del values[name]
-        return {
+        values = {
             "status": "ok",
             **values,
-            "bucket": dict(vars(self.bucket)),
-            "breakdown_mib": dict(self.breakdown_mib),
+            "bucket": vars(self.bucket),
+            "breakdown_mib": self.breakdown_mib,
             "notes": list(self.notes),
             "inputs": [dict(item) for item in self.inputs],
             "traced_with": dict(self.traced_with),
             "fits": self.fits,
             "verdict": self.verdict,
         }
+        return dict(rounded(values))
 
     def __str__(self) -> str:
         title, *rows = self._rows()

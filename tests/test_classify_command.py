@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vramcast.commands.classify.classify_command import _parser, main, with_target
+from vramcast.commands.classify.classify_command import main, make_parser, with_target
 from vramcast.commands.classify.request import ClassifyRequest
 from vramcast.commands.classify.simulators import Simulators
 from vramcast.errors import UserError
@@ -155,12 +155,12 @@ def test_bad_words_get_a_sentence_and_code_two(capfd, words, why):
 @pytest.mark.parametrize("flag", ["--checkpointing", "--liger"])
 @pytest.mark.parametrize("target", ["hf:gpt2", "own.py:Network", "layers.json"])
 def test_a_target_may_follow_a_bare_form(flag, target):
-    arguments = with_target(_parser().parse_args(["--batch-size", "1", flag, target]))
+    arguments = with_target(make_parser().parse_args(["--batch-size", "1", flag, target]))
     assert arguments.target == target and getattr(arguments, flag.removeprefix("--")) is True
 
 
 def test_a_form_is_not_taken_for_a_target(capfd):
-    arguments = with_target(_parser().parse_args(["--checkpointing", "every=2", "--liger", "rope"]))
+    arguments = with_target(make_parser().parse_args(["--checkpointing", "every=2", "--liger", "rope"]))
     assert (arguments.target, arguments.checkpointing, arguments.liger) == (None, "every=2", "rope")
     assert main([GPUMEMNET, "--checkpointing", "hf:gpt2"]) == 2  # there is a target
     assert "expected checkpointing such as" in capfd.readouterr().err

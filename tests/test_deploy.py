@@ -20,7 +20,7 @@ from vramcast.collocation.adapters.kubernetes import JOB
 from vramcast.collocation.service.app import make_app
 from vramcast.collocation.service.settings import Settings
 from vramcast.collocation.service.webhook import ANSWER_SECONDS
-from vramcast.commands.collocation.serve_command import _parser
+from vramcast.commands.collocation.serve_command import make_parser
 
 ROOT = Path(__file__).parents[1]
 DEPLOY, CHART = ROOT / "deploy" / "kubernetes", ROOT / "deploy" / "helm"
@@ -81,7 +81,7 @@ def arguments_of(documents: list[Any]) -> Any:
     container = one("Deployment", documents)["spec"]["template"]["spec"]["containers"][0]
     command, *words = container["args"]
     assert command == "serve"
-    found = _parser().parse_args(words)
+    found = make_parser().parse_args(words)
     assert found.port == container["ports"][0]["containerPort"], shlex.join(words)
     return found
 

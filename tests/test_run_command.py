@@ -17,6 +17,7 @@ import vramcast
 from vramcast.cli import main
 from vramcast.commands.run.long_runs import growth_factor, is_ordered
 from vramcast.errors import UserError
+from vramcast.simulation.scripts import report_html
 from vramcast.simulation.scripts.command_line import Program, parse_command
 from vramcast.simulation.scripts.launchers import unwrapped
 from vramcast.virtual_gpu.allocator.sizes import MIB
@@ -102,7 +103,7 @@ def test_the_report_says_what_the_script_takes(tmp_path, capsys):
     answer = json.loads(out)
     assert code == 0 and "ended ['--epochs', '2']" in err
     weights, x = 4 * 1024 * 1024 + 4096, 4 * 64 * 1024
-    assert answer["run"]["phases_mib"]["loading"]["allocated"] == (weights + x) / MIB
+    assert answer["run"]["phases_mib"]["loading"]["allocated"] == round((weights + x) / MIB, 1)
     steady = 2 * weights + 8_519_680 * 2  # weights and gradients, cuBLAS for forward and backward
     assert answer["allocated_mib"] == pytest.approx((steady + 4 * x) / MIB, abs=0.6)
     assert answer["verdict"] == "fits" and answer["run"]["ending"] == "the script ended"
@@ -277,3 +278,16 @@ def test_the_growth_of_exponential_peaks_is_found():
     assert max(longer) < factor * max(peaks) < 100 + 10 * math.log(1000 / 0.01) * 1.5
     assert not is_ordered(peaks) and is_ordered(sorted(peaks)) and not is_ordered([5] * 100)
     assert growth_factor([5], 0.01) == 1.0 and growth_factor([7] * 50, 0.01) == 1.0
+
+
+def test_a_notebook_shows_the_report_with_all_texts_escaped():
+    with pytest.raises(ValueError, match="<b>"), vramcast.VirtualGPU("rtx_4090") as gpu:
+        network = torch.nn.Linear(1024, 1024).cuda()
+        network(torch.randn(64, 1024, device="cuda")).sum().backward()
+        raise ValueError("<b>a & b</b>")
+    report = replace(gpu.report, assumptions=("<script>alert(1)</script>",) * 13, missing=("the end of <i>",))
+    html = report._repr_html_()
+    assert "<b>&lt;b&gt;a &amp; b&lt;/b&gt;</b>" in html and "<script>" not in html and "<i>" not in html
+    assert "and 1 more" in html and "<td>backward</td>" in html
+    assert f"{report.phases[0].allocated_bytes / MIB:,.1f} MiB" in html
+    assert report_html.shown_shapes(((8, 128), (), (2, 3), (4,), (5,))) == "8x128, scalar, 2x3, 4, and 1 more"

@@ -10,16 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 from vramcast.version import __version__
 
-__all__ = ["Answer", "Predictor", "VirtualGPU", "__version__", "classify", "devices", "load"]
+__all__ = [
+    "Answer", "LightningCallback", "Predictor", "TrainerCallback", "VirtualGPU", "__version__", "classify", "devices",
+    "load",
+]  # fmt: skip
 
 if TYPE_CHECKING:
+    from vramcast.collocation.callbacks.lightning_callback import LightningCallback
+    from vramcast.collocation.callbacks.trainer_callback import TrainerCallback
     from vramcast.models.answer import Answer
     from vramcast.models.predictor import Predictor
     from vramcast.virtual_gpu_context import VirtualGPU
 
 _LAZY = {
     "Answer": "vramcast.models.answer",
+    "LightningCallback": "vramcast.collocation.callbacks.lightning_callback",
     "Predictor": "vramcast.models.predictor",
+    "TrainerCallback": "vramcast.collocation.callbacks.trainer_callback",
     "VirtualGPU": "vramcast.virtual_gpu_context",
 }
 _CHECKPOINT = "universal"

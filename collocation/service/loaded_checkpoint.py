@@ -13,6 +13,7 @@ from vramcast.collocation.observed_peak import ObservedPeak, reservation_bytes
 from vramcast.errors import UserError
 from vramcast.models.answer import TIGHT, Answer
 from vramcast.models.checkpoint import load_checkpoint, load_metrics
+from vramcast.models.json_figures import rounded
 from vramcast.models.predictor import Predictor, Question
 from vramcast.models.released import checkpoint_directory
 from vramcast.models.storage import ESTIMATOR
@@ -101,18 +102,19 @@ class EstimatedJob:
 
     def to_json(self) -> dict[str, Any]:
         """Return the forecast and the observations as they are sent to the client."""
-        return {
+        values = {
             **self.answer.to_dict(),
             "distribution": self.distribution,
             "need_mib": self.need_mib,
             "basis": self.basis,
             "observed": observed_json(self.observed) if self.observed else None,
         }
+        return dict(rounded(values))
 
 
 def observed_json(observed: ObservedPeak) -> dict[str, Any]:
     """Return observations as they are sent to the client."""
-    return {"runs": observed.runs, "peak_mib": observed.peak_bytes / MIB}
+    return dict(rounded({"runs": observed.runs, "peak_mib": observed.peak_bytes / MIB}))
 
 
 class CheckpointProtocol(Protocol):

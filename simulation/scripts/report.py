@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from vramcast.simulation.result import Curve, Simulation
 from vramcast.simulation.sandbox.file_protection.changes import Changes
+from vramcast.simulation.scripts.report_html import report_html
 from vramcast.virtual_gpu.distributed.parallelism import RankGroup
 
 
@@ -95,6 +96,10 @@ class RunReport:
     def steady_step(self) -> StepPeak | None:
         """Return the largest step after the first."""
         return max(self.steps[1:], key=lambda item: item.allocated_bytes, default=None)
+
+    def _repr_html_(self) -> str:
+        """Return the report for notebooks."""
+        return report_html(self)
 
     def to_json(self) -> dict[str, Any]:
         """Return a mapping that `from_json` reads back."""

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vramcast.errors import UserError, suggestion
+from vramcast.errors import UserError, check_amount, check_count, check_fraction, suggestion
 
 _SYNONYMS: Mapping[str, str] = {
     "targets": "target_modules",
@@ -38,7 +38,10 @@ def parse_pairs(text: str) -> dict[str, Any]:
             raise UserError(
                 f"expected arguments such as r=16,targets=q_proj,v_proj, found {text!r}: write it like that"
             )
-    return {name.strip(): _value(values) for name, *values in parts}
+    names = [name.strip() for name, *_ in parts]
+    if len(set(names)) < len(names):
+        raise UserError(f"expected each argument once, found {names} in {text!r}: drop one of them")
+    return {name: _value(values) for name, (_, *values) in zip(names, parts, strict=True)}
 
 
 def _value(texts: list[str]) -> Any:
@@ -66,12 +69,23 @@ def adapter_call(text: str, parse: Callable[[str], Call]) -> Call:
     full_names = {_SYNONYMS.get(key, key): value for key, value in arguments.items()}
     if len(full_names) < len(arguments):
         raise UserError(f"expected each argument of {name} once, found {sorted(arguments)}: drop one of them")
+    _check_numbers(full_names)
     for key in _LISTS & full_names.keys():
         value = full_names[key]
         # peft reads a text as a pattern of whole names, which a bare name of a layer is not meant to be
         names = [value] if isinstance(value, str) and value.isidentifier() else value
         full_names[key] = sorted(names) if isinstance(names, list | tuple) else names
     return name.lower(), full_names
+
+
+def _check_numbers(arguments: Mapping[str, Any]) -> None:
+    """Raise for arguments of LoRA that peft would reject with an error of its own arithmetic."""
+    if "r" in arguments:
+        check_count("the rank r of an adapter", arguments["r"])
+    if "lora_alpha" in arguments:
+        check_amount("lora_alpha", arguments["lora_alpha"], zero=False)
+    if "lora_dropout" in arguments:
+        check_fraction("lora_dropout", arguments["lora_dropout"])
 
 
 def quantization_call(text: str, parse: Callable[[str], Call]) -> Call:

@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _evaluate(argv: Sequence[str]) -> None:
-    arguments = _parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     check_count("--bucket-mib", arguments.bucket_mib)
     check_count("--workers", arguments.workers)
     check_count("--worst", arguments.worst, least=0)
@@ -48,7 +48,8 @@ def _evaluation(arguments: argparse.Namespace, rows: Sequence[Row]) -> Evaluatio
     return evaluate(arguments.checkpoint, estimator, {**baselines, **published}, rows, settings, store)
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
     parser = CommandParser(prog="vramcast evaluate", description=__doc__)
     estimator = parser.add_mutually_exclusive_group()
     estimator.add_argument("--backend", default="virtual", choices=list(BACKENDS))

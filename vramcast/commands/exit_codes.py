@@ -16,6 +16,11 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 """130 is the exit code that shells give a process ended by SIGINT."""
 
 
+def checked(wanted: bool, passed: bool) -> int:
+    """Return the exit code of a command whose `--check` was given or not."""
+    return FAILED if wanted and not passed else 0
+
+
 class CommandParser(argparse.ArgumentParser):
     """An argument parser that raises UserError, so that bad arguments read like any other bad input."""
 

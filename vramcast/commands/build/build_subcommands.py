@@ -174,8 +174,8 @@ COMMANDS: dict[str, Command] = {
 }
 
 
-def run_command(argv: Sequence[str]) -> int:
-    """Run one sub-command and return its exit code."""
+def make_parser() -> CommandParser:
+    """Return the parser of all sub-commands."""
     parser = CommandParser(prog="vramcast build")
     parsers = parser.add_subparsers(required=True)
     subs = {
@@ -203,5 +203,10 @@ def run_command(argv: Sequence[str]) -> int:
     subs["import"].add_argument("file", help="a CSV table of GPUMemNet, of timm networks or of real networks")
     subs["import"].add_argument("--out", required=True, metavar="DIR")
     subs["import"].add_argument("--device", help="the profile whose rows to import, if a table has several")
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def run_command(argv: Sequence[str]) -> int:
+    """Run one sub-command and return its exit code."""
+    arguments = make_parser().parse_args(argv)
     return arguments.command(arguments) or 0

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from vramcast.commands.classify.lengths import with_lengths
 from vramcast.commands.classify.request import KEYS, ClassifyRequest
 from vramcast.commands.classify.simulators import Simulators
-from vramcast.commands.exit_codes import BAD_INPUT, FAILED, CommandParser, exit_code
+from vramcast.commands.exit_codes import BAD_INPUT, FAILED, CommandParser, checked, exit_code
 from vramcast.defaults import BUCKET_MIB, CHECKPOINT, RISK
 from vramcast.device.profiles import DEFAULT_DEVICE
 from vramcast.error_words import message_of, shortened
@@ -45,7 +45,7 @@ _REPORT = "this is an error of vramcast, not of the network: please report it wi
 def main(argv: Sequence[str]) -> int:
     """Run `vramcast classify` and return the exit code."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the estimator is small: threads would wait for each other
-    return exit_code("vramcast classify", lambda: _classify(with_target(_parser().parse_args(argv))))
+    return exit_code("vramcast classify", lambda: _classify(with_target(make_parser().parse_args(argv))))
 
 
 def with_target(arguments: argparse.Namespace) -> argparse.Namespace:
@@ -88,11 +88,8 @@ def with_simulators(prog: str, arguments: argparse.Namespace, work: Callable[[Si
         return _NETWORK_FAILED
 
 
-def _code(arguments: argparse.Namespace, fits: bool) -> int:
-    return FAILED if arguments.check and not fits else 0
-
-
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
     parser = CommandParser(prog="vramcast classify", description=__doc__, epilog=f"TARGET is {FORMS}.")
     add_job(parser)
     add = parser.add_argument
@@ -192,7 +189,7 @@ def _one(arguments: argparse.Namespace, simulators: Simulators) -> int:
     print(text, end="")
     if arguments.plot:
         _plot(arguments.plot, request, simulators.start(request))
-    return _code(arguments, answer.verdict == FITS)
+    return checked(arguments.check, answer.verdict == FITS)
 
 
 def _rendered(
@@ -304,7 +301,7 @@ def _many(arguments: argparse.Namespace, simulators: Simulators) -> int:
     if failed := verdicts.count(None):
         print(f"vramcast classify: {failed} of {len(lines)} jobs have no answer: see their errors", file=sys.stderr)
         return BAD_INPUT
-    return _code(arguments, all(verdict == FITS for verdict in verdicts))
+    return checked(arguments.check, all(verdict == FITS for verdict in verdicts))
 
 
 def _failed(job: Mapping[str, Any], why: str) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """The page of `vramcast classify`: plain text, with colours if the terminal has them."""
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from vramcast.commands.wrapping import wrapped
 from vramcast.models.advice.strategies import StrategyAnswer
 from vramcast.models.advice.suggestions import Suggestion
 from vramcast.models.answer import (
@@ -232,9 +232,9 @@ def _lengths(answer: Answer, width: int) -> Iterator[str]:
         f"({fits}). Half of them have at most {lengths['p50']} tokens, 90 % {lengths['p90']}, 99 % {lengths['p99']}, "
         f"all {lengths['longest']}{'.' if 'orders' in lengths else '; the figures above are those of the longest.'}"
     )
-    yield from textwrap.wrap(text, width)
+    yield from wrapped(text, width)
     if "orders" in lengths:
-        yield from textwrap.wrap(_orders(lengths), width)
+        yield from wrapped(_orders(lengths), width)
 
 
 def _orders(lengths: Mapping[str, float]) -> str:
@@ -271,7 +271,7 @@ def _changes(items: Sequence[Suggestion], room: int, paint: _Paint) -> Iterator[
     for item in items:
         answer = item.answer
         figures = f"{shown_size(answer.estimate_mib):>11}, safe {shown_size(answer.safe_mib):>11}"
-        *above, last = textwrap.wrap(item.change, room, break_on_hyphens=False)
+        *above, last = wrapped(item.change, room)
         yield from (f"  {line}" for line in above)
         yield f"  {last:{room}} {figures}  {paint(answer.verdict, _VERDICTS[answer.verdict])}"
 
@@ -279,4 +279,4 @@ def _changes(items: Sequence[Suggestion], room: int, paint: _Paint) -> Iterator[
 def _notes(answer: Answer, width: int) -> Iterator[str]:
     source = f"Estimated by {answer.checkpoint} for {answer.profile}; {answer.seconds:.1f} s. Nothing was measured."
     for text in (source, *(f"note: {note}" for note in answer.notes)):
-        yield from textwrap.wrap(text, width, subsequent_indent="  ")
+        yield from wrapped(text, width, subsequent_indent="  ")

@@ -37,10 +37,11 @@ _WORDS = {
 def main(argv: Sequence[str]) -> int:
     """Run `vramcast solve`; the exit code is 1 if no value fits."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    return exit_code("vramcast solve", lambda: _solve(with_target(_parser().parse_args(argv))))
+    return exit_code("vramcast solve", lambda: _solve(with_target(make_parser().parse_args(argv))))
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
     parser = CommandParser(prog="vramcast solve", description=__doc__, epilog=f"TARGET is {FORMS}.")
     names = ", ".join(name.replace("_", "-") for name in UNKNOWNS)
     parser.add_argument("--find", required=True, metavar="NAME", help=f"the value that is left open: {names}")

@@ -13,7 +13,7 @@ from vramcast.errors import UserError, check_amount
 
 def main(argv: Sequence[str]) -> int:
     """Run the command, and return the exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     return exit_code("vramcast observe", lambda: _observe(arguments))
 
 
@@ -36,7 +36,8 @@ def _observe(arguments: argparse.Namespace) -> None:
     print(f"{runs} on {observation.device}, {observation.peak_mib:.0f} MiB at most")
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
     parser = argparse.ArgumentParser(prog="vramcast observe", description=__doc__)
     parser.add_argument("job", help=FORMS)
     report = parser.add_mutually_exclusive_group(required=True)

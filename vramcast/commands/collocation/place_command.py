@@ -19,13 +19,14 @@ from vramcast.commands.exit_codes import exit_code
 from vramcast.defaults import CHECKPOINT, RISK
 from vramcast.device.profiles import DEFAULT_DEVICE
 from vramcast.errors import UserError, check_amount
+from vramcast.models.json_figures import rounded
 
 _NONE = 1
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command, and return the exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     return exit_code("vramcast place", lambda: _place(arguments))
 
 
@@ -91,7 +92,10 @@ def _here(
         job, {device or arguments.device for device in devices}, arguments.checkpoint, arguments.risk
     )
     answers = {device: by_device[device or arguments.device] for device in devices}
-    return {device: {**answer.to_dict(), "need_mib": answer.safe_mib} for device, answer in answers.items()}
+    return {
+        device: {**answer.to_dict(), "need_mib": rounded(answer.safe_mib, "need_mib")}
+        for device, answer in answers.items()
+    }
 
 
 def _from_service(
@@ -133,7 +137,8 @@ def _gpus(arguments: argparse.Namespace) -> list[GpuState]:
     return gpus
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
     parser = argparse.ArgumentParser(
         prog="vramcast place", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -16,7 +16,7 @@ _LARGEST_PORT = 65_535
 
 def main(argv: Sequence[str]) -> int:
     """Serve until a signal ends it, and return the exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     return exit_code("vramcast serve", lambda: _serve(arguments))
 
 
@@ -63,7 +63,8 @@ def _serve(arguments: argparse.Namespace) -> None:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
     parser = argparse.ArgumentParser(prog="vramcast serve", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1", help="default: %(default)s, this machine alone")
     parser.add_argument("--port", type=int, default=8080)

@@ -24,10 +24,11 @@ from vramcast.models.timeline import check_picture
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the return value is the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    return exit_code("vramcast simulate", lambda: _simulate(_parser().parse_args(words)))
+    return exit_code("vramcast simulate", lambda: _simulate(make_parser().parse_args(words)))
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
     rules = {item.name: item.default for item in fields(ClusterRules)}
     parser = argparse.ArgumentParser(prog="vramcast simulate", description=__doc__)
     add = parser.add_argument

@@ -93,7 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code("vramcast device", lambda: _run(words))
 
 
-def _run(words: Sequence[str]) -> int | None:
+def make_parser() -> CommandParser:
+    """Return the parser of all commands."""
     parser = CommandParser(prog="vramcast device", description=__doc__)
     parsers = parser.add_subparsers(required=True, metavar="COMMAND")
     subs = {
@@ -106,7 +107,11 @@ def _run(words: Sequence[str]) -> int | None:
     subs["show"].add_argument("name", metavar="NAME", help="a device, as `vramcast device list` names it")
     _add_calibrate(subs["calibrate"])
     _add_verify(subs["verify"])
-    arguments = parser.parse_args(words)
+    return parser
+
+
+def _run(words: Sequence[str]) -> int | None:
+    arguments = make_parser().parse_args(words)
     code: int | None = arguments.command(arguments)
     return code
 

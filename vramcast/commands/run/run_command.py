@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vramcast.commands.exit_codes import FAILED, CommandParser, exit_code
+from vramcast.commands.exit_codes import FAILED, CommandParser, checked, exit_code
 from vramcast.defaults import BUCKET_MIB, CHECKPOINT, RISK
 from vramcast.device.profiles import DEFAULT_DEVICE, device_file
 from vramcast.errors import UserError, check_amount, check_count
+from vramcast.models.answer import FITS, Answer
 from vramcast.simulation.sandbox.failures import InternalError, NetworkError
 from vramcast.simulation.scripts.client import MEMORY_MIB, TIMEOUT_SECONDS, RunOptions, run_script
 from vramcast.simulation.scripts.command_line import ScriptCommand, parse_command
@@ -34,7 +35,8 @@ def main(argv: Sequence[str]) -> int:
     return exit_code("vramcast run", lambda: _run(list(argv)))
 
 
-def _parser() -> CommandParser:
+def make_parser() -> CommandParser:
+    """Return the parser of the command."""
     parser = CommandParser(
         prog="vramcast run",
         usage="vramcast run [options] -- COMMAND",
@@ -62,6 +64,7 @@ def _parser() -> CommandParser:
     parser.add_argument("--risk", type=float, default=RISK, help=f"that the safe figure is too low; default {RISK}")
     parser.add_argument("--bucket-mib", type=int, default=BUCKET_MIB, metavar="N", help="the width of a bucket")
     parser.add_argument("--checkpoint", default=CHECKPOINT, metavar="NAME", help="the estimator: a name or directory")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if the job does not fit safely")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the memory over the run (.png or .svg)")
     parser.add_argument("--snapshot", type=Path, metavar="FILE", help="write a snapshot for pytorch.org/memory_viz")
@@ -71,7 +74,7 @@ def _parser() -> CommandParser:
 
 def _run(argv: list[str]) -> int:
     own, command = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
-    arguments = _parser().parse_args(own)
+    arguments = make_parser().parse_args(own)
     options = _options(arguments)
     parsed = parse_command([*arguments.command, *command])  # a wrong one is refused before torch is imported
     if arguments.plot:
@@ -147,13 +150,13 @@ def _answer(arguments: argparse.Namespace, command: ScriptCommand, options: RunO
         raise UserError(
             f"expected a script that runs a network on the GPU, found that none ran there: {remedy} ({notes})"
         )
-    _print(predictor, arguments, command, report, start)
+    answer = _print(predictor, arguments, command, report, start)
     if report.changes.lost:
         raise UserError(
             f"expected to write all files that were asked for, found: {report.changes.lost[0]}; make room or name "
             "another place"
         )
-    return code
+    return code or checked(arguments.check, answer.verdict == FITS)
 
 
 def _failure(report: RunReport) -> int:
@@ -173,7 +176,7 @@ def _failure(report: RunReport) -> int:
 
 def _print(
     predictor: "Predictor", arguments: argparse.Namespace, command: ScriptCommand, report: RunReport, start: float
-) -> None:
+) -> Answer:
     from vramcast.commands.classify.page import Page  # noqa: PLC0415
     from vramcast.commands.run.long_runs import covers_long_run  # noqa: PLC0415
     from vramcast.commands.run.run_screen import rendered_run, to_json  # noqa: PLC0415
@@ -201,3 +204,4 @@ def _print(
 
         draw_timeline(timeline_table(report.curve), f"{title} on {profile.title}, simulated", arguments.plot)
         print(f"{arguments.plot} written", file=sys.stderr)
+    return answer

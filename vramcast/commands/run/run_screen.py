@@ -1,13 +1,15 @@
 """The report of a run as text and as JSON: the answer of `classify`, and the course of the run."""
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vramcast.commands.classify.page import Page, render_page
+from vramcast.commands.wrapping import wrapped
 from vramcast.models.answer import Answer, shown_size
+from vramcast.models.json_figures import rounded
 from vramcast.simulation.sandbox.file_protection.changes import Changes
 from vramcast.simulation.scripts.report import RunReport, StepPeak
+from vramcast.simulation.scripts.report_html import shown_shapes
 from vramcast.virtual_gpu.allocator.sizes import MIB
 
 _MOST_STEPS = 8
@@ -70,7 +72,7 @@ def to_json(answer: Answer, report: RunReport, devices: Sequence[Answer] = ()) -
         "operators": report.operators,
         "script_seconds": report.seconds,
     }
-    return {**answer.to_dict(), "run": run}
+    return {**answer.to_dict(), "run": rounded(run)}
 
 
 def fragmentation(answer: Answer) -> float | None:
@@ -116,8 +118,8 @@ def _steps(report: RunReport) -> Iterator[str]:
 
 
 def _step(name: str, item: StepPeak) -> str:
-    shapes = ", ".join("x".join(map(str, shape)) for shape in item.shapes[:4])
-    return f"  {name:13} {_figures(item.allocated_bytes, item.reserved_bytes)}  {item.phase}, {shapes}"
+    figures = _figures(item.allocated_bytes, item.reserved_bytes)
+    return f"  {name:13} {figures}  {item.phase}, {shown_shapes(item.shapes)}"
 
 
 def _figures(allocated_bytes: int, reserved_bytes: int) -> str:
@@ -164,6 +166,6 @@ def _assumptions(report: RunReport, width: int) -> Iterator[str]:
     if notes:
         yield "Assumed"
     for note in notes[:_MOST_NOTES]:
-        yield from textwrap.wrap(f"- {note}", width - 2, initial_indent="  ", subsequent_indent="    ")
+        yield from wrapped(f"- {note}", width - 2, initial_indent="  ", subsequent_indent="    ")
     if len(notes) > _MOST_NOTES:
         yield f"  and {len(notes) - _MOST_NOTES} more: see --json"

@@ -19,7 +19,8 @@ def main(argv: Sequence[str]) -> int:
     return exit_code("vramcast snapshot", lambda: _run(list(argv)))
 
 
-def _parser() -> CommandParser:
+def make_parser() -> CommandParser:
+    """Return the parser of the command."""
     parser = CommandParser(
         prog="vramcast snapshot",
         usage="vramcast snapshot FILE [options] [--against -- COMMAND]",
@@ -43,7 +44,7 @@ def _parser() -> CommandParser:
 
 def _run(argv: list[str]) -> int:
     own, command = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
-    arguments = _parser().parse_args(own)
+    arguments = make_parser().parse_args(own)
     if bool(command) != arguments.against:
         raise UserError(
             "expected --against together with -- COMMAND, found one of them: write --against -- python train.py"

@@ -1,0 +1,1 @@
+"""Callbacks of trainers that compare a real run with its forecast."""

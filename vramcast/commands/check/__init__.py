@@ -1,0 +1,1 @@
+"""`vramcast check`: the checks, the baseline file, and the command."""
