@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vramcast.errors import UserError
-from vramcast.jobs.analysis.layers import layer_table
+from vramcast.jobs.analysis.layers import detailed_table, layer_table
 from vramcast.jobs.batches import Batches, MakeBatch
 from vramcast.jobs.checkpointing import enable_checkpointing
 from vramcast.jobs.families import FAMILIES
@@ -268,6 +268,14 @@ def dataless_table(module: nn.Module, inputs: tuple[Any, ...]) -> LayerTable:
     """Run a module once on the meta device and return its layers."""
     with Dataless():
         return layer_table(module, inputs, TABLE_BATCH)
+
+
+def detailed_table_of(spec: Spec) -> LayerTable:
+    """Return the layers of any spec's network with all fields, in single precision, with its adapter if it has one."""
+    training = replace(spec.training, dtype="fp32", checkpointing=False)
+    subject, inputs = subject_of(replace(spec, training=training))
+    subject, _ = with_finetuning(subject, training)
+    return detailed_table(subject, _random([(x.shape, x.vocabulary) for x in inputs], "fp32", TABLE_BATCH))
 
 
 def table_of(spec: Spec) -> LayerTable:

@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 
 from vramcast.dataset_builder.rows import Row
 from vramcast.dataset_builder.simulation_store import SimulationStore
+from vramcast.dataset_builder.table_store import TableStore
 from vramcast.defaults import RISK
 from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
+from vramcast.models.baselines.scheduled import Scheduled
 from vramcast.models.baselines.static import Static
 from vramcast.models.baselines.virtual import Virtual
 from vramcast.models.buckets import Buckets
@@ -24,7 +26,7 @@ from vramcast.models.released import checkpoint_directory
 from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.profile import DeviceProfile
 
-BACKENDS: Mapping[str, Estimator] = {item.name: item for item in (Virtual(), Static())}
+BACKENDS: Mapping[str, Estimator] = {item.name: item for item in (Virtual(), Static(), Scheduled())}
 """Backends as estimators, which learn nothing."""
 
 
@@ -87,8 +89,14 @@ def evaluate(
     settings: EvaluationSettings,
     store: SimulationStore,
 ) -> Evaluation:
-    """Evaluate an estimator and the baselines on measured rows."""
-    examples = examples_of_rows(rows, _profiles(rows, settings.device), store)
+    """Evaluate an estimator and the baselines on measured rows.
+
+    An estimator of layer tables is compared with baselines of its kind, and nothing is simulated.
+    """
+    if not estimator.needs_simulation:
+        baselines = {other: item for other, item in baselines.items() if not item.needs_simulation}
+    source = store if estimator.needs_simulation else TableStore(store.directory)
+    examples = examples_of_rows(rows, _profiles(rows, settings.device), source)
     if not examples:
         raise UserError("expected rows that ran or ran out of memory, found none: name another file")
     buckets = Buckets(settings.bucket_mib * MIB, max(example.capacity_bytes for example in examples))

@@ -1,8 +1,10 @@
 """Examples: a row or a job as estimators see it, with features and, where it was measured, a label."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vramcast.errors import UserError
+from vramcast.jobs.analysis.schedule import Schedule, ScheduledPeak
 from vramcast.jobs.spec import LayerRecord, StaticEstimate
 from vramcast.models.layer_columns import LayerColumns
 from vramcast.simulation.result import OrderPeaks
@@ -26,6 +28,8 @@ class Label:
     """The lower end, if the label is a band that ends at `used_bytes`."""
     varying: bool = False
     """True if the lengths of its batches varied and are not known."""
+    parts: Mapping[str, int] | None = None
+    """Bytes by use at the peak, which a simulation tells and a measurement does not."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ class Example:
     """True for a rank on a device whose profile has no measured memory of NCCL."""
     orders: OrderPeaks | None = None
     """The memory with each order of batches, if their lengths vary."""
+    schedule: Schedule | None = None
+    """The training run as its layer table tells it."""
 
     @property
     def columns(self) -> LayerColumns:
@@ -92,6 +98,13 @@ class Example:
                 "or use an estimator with features=gpumemnet"
             )
         return self.simulated
+
+    @property
+    def scheduled(self) -> ScheduledPeak:
+        """The memory that the schedule takes; an error where there is none."""
+        if self.schedule is None:
+            raise UserError(f"expected the layer table of {self.id}, found none: give it, or use features=gpumemnet")
+        return self.schedule.peak
 
     @property
     def measured(self) -> Label:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from vramcast.errors import UserError
+from vramcast.jobs.analysis.schedule import Schedule
 from vramcast.jobs.analysis.static import static_estimate
 from vramcast.jobs.families.script_jobs import LENGTHS_VARY
 from vramcast.jobs.job import table_of
@@ -22,6 +23,7 @@ from vramcast.virtual_gpu.training.setup import TrainingSetup
 if TYPE_CHECKING:  # answers need nothing of the builder
     from vramcast.dataset_builder.rows import Row
     from vramcast.dataset_builder.simulation_store import SimulationStore
+    from vramcast.dataset_builder.table_store import TableStore
 
 _HARMLESS_NOTES = (GUESSED_TRUTH, LENGTHS_VARY)
 """Assumptions that decide little: xMem's rows with the first are as close to their simulation as others, and lengths
@@ -77,6 +79,7 @@ def example_of_table(
         assumed=bool(notes - {*profile.notes, *of_ranks, *of_compiler, *_HARMLESS_NOTES}),
         compiled=bool(of_compiler),
         unknown_nccl=bool(notes & of_ranks),
+        schedule=Schedule(table, training, profile),
     )
 
 
@@ -91,12 +94,14 @@ def example_of_simulation(
     return replace(example, orders=peaks.orders, capacity_bytes=capacity_bytes)
 
 
-def example_of_row(row: "Row", profile: DeviceProfile, simulation: Simulation | None) -> Example:
-    """Return the example of a measured row; without a simulation, of its layer table alone."""
+def example_of_row(
+    row: "Row", profile: DeviceProfile, simulation: Simulation | None, table: LayerTable | None = None
+) -> Example:
+    """Return the example of a measured row; without a simulation, of a layer table alone: the given or a plain one."""
     example = (
         example_of_simulation(simulation, profile)
         if simulation
-        else example_of_table(table_of(row.spec), row.spec.training, profile, None, row.spec.family)
+        else example_of_table(table or table_of(row.spec), row.spec.training, profile, None, row.spec.family)
     )
     label = _label(row)
     return replace(
@@ -118,11 +123,12 @@ def simulation_of_row(row: "Row") -> Simulation:
 
 
 def examples_of_rows(
-    rows: "Iterable[Row]", profiles: Mapping[str, DeviceProfile], store: "SimulationStore | None"
+    rows: "Iterable[Row]", profiles: Mapping[str, DeviceProfile], store: "SimulationStore | TableStore | None"
 ) -> list[Example]:
     """Return examples of the rows that completed or ran out of memory.
 
-    `profiles` has one for each device that rows were measured on. Without a store nothing is simulated.
+    `profiles` has one for each device that rows were measured on. With a store of tables, and without a store, nothing
+    is simulated.
     """
     usable = [row for row in rows if row.measurement.status in (Status.OK, Status.OOM)]
     examples: list[Example] = []
@@ -135,10 +141,15 @@ def examples_of_rows(
 
 
 def _examples_on_device(
-    rows: "Sequence[Row]", profile: DeviceProfile, store: "SimulationStore | None"
+    rows: "Sequence[Row]", profile: DeviceProfile, store: "SimulationStore | TableStore | None"
 ) -> list[Example]:
     if store is None:
         return [example_of_row(row, profile, None) for row in rows]
+    from vramcast.dataset_builder.table_store import TableStore  # noqa: PLC0415 - answers need nothing of the builder
+
+    if isinstance(store, TableStore):
+        tables = store.tables(row.spec for row in rows)
+        return [example_of_row(row, profile, None, tables[row.spec.group]) for row in rows if row.spec.group in tables]
     simulations = store.simulate([row.spec for row in rows], profile)
     if len(simulations) < len(rows):
         print(f"note: {len(rows) - len(simulations)} rows repeat a spec or were not simulated", file=sys.stderr)
@@ -155,4 +166,5 @@ def _label(row: "Row") -> Label:
         trial=TRIAL in row.measurement.notes,
         least_used_bytes=row.measurement.least_used_bytes,
         varying=VARYING in row.measurement.notes,
+        parts=row.measurement.breakdown if row.provenance.origin == "simulated" else None,
     )

@@ -9,6 +9,7 @@ from vramcast.models.baselines.fake_tensor import FakeTensor
 from vramcast.models.baselines.gap import DirectPolynomial, Gap
 from vramcast.models.baselines.horus import Horus
 from vramcast.models.baselines.majority import Majority
+from vramcast.models.baselines.scheduled import Scheduled
 from vramcast.models.baselines.shape_inference import ShapeInference
 from vramcast.models.baselines.virtual import Virtual
 from vramcast.models.baselines.weights import Weights
@@ -17,7 +18,7 @@ from vramcast.models.example import Example
 BASELINES: Mapping[str, type[Baseline]] = {
     kind.name: kind
     for kind in (
-        Majority, Weights, ShapeInference, Horus, FakeTensor, DirectPolynomial, Gap, ExtraTrees, Virtual,
+        Majority, Weights, ShapeInference, Horus, FakeTensor, DirectPolynomial, Gap, ExtraTrees, Scheduled, Virtual,
     )
 }  # fmt: skip
 FORMULAS: Mapping[str, Baseline] = {name: kind() for name, kind in BASELINES.items() if issubclass(kind, Formula)}

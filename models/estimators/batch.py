@@ -39,6 +39,7 @@ class GapLabels:
     upper: Tensor  # [n], meaningless for jobs that did not fit
     bucket_lower: Tensor  # [n], the correct bucket
     bucket_upper: Tensor  # [n]
+    parts: Tensor  # [n, PARTS], see `labels.part_gaps`; nan where a measurement does not tell them
 
     def select(self, rows: Tensor) -> Self:
         """Return the labels of some examples."""

@@ -13,7 +13,7 @@ from vramcast.models.estimators.batch import Batch, Inputs
 from vramcast.models.estimators.density import Mixture
 from vramcast.models.estimators.encoding import ExampleEncoder
 from vramcast.models.estimators.fitting import PlainFitter
-from vramcast.models.estimators.labels import center_and_spread, gap_labels
+from vramcast.models.estimators.labels import PARTS, center_and_spread, gap_labels
 from vramcast.models.estimators.mixture_distribution import MixtureDistribution
 from vramcast.models.estimators.networks import TokenNetwork, VectorNetwork
 from vramcast.models.example import Example
@@ -43,6 +43,8 @@ class NetworkSettings:
     """Bucket width of the accuracy: the likelihood of the correct bucket is part of the loss."""
     bucket_weight: float = 1.0
     """Weight of that part relative to the likelihood of the label."""
+    parts_weight: float = 0.0
+    """Weight of the error in the parts of simulated peaks; 0 for a network that does not learn them."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -55,6 +57,7 @@ class NetworkSettings:
         if self.token_width % self.heads:
             raise UserError(f"expected token_width % heads == 0, found {self.token_width} and {self.heads}: change one")
         check_amount("bucket_weight", self.bucket_weight)
+        check_amount("parts_weight", self.parts_weight)
 
     @property
     def reads_tokens(self) -> bool:
@@ -157,11 +160,20 @@ class NetworkClassifier(SavedEstimator):
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the negative log likelihood of labels and buckets; jobs that did not fit are censored."""
-        gaps, labels = Mixture.of_outputs(self.network_(batch.inputs), self.center_, self.spread_), batch.labels
+        outputs, labels = self.network_(batch.inputs), batch.labels
+        gaps = self._mixture(outputs)
         above = gaps.log_survival(labels.lower)
         exact = torch.where(labels.fits, gaps.log_mass(labels.lower, labels.upper), above)
         bucket = torch.where(labels.fits, gaps.log_mass(labels.bucket_lower, labels.bucket_upper), above)
-        return -(exact + self.settings.bucket_weight * bucket).mean()
+        loss = -(exact + self.settings.bucket_weight * bucket).mean()
+        if self.settings.parts_weight:
+            loss = loss + self.settings.parts_weight * _parts_loss(outputs[:, -len(PARTS) :], labels.parts)
+        return loss
+
+    def _mixture(self, outputs: Tensor) -> Mixture:
+        """Return the density over the gap; further outputs are the parts."""
+        count = Mixture.outputs_of(self.settings.components)
+        return Mixture.of_outputs(outputs[:, :count], self.center_, self.spread_)
 
     def distribution(self, examples: Sequence[Example], risk: float | None = None) -> MixtureDistribution:
         """Return the mixtures that the network predicts, which bound nothing at a risk."""
@@ -173,7 +185,7 @@ class NetworkClassifier(SavedEstimator):
         if self.network_.training:  # eval() visits every module
             self.network_.eval()
         with torch.inference_mode():
-            gaps = Mixture.of_outputs(self.network_(inputs), self.center_, self.spread_)
+            gaps = self._mixture(self.network_(inputs))
             return MixtureDistribution.of_gaps(gaps, [features.reference_bytes(item) for item in examples], examples)
 
     def state(self) -> State:
@@ -198,8 +210,20 @@ class NetworkClassifier(SavedEstimator):
         return classifier
 
 
+_USUAL_PART = -1.0
+"""The logarithm of a part over the reference that a network starts from."""
+
+
+def _parts_loss(predicted: Tensor, parts: Tensor) -> Tensor:
+    """Return the mean absolute error over the rows that have parts, quadratic near zero."""
+    in_label = ~parts.isnan()
+    errors = nn.functional.smooth_l1_loss(predicted, parts.nan_to_num(), reduction="none", beta=0.1)
+    return (errors * in_label).sum() / in_label.sum().clamp(min=1)
+
+
 def _make_network(settings: NetworkSettings, encoder: ExampleEncoder) -> nn.Module:
-    outputs = Mixture.outputs_of(settings.components)
+    parts = len(PARTS) if settings.parts_weight else 0
+    outputs = Mixture.outputs_of(settings.components) + parts
     shared = {"inputs": encoder.width, "width": settings.width, "blocks": settings.blocks, "outputs": outputs}
     network: VectorNetwork | TokenNetwork
     if settings.network == "mlp":
@@ -214,7 +238,7 @@ def _make_network(settings: NetworkSettings, encoder: ExampleEncoder) -> nn.Modu
             heads=settings.heads,
             layers=settings.layers,
         )
-    network.body.start_at(Mixture.first_bias(settings.components))
+    network.body.start_at(torch.cat([Mixture.first_bias(settings.components), torch.full((parts,), _USUAL_PART)]))
     return network
 
 

@@ -17,6 +17,9 @@ Array = NDArray[np.float64]
 
 _PRECISION = 0.0025
 """Half the relative width of the interval around a measurement: runs of one job differ by about as much."""
+PARTS = ("parameters", "gradients", "optimizer_state", "activations", "temporaries", "workspace", "allocator_cache")
+"""Parts of a simulated peak that a network also learns."""
+_STEADY_BYTES = 16 * MIB
 _LEAST_BYTES = MIB
 """Half the smallest width: nvidia-smi reports whole MiB. Also the smallest use of a job."""
 
@@ -40,8 +43,23 @@ def gap_labels(examples: Sequence[Example], features: FeatureSet, bucket_mib: in
     floor = np.floor(middle / width) * width
     gaps = [gaps_of(bytes_, examples, features) for bytes_ in (lower, upper, floor, floor + width)]
     bucket_lower = np.where(fits, gaps[2], gaps[0])  # the bucket of a job that did not fit begins at the capacity
-    tensors = [torch.from_numpy(item).float() for item in (gaps[0], gaps[1], bucket_lower, gaps[3])]
+    parts = part_gaps(examples, features)
+    tensors = [torch.from_numpy(item).float() for item in (gaps[0], gaps[1], bucket_lower, gaps[3], parts)]
     return GapLabels(torch.from_numpy(fits), *tensors)
+
+
+def part_gaps(examples: Sequence[Example], features: FeatureSet) -> Array:
+    """Return [n, PARTS]: logarithms of the parts at the peak over the reference, nan where a label has none.
+
+    A steady amount is added to both, so that an empty part is a finite number.
+    """
+    rows = np.full((len(examples), len(PARTS)), np.nan)
+    for row, example in zip(rows, examples, strict=True):
+        label = example.measured
+        if label.parts is not None and label.fits:
+            parts = np.array([label.parts.get(name, 0) for name in PARTS], dtype=np.float64)
+            row[:] = np.log((parts + _STEADY_BYTES) / (features.reference_bytes(example) + _STEADY_BYTES))
+    return rows
 
 
 def gaps_of(used_bytes: Array, examples: Sequence[Example], features: FeatureSet) -> Array:

@@ -1,11 +1,17 @@
-"""Features of an example: named numbers in three feature sets, and tokens."""
+"""Features of an example: named numbers in four feature sets, and tokens."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from vramcast.errors import check_choice
 from vramcast.models.example import Example
-from vramcast.models.features.full import full_numbers, simulated_need_bytes, table_numbers
+from vramcast.models.features.full import (
+    full_numbers,
+    scheduled_need_bytes,
+    scheduled_numbers,
+    simulated_need_bytes,
+    table_numbers,
+)
 from vramcast.models.features.published import published_numbers
 from vramcast.models.features.tokens import TOKEN_NUMBERS, Token, tokens_of
 
@@ -27,6 +33,7 @@ def _static_bytes(example: Example) -> int:
 FEATURE_SETS: Mapping[str, FeatureSet] = {
     "gpumemnet": FeatureSet("gpumemnet", published_numbers, _static_bytes, needs_simulation=False),
     "layers": FeatureSet("layers", table_numbers, _static_bytes, needs_simulation=False),
+    "schedule": FeatureSet("schedule", scheduled_numbers, scheduled_need_bytes, needs_simulation=False),
     "full": FeatureSet("full", full_numbers, simulated_need_bytes, needs_simulation=True),
 }
 

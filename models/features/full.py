@@ -37,6 +37,32 @@ def table_numbers(example: Example) -> Numbers:
     }
 
 
+def scheduled_numbers(example: Example) -> Numbers:
+    """Return the features of a layer table and of its schedule."""
+    peak = example.scheduled
+    reserved = max(peak.reserved_bytes, 1)
+    layers = example.layers
+    return {
+        **table_numbers(example),
+        "scheduled": log_amount(peak.reserved_bytes),
+        "scheduled_allocated": math.log(max(peak.allocated_bytes, 1) / reserved),
+        "scheduled_state": peak.state_bytes / reserved,
+        "scheduled_kept": peak.kept_bytes / reserved,
+        "scheduled_small": peak.small_bytes / reserved,
+        "scheduled_trial": math.log(max(peak.trial_bytes, 1) / reserved),
+        "scheduled_in_card": reserved / _room_bytes(example),
+        "tells_saved": float(any(layer.saved is not None for layer in layers)),
+        "tells_inputs": float(any(layer.inputs is not None for layer in layers)),
+        "cudnn_benchmark": float(example.training.cudnn_benchmark),
+        "channels_last": float(example.training.channels_last),
+    }
+
+
+def scheduled_need_bytes(example: Example) -> int:
+    """Return the reserved memory of the schedule."""
+    return example.scheduled.reserved_bytes
+
+
 def simulated_need_bytes(example: Example) -> int:
     """Return the reserved memory of the simulation.
 
