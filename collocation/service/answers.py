@@ -235,6 +235,53 @@ class SolutionReply(Reply):
     notes: list[str]
 
 
+class QueueReply(Reply):
+    """Work of this process that waits or runs."""
+
+    traces: int
+    searches: int
+    bodies: int
+    requests: int
+
+
+class RunReply(Reply):
+    """A run that a client reported, and the forecast of its job if there was one."""
+
+    at: str
+    target: str
+    device: str
+    user: str | None
+    peak_mib: float
+    estimate_mib: float | None
+    safe_mib: float | None
+
+
+class GroupReply(Reply):
+    """Runs of one user or network."""
+
+    name: str
+    runs: int
+    too_low: int
+    """Runs that took more than the forecast reserved."""
+    peak_mib: float
+    used_share: float | None
+    """The median share of the reserved memory that was used."""
+
+
+class OperationsReply(Reply):
+    """The state of this process, and the latest runs since it started."""
+
+    status: str
+    queue: QueueReply
+    observed_jobs: int
+    since: str
+    runs: list[RunReply]
+    forecast_runs: int
+    too_low: int
+    users: list[GroupReply]
+    networks: list[GroupReply]
+
+
 class NetworksReply(Reply):
     """The networks that a job can name as its target, and the names that the operator prepared."""
 

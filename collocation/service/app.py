@@ -3,14 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, PlainTextResponse
+from fastapi.responses import PlainTextResponse
 from starlette.routing import BaseRoute, Route
 
-from vramcast.collocation.service import advice, answers, kubernetes_routes, webhook
+from vramcast.collocation.service import advice, answers, kubernetes_routes, pages, webhook
 from vramcast.collocation.service.cluster_api import ClusterApi
 from vramcast.collocation.service.engine import Engine, replies
 from vramcast.collocation.service.guard import Guard
@@ -43,7 +42,6 @@ from vramcast.models.released import released_names
 from vramcast.version import __version__
 from vramcast.virtual_gpu.allocator.sizes import MIB
 
-_PAGE = Path(__file__).with_name("page.html")
 jobs = APIRouter(prefix="/v1", route_class=ParsedRoute, responses=PROBLEMS)
 monitoring = APIRouter()
 
@@ -103,6 +101,21 @@ async def place(request: Request, body: Annotated[PlacementBody, Body()]) -> Res
 async def slurm(request: Request) -> Response:
     """Answer the job of a job script, sent as text, with lines of `key=value`, which Lua can read."""
     return PlainTextResponse(await shards_text(engine_of(request), await parsed_body(request)))
+
+
+@jobs.get("/operations", response_model=answers.OperationsReply)
+async def operations(request: Request) -> Response:
+    """Return the queue of this process, and what the latest jobs took against their forecasts."""
+    engine = engine_of(request)
+    queue = {
+        "traces": engine.traces.pool.waiting,
+        "searches": engine.searches.running,
+        "bodies": engine.parsers.waiting,
+        "requests": int(request.app.state.metrics.gauge("vramcast_requests_in_flight")),
+    }
+    status = "starting" if not engine.ready else "degraded" if engine.reload_note else "ready"
+    log = engine.operations.to_json()
+    return reply({"status": status, "queue": queue, "observed_jobs": len(engine.history), **log})
 
 
 @jobs.get("/checkpoints", response_model=answers.CheckpointsReply)
@@ -184,12 +197,6 @@ async def metrics(request: Request) -> Response:
     return Response(request.app.state.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-@monitoring.get("/", response_class=HTMLResponse, include_in_schema=False)
-async def page() -> Response:
-    """Return the page for people."""
-    return HTMLResponse(_PAGE.read_bytes())
-
-
 def _log_failure(starting: "asyncio.Task[None]") -> None:
     """Log why a service does not become ready."""
     if not starting.cancelled() and starting.exception() is not None:
@@ -226,7 +233,12 @@ def make_app(settings: Settings, load: Callable[[str], CheckpointProtocol] = Che
     )
     app.state.engine, app.state.metrics = engine, counters
     app.state.cluster_api = ClusterApi.of_environment()
-    routers = [jobs, monitoring, *([kubernetes_routes.router, webhook.router] if settings.kubernetes else [])]
+    routers = [
+        jobs,
+        monitoring,
+        pages.router,
+        *([kubernetes_routes.router, webhook.router] if settings.kubernetes else []),
+    ]
     for router in routers:
         app.include_router(router)
     add_error_handlers(app)

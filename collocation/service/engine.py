@@ -27,6 +27,7 @@ from vramcast.collocation.service.loaded_checkpoint import (
 from vramcast.collocation.service.logs import event, failure
 from vramcast.collocation.service.metrics import ServiceMetrics
 from vramcast.collocation.service.named_specs import read_named_specs, spec_of_name
+from vramcast.collocation.service.operations import Forecast, OperationsLog
 from vramcast.collocation.service.requests import (
     AnyJobBody,
     FeaturesJobBody,
@@ -116,6 +117,7 @@ class Engine:
             self._answers, limits.largest_batch, _layers_of, limits.batch_layers
         )
         self.history = History(settings.history, limits)
+        self.operations = OperationsLog()
         self._hit, self._miss = (metrics.cached.labels("responses", outcome) for outcome in ("hit", "miss"))
         self.searches = Searches(2 * limits.trace_seconds)
         self._reloading = asyncio.Lock()
@@ -229,7 +231,15 @@ class Engine:
 
     async def _on(self, job: AnyJobBody, job_id: bytes, device: str, devices: Iterable[str]) -> EstimatedJob:
         estimated = await self._ask(await self._question(job, device, tuple(sorted(set(devices)))), job)
-        return replace(estimated, observed=self.history.get(_key(job_id, device)))
+        key = _key(job_id, device)
+        if not is_quick(job):  # nobody reserves by a quick answer
+            answer = estimated.answer
+            self.operations.forecast(key, Forecast(self._title(job), answer.estimate_mib, answer.safe_mib))
+        return replace(estimated, observed=self.history.get(key))
+
+    def _title(self, job: AnyJobBody) -> str:
+        """Return the name of a job for operators."""
+        return target_of(job, self.traced(job)) if isinstance(job, TracedBody) else "layer table"
 
     async def observe(self, observation: ObservationBody | ForgetBody) -> dict[str, Any]:
         """Store or remove an observation, and return the history of its job as it is sent to the client."""
@@ -268,6 +278,9 @@ class Engine:
         except NotStoredError:
             self.metrics.observations.labels("not stored").inc()
             raise
+        if isinstance(observation, ObservationBody) and observed:
+            peak_bytes = math.ceil(observation.peak_mib * MIB)
+            self.operations.observe(key, self._title(observation.job), device, peak_bytes, observation.user)
         self.metrics.observations.labels("remembered" if observed else "forgotten").inc()
         figures = observed_json(observed) if observed else {"runs": 0, "peak_mib": None}
         return {"status": "ok", "device": device, **figures}

@@ -45,6 +45,10 @@ class ServiceMetrics:
         """Add a gauge that is read on demand."""
         Gauge(name, text, registry=self.registry).set_function(read)
 
+    def gauge(self, name: str) -> float:
+        """Return the value of a gauge now."""
+        return self.registry.get_sample_value(name) or 0.0
+
     def finished(self, path: str, status: int, seconds: float) -> None:
         """Count a request. Labelled counters are looked up once, since the lookup is most of their cost."""
         key = (path, status)

@@ -253,6 +253,8 @@ class ObservationBody(_JobOnDevice):
 
     peak_mib: Annotated[float, Field(gt=0, le=2**30)]
     """Memory of the whole process on one GPU, as nvidia-smi shows it: the highest of a run that did not end early."""
+    user: Text | None = None
+    """Shown to operators; not written to the history."""
 
 
 class ForgetBody(_JobOnDevice):
