@@ -27,7 +27,7 @@ from vramcast.collocation.service.loaded_checkpoint import (
 from vramcast.collocation.service.logs import event, failure
 from vramcast.collocation.service.metrics import ServiceMetrics
 from vramcast.collocation.service.named_specs import read_named_specs, spec_of_name
-from vramcast.collocation.service.operations import Forecast, OperationsLog
+from vramcast.collocation.service.operations import JobForecast, OperationsLog
 from vramcast.collocation.service.requests import (
     AnyJobBody,
     FeaturesJobBody,
@@ -234,7 +234,7 @@ class Engine:
         key = _key(job_id, device)
         if not is_quick(job):  # nobody reserves by a quick answer
             answer = estimated.answer
-            self.operations.forecast(key, Forecast(self._title(job), answer.estimate_mib, answer.safe_mib))
+            self.operations.forecast(key, JobForecast(self._title(job), answer.estimate_mib, answer.safe_mib))
         return replace(estimated, observed=self.history.get(key))
 
     def _title(self, job: AnyJobBody) -> str:

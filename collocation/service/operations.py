@@ -17,7 +17,7 @@ _UNKNOWN = "not stated"
 
 
 @dataclass(frozen=True)
-class Forecast:
+class JobForecast:
     """The forecast of a job on a device."""
 
     target: str
@@ -48,10 +48,10 @@ class OperationsLog:
 
     def __init__(self) -> None:
         self._since = _now()
-        self._forecasts: OrderedDict[bytes, Forecast] = OrderedDict()
+        self._forecasts: OrderedDict[bytes, JobForecast] = OrderedDict()
         self._runs: deque[ObservedRun] = deque(maxlen=_RUNS)
 
-    def forecast(self, key: bytes, forecast: Forecast) -> None:
+    def forecast(self, key: bytes, forecast: JobForecast) -> None:
         """Keep the forecast of a job on a device."""
         self._forecasts.pop(key, None)
         self._forecasts[key] = forecast
