@@ -66,6 +66,10 @@ class Job(ABC):
     def table(self, training: TrainingSetup | None = None) -> LayerTable:
         """Return the layers of the network, with the adapter of a setup if it has one."""
 
+    def details(self, training: TrainingSetup) -> LayerTable:
+        """Return the layers with all fields that a forward pass can tell; those of `table` if it tells no more."""
+        return self.table(training)
+
     @abstractmethod
     def setup(self, options: Mapping[str, Any]) -> TrainingSetup:
         """Return a training setup with these options; options that are None keep the job's own value."""
@@ -174,6 +178,14 @@ class ModuleJob(Job):
         module, _ = with_finetuning(copy_to_meta(self.module).to(DTYPES[training.dtype]), training)
         watched = BatchCall(module) if self.step is None else LossCall(module, self.step)
         table = dataless_table(watched, (self.batch(TABLE_BATCH, training.dtype),))
+        return replace(table, layers=tuple(replace(item, name=own_name(item.name)) for item in table.layers))
+
+    def details(self, training: TrainingSetup) -> LayerTable:
+        """Run a copy once in single precision and return its layers with what they read and keep."""
+        module, _ = with_finetuning(copy_to_meta(self.module).float(), replace(training, dtype="fp32"))
+        watched = BatchCall(module) if self.step is None else LossCall(module, self.step)
+        with Dataless():
+            table = detailed_table(watched, (self.batch(TABLE_BATCH, "fp32"),), TABLE_BATCH)
         return replace(table, layers=tuple(replace(item, name=own_name(item.name)) for item in table.layers))
 
     @cached_property

@@ -13,7 +13,7 @@ from vramcast.device.profiles import DEFAULT_DEVICE, device_file
 from vramcast.errors import UserError, check_choice, check_count, check_flag, check_fraction
 from vramcast.jobs.architectures import find_architecture
 from vramcast.jobs.diffusion_architectures import find_denoiser
-from vramcast.jobs.targets import LIBRARIES, BuildRequest, parse_shape, parse_target
+from vramcast.jobs.targets import LIBRARIES, BuildRequest, Target, parse_shape, parse_target
 from vramcast.virtual_gpu.distributed.parallelism import PARALLEL_OPTIONS
 from vramcast.virtual_gpu.training.checkpointing_forms import canonical_checkpointing
 from vramcast.virtual_gpu.training.loss_forms import canonical_kernels, canonical_loss_form
@@ -34,7 +34,7 @@ NAMED_KEYS = (
     "input", "length", "packed", "keep_output",
 )  # fmt: skip
 """What is asked about a network with a known name: none of it names a file or runs code."""
-KEYS = (*NAMED_KEYS, "inputs", "step", "args", "python")
+KEYS = (*NAMED_KEYS, "fast", "inputs", "step", "args", "python")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,8 @@ class JobRequest:
     risk: float = RISK
     bucket_mib: int | None = None
     max_batch: bool = False
+    fast: bool = False
+    """Answer from the layers alone, without a simulation."""
     strategies: bool = False
     """Compare strategies for several GPUs."""
     input: tuple[str, ...] = ()
@@ -103,11 +105,11 @@ class JobRequest:
         if self.options["batch_size"] is None:
             raise UserError("expected the batch size that the network is trained with, found none: give --batch-size N")
 
-    def build_request(self) -> BuildRequest:
-        """Return the request for the child process that builds the network."""
+    def build_request(self, target: Target | None = None) -> BuildRequest:
+        """Return the request for the child process that builds the network, by default the one that is named."""
         self.check_batch()
         return BuildRequest(
-            target=parse_target(self.target),
+            target=target or parse_target(self.target),
             arguments=dict(self.args),
             inputs=self.input,
             inputs_factory=self.inputs,
@@ -163,6 +165,7 @@ def _check(chosen: Mapping[str, Any]) -> None:
     if "bucket_mib" in chosen:
         _check_bounded("bucket_mib", chosen["bucket_mib"])
     check_flag("max_batch", chosen.get("max_batch", False))
+    check_flag("fast", chosen.get("fast", False))
     check_flag("strategies", chosen.get("strategies", False))
     check_flag("packed", chosen.get("packed", False))
     check_flag("keep_output", chosen.get("keep_output", False))

@@ -18,6 +18,7 @@ _GAP = re.compile(r"\s{2,}")
 _TOTAL = re.compile(r"^(Total|Trainable) params:\s*([\d,]+)", re.MULTILINE)
 _INPUT = re.compile(r"^Input size \(MB\):\s*([\d.]+)", re.MULTILINE)
 _PASSES = re.compile(r"^Forward/backward pass size \(MB\):\s*([\d.]+)", re.MULTILINE)
+_LONGEST_TEXT = 4 << 20
 _ROUNDING_MB = 0.005
 _MOST_HIDDEN = 0.1
 """Share of the activations that may lie below the depth that torchinfo printed."""
@@ -25,7 +26,16 @@ _MOST_HIDDEN = 0.1
 
 def read_table(value: Any) -> LayerTable:
     """Return the layer table in the contents of a file."""
-    return _parse_text(value) if isinstance(value, str) else _parse_json(value)
+    if not isinstance(value, str):
+        return _parse_json(value)
+    if len(value) > _LONGEST_TEXT:
+        raise UserError(f"expected a summary of at most {_LONGEST_TEXT} characters, found {len(value)}: name another")
+    try:
+        return _parse_text(value)
+    except (ValueError, OverflowError, IndexError) as error:  # a number of thousands of digits, a row that is cut off
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"expected the text of torchinfo or torchsummary, found: {error}; print it again") from error
 
 
 def _parse_json(value: Any) -> LayerTable:
@@ -102,7 +112,7 @@ def _parse_text(text: str) -> LayerTable:
     if not layers:
         raise UserError("expected the text of torchinfo or torchsummary, found no rows of one: print it again")
     totals = {name: int(number.replace(",", "")) for name, number in _TOTAL.findall(text)}
-    frozen = totals.get("Trainable", 0) < totals.get("Total", 0)
+    frozen = "Trainable" in totals and totals["Trainable"] < totals.get("Total", 0)
     shapes = [(totals["Trainable"],)] if frozen else [(layer.parameters,) for layer in layers if layer.parameters]
     size = _INPUT.search(text)
     elements = round(float(size[1]) * _MEGABYTE[source] / _FLOAT_BYTES / batch) if size else 0

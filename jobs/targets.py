@@ -19,7 +19,7 @@ _LARGEST = 2**31
 FORMS = (
     "path/to/file.py:factory, package.module:factory, timm:NAME, hf:NAME, hf:path/to/config.json, diffusers:NAME, "
     f"torchvision:NAME, {GPUMEMNET}FILENAME, a spec (.json, .yaml), "
-    "or a layer table (.json, or the text of torchinfo or torchsummary)"
+    "or a file without code: ONNX, torch.export, Keras' JSON, a config.json, safetensors, torchinfo, a layer table"
 )
 
 
@@ -123,9 +123,14 @@ def _is_module(base: ast.expr, modules: Sequence[str]) -> bool:
     return name.endswith("Module") or name in modules
 
 
+_DESCRIPTIONS = (".json", ".yaml", ".yml", ".txt", ".onnx", ".pt2", ".keras", ".safetensors")
+
+
 def is_document(text: str) -> bool:
-    """Return whether a text names a file that describes a network."""
-    return text.endswith((".json", ".yaml", ".yml", ".txt")) and not text.startswith(tuple(f"{x}:" for x in LIBRARIES))
+    """Return whether a text names a file that describes a network: by its suffix, or any file but Python's."""
+    if text.startswith(tuple(f"{library}:" for library in LIBRARIES)):
+        return False
+    return text.endswith(_DESCRIPTIONS) or (not text.endswith(".py") and is_file(text))
 
 
 def read_document(path: str) -> Any:

@@ -16,10 +16,12 @@ from torch import nn
 from vramcast.defaults import BUCKET_MIB, RISK
 from vramcast.device.profiles import DEFAULT_DEVICE, load_profile
 from vramcast.errors import UserError, check_probability, suggestion
+from vramcast.jobs.analysis.optimizers import OPTIMIZERS
 from vramcast.jobs.batches import resized
 from vramcast.jobs.families.meta_device import copy_to_meta
 from vramcast.jobs.job import Job, ModuleJob, SpecJob
-from vramcast.jobs.optimizers import DEFAULT, describe_optimizer
+from vramcast.jobs.network_files.description import NetworkDescription
+from vramcast.jobs.optimizers import DEFAULT, describe_optimizer, parse_optimizer
 from vramcast.jobs.spec import LayerTable, Spec
 from vramcast.jobs.steps import TrainingStep
 from vramcast.models.answer import Answer, Bucket
@@ -36,7 +38,13 @@ from vramcast.simulation.simulator import Simulator
 from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.measurement import Measurement
 from vramcast.virtual_gpu.profile import DeviceProfile
-from vramcast.virtual_gpu.training.setup import OPTIONS, TrainingSetup, with_shorthands
+from vramcast.virtual_gpu.training.setup import (
+    OPTIONS,
+    TrainingSetup,
+    check_trained_whole,
+    parse_call,
+    with_shorthands,
+)
 
 TABLES_ALONE = "universal_layers"
 """The released estimator for layer tables alone, which needs no simulation."""
@@ -56,6 +64,8 @@ class Question:
     """The unbounded simulation, whose breakdown the answer shows."""
     simulation: Simulation | None = None
     notes: tuple[str, ...] = ()
+    wider: Example | None = None
+    """The job with the largest activations that are likely, where they are inferred: the safe figure is its own."""
 
     @classmethod
     def of_simulation(cls, target: str, simulation: Simulation, profile: DeviceProfile) -> Self:
@@ -96,6 +106,38 @@ class Question:
         notes = () if simulated else (_TABLE_NOTE,)
         example = replace(example_of_table(table, training, profile, family=family), simulated=simulated)
         return cls(target, example, profile, notes=(*notes, *profile.notes))
+
+    @classmethod
+    def of_description(
+        cls, target: str, description: NetworkDescription, training: TrainingSetup, profiles: Iterable[DeviceProfile]
+    ) -> list[Self]:
+        """Return the questions about a network without code on some devices."""
+        check_trained_whole(replace(training, adapter=None))  # the layers of an adapter are in the table
+        if (optimizer := parse_call(training.optimizer)[0]) not in OPTIMIZERS:
+            raise UserError(
+                f"expected an optimizer of {sorted(OPTIMIZERS)} beside layers alone, found {optimizer}: name one"
+            )
+        widest, family = description.widest, description.family
+        return [
+            replace(
+                question,
+                notes=(*description.notes, *question.notes),
+                wider=example_of_table(widest, training, profile, family=family) if widest else None,
+            )
+            for profile in profiles
+            for question in [cls.of_table(target, description.table, training, profile, family)]
+        ]
+
+
+def table_training(options: Mapping[str, Any]) -> TrainingSetup:
+    """Return the training of a network whose layers alone are known; raise for options that change the layers.
+
+    None leaves an option to its default.
+    """
+    chosen = {name: value for name, value in options.items() if value is not None}
+    training = TrainingSetup(**{**chosen, "optimizer": parse_optimizer(chosen.get("optimizer", DEFAULT))})
+    check_trained_whole(training)
+    return training
 
 
 def _trial_notes(example: Example) -> tuple[str, ...]:
@@ -215,7 +257,22 @@ class Predictor:
             chosen = [questions[index] for index in members]
             predicted = _answers(name, estimator, chosen, risk, bucket_mib or BUCKET_MIB, start)
             answers.update(zip(members, predicted, strict=True))
+        self._widen(answers, questions, risk, bucket_mib)
         return [answers[index] for index in range(len(questions))]
+
+    def _widen(
+        self, answers: dict[int, Answer], questions: Sequence[Question], risk: float, bucket_mib: int | None
+    ) -> None:
+        """Raise the safe figures of jobs whose activations are inferred to those of the widest ones."""
+        inferred = [index for index, question in enumerate(questions) if question.wider]
+        wider = [replace(item, example=item.wider, wider=None) for item in questions if item.wider]
+        for index, most in zip(inferred, self.answers(wider, risk, bucket_mib) if wider else (), strict=True):
+            answers[index] = replace(
+                answers[index],
+                safe_mib=max(answers[index].safe_mib, most.safe_mib),
+                oom_probability=max(answers[index].oom_probability, most.oom_probability),
+                out_of_distribution=True,
+            )
 
     def bucket_probabilities(
         self, question: Question, bucket_mib: int = BUCKET_MIB, risk: float = RISK

@@ -11,6 +11,7 @@ from vramcast.jobs.batches import input_shapes, with_length
 from vramcast.jobs.families import FAMILIES
 from vramcast.jobs.families.script_jobs import script_subject
 from vramcast.jobs.job import Job, ModuleJob, PreparedJob, SpecJob
+from vramcast.jobs.network_files.description import NetworkDescription
 from vramcast.jobs.optimizers import SPARSE, stand_in
 from vramcast.jobs.script_spec import ScriptSpecJob
 from vramcast.jobs.spec import LayerTable
@@ -191,6 +192,12 @@ class Simulator:
     def table(self) -> LayerTable:
         """Return the layers of the network; those of a network that ran on a virtual GPU are of its first step."""
         return self._table or self.job.table()
+
+    def describe(self, options: Mapping[str, Any]) -> NetworkDescription:
+        """Return the layers and the training of the job after one forward pass: nothing is traced."""
+        training = self._setup_of(options)
+        with self._spec_errors():
+            return NetworkDescription(self.job.details(training), training=training, family=self.job.family)
 
     def trace(self, options: Mapping[str, Any], compute_capability: float) -> Trace:
         """Trace the job (its first rank) for devices of a compute capability, without the owners of blocks."""

@@ -80,6 +80,10 @@ class _Service:
         profiles = [parse_profile(item) for item in request["devices"]]
         return {"simulation": self.simulator.simulate(request["options"], profiles).to_json()}
 
+    def describe(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the layers of the network."""
+        return {"description": self.simulator.describe(request["options"]).to_json()}
+
     def curve(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the memory over time."""
         from vramcast.virtual_gpu.profile import parse_profile  # noqa: PLC0415

@@ -19,6 +19,7 @@ from vramcast.child.process import (
     module_command,
 )
 from vramcast.errors import UserError
+from vramcast.jobs.network_files.description import NetworkDescription
 from vramcast.jobs.targets import LIBRARIES, BuildRequest
 from vramcast.simulation.result import Curve, OrderPeaks, Simulation
 from vramcast.simulation.sandbox.child import OPEN_FILES, PROTECTED
@@ -107,6 +108,11 @@ class ChildSimulator:
         request = {"do": "simulate", "options": dict(options), "devices": [asdict(item) for item in profiles]}
         simulation = Simulation.from_json(self._ask(request)["simulation"])
         return replace(simulation, notes=(*simulation.notes, *self._notes))
+
+    def describe(self, options: Mapping[str, Any]) -> NetworkDescription:
+        """Return the layers and the training of the job after one forward pass: nothing is traced or simulated."""
+        answer = self._ask({"do": "describe", "options": dict(options)})
+        return NetworkDescription.from_json(answer["description"])
 
     def curve(self, options: Mapping[str, Any], profile: "DeviceProfile") -> Curve:
         """Return the memory over time on a device."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from vramcast.commands.classify.lengths import with_lengths
 from vramcast.commands.classify.request import KEYS, ClassifyRequest
-from vramcast.commands.classify.simulators import Simulators
+from vramcast.commands.classify.simulators import Simulators, Subject
 from vramcast.commands.exit_codes import BAD_INPUT, FAILED, CommandParser, checked, exit_code
 from vramcast.defaults import BUCKET_MIB, CHECKPOINT, RISK
 from vramcast.device.profiles import DEFAULT_DEVICE
@@ -24,7 +24,7 @@ from vramcast.error_words import message_of, shortened
 from vramcast.errors import UserError, check_count
 from vramcast.files.json_lines import numbered_lines, parse_object
 from vramcast.jobs.job_request import TRAINING_OPTIONS
-from vramcast.jobs.spec import LayerTable
+from vramcast.jobs.network_files.description import NetworkDescription
 from vramcast.jobs.targets import FORMS, is_document, parse_argument
 from vramcast.models.answer import FITS, Answer
 from vramcast.models.released import checkpoint_directory
@@ -35,7 +35,6 @@ from vramcast.virtual_gpu.distributed.parallelism import PARALLEL_OPTIONS
 
 if TYPE_CHECKING:  # the child starts before this process imports torch
     from vramcast.models.predictor import Predictor
-    from vramcast.simulation.simulator import JobSimulator
 
 _NETWORK_FAILED = 3
 _QUIET_SECONDS = 2.0
@@ -96,6 +95,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--strategies", action="store_true", default=None, help="compare strategies with --json too")
     add("--max-batch", action="store_true", default=None, help="search the largest batch with --json too")
     add("--lengths", metavar="FILE", help="tokens of each sample, one a line or .npy: which batches fit (hf:)")
+    add("--fast", action="store_true", default=None, help="answer from the layers alone after one forward pass")
     add("--check", action="store_true", help="exit with 1 if the job does not fit safely")
     add("--jobs", metavar="FILE", help="classify many jobs, one JSON object a line; with --json")
     add("--plot", type=Path, metavar="FILE", help="draw the memory over the steps (.png or .svg)")
@@ -195,7 +195,7 @@ def _one(arguments: argparse.Namespace, simulators: Simulators) -> int:
 def _rendered(
     arguments: argparse.Namespace,
     request: ClassifyRequest,
-    subject: "LayerTable | JobSimulator",
+    subject: Subject,
     simulators: Simulators,
     start: float,
 ) -> tuple[str, Answer]:
@@ -226,7 +226,7 @@ def _lengths(request: ClassifyRequest, answer: Answer, simulators: Simulators, p
 
     start = time.perf_counter()
     subject = simulators.start(request)
-    if answer.parallel or isinstance(subject, LayerTable):
+    if answer.parallel or isinstance(subject, NetworkDescription):
         varied = replace(answer, notes=(*answer.notes, "the figures are those of the longest batch on several GPUs"))
     else:
         varied = JobAnswers(request, subject, predictor).over_orders(answer, request.lengths)
@@ -260,8 +260,8 @@ def _plot(path: Path, request: ClassifyRequest, subject: Any) -> None:
     from vramcast.device.profiles import load_profile
     from vramcast.models.timeline import draw_timeline, timeline_table
 
-    if isinstance(subject, LayerTable):
-        raise UserError(f"expected a network to draw {path} of, found a layer table: name the network itself")
+    if isinstance(subject, NetworkDescription):
+        raise UserError(f"expected a network to draw {path} of, found its layers alone: name the network itself")
     profile = load_profile(request.device)
     curve = subject.curve(request.options, profile)
     draw_timeline(timeline_table(curve), f"{request.target} on {profile.title}, simulated", path)

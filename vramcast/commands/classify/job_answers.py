@@ -1,25 +1,26 @@
 """Answers for one job under varied training options: for a screen, for a line of JSON, and for the batch search."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from vramcast.commands.classify.page import Page
 from vramcast.device.profiles import gpu_profiles, load_profile
+from vramcast.errors import UserError
 from vramcast.jobs.job_request import JobRequest
-from vramcast.jobs.optimizers import DEFAULT, parse_optimizer
-from vramcast.jobs.spec import LayerTable
+from vramcast.jobs.network_files.description import NetworkDescription
+from vramcast.jobs.optimizers import parse_optimizer
 from vramcast.models.advice.strategies import strategy_answers
 from vramcast.models.advice.suggestions import Suggestion, suggestions
 from vramcast.models.answer import FITS, TOO_LARGE, Answer
-from vramcast.models.predictor import Predictor, Question
+from vramcast.models.predictor import Predictor, Question, table_training
 from vramcast.models.value_search import largest_batch
 from vramcast.simulation.result import OrderPeaks, Simulation, with_orders
 from vramcast.simulation.simulator import JobSimulator
 from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.replay.length_orders import LengthOrders
-from vramcast.virtual_gpu.training.setup import TrainingSetup, check_trained_whole
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 
 class JobAnswers:
@@ -88,11 +89,11 @@ def _order_figures(peaks: OrderPeaks) -> dict[str, float]:
 
 
 def answer_request(
-    request: JobRequest, subject: LayerTable | JobSimulator, predictor: Predictor, start: float
+    request: JobRequest, subject: NetworkDescription | JobSimulator, predictor: Predictor, start: float
 ) -> Answer:
     """Return the answer to a request, with the largest batch if it was requested."""
-    if isinstance(subject, LayerTable):
-        return _table_answer(request, subject, predictor, request.device, start)
+    if isinstance(subject, NetworkDescription):
+        return _described(request, subject, predictor, [request.device], start)[0]
     job = JobAnswers(request, subject, predictor)
     simulation = job.simulate([request.device])
     answer = job.answers(simulation, [request.device])[0]
@@ -105,15 +106,14 @@ def answer_request(
 
 
 def page_of_request(
-    request: JobRequest, subject: LayerTable | JobSimulator, predictor: Predictor, start: float
+    request: JobRequest, subject: NetworkDescription | JobSimulator, predictor: Predictor, start: float
 ) -> Page:
     """Return a page with all devices, the largest batch, and suggestions if the job does not fit safely."""
     title = load_profile(request.device).title
     names = [profile.name for profile in gpu_profiles()]
-    if isinstance(subject, LayerTable):
-        answer = _table_answer(request, subject, predictor, request.device, start)
-        others = [_table_answer(request, subject, predictor, name, start) for name in names]
-        return Page(answer, title, _table_training(request.options), devices=others)
+    if isinstance(subject, NetworkDescription):
+        answer, *others = _described(request, subject, predictor, [request.device, *names], start)
+        return Page(answer, title, subject.training or table_training(request.options), devices=others)
     job = JobAnswers(request, subject, predictor)
     devices = list(dict.fromkeys([request.device, *names]))
     simulation = job.simulate(devices)
@@ -140,15 +140,23 @@ def _named_training(request: JobRequest, training: TrainingSetup) -> TrainingSet
     return replace(training, optimizer=parse_optimizer(named)) if named else training
 
 
-def _table_answer(request: JobRequest, table: LayerTable, predictor: Predictor, device: str, start: float) -> Answer:
-    training = _table_training(request.options)
-    question = Question.of_table(request.target, table, training, load_profile(device))
-    answer = predictor.answers([question], request.risk, request.bucket_mib)[0]
-    return replace(answer, seconds=time.perf_counter() - start)
+def _described(
+    request: JobRequest, network: NetworkDescription, predictor: Predictor, devices: Sequence[str], start: float
+) -> list[Answer]:
+    """Return the answers for a network without code on some devices."""
+    if request.strategies:
+        raise UserError("expected no strategies beside layers alone, found them: name the network itself")
+    training = network.training or table_training(request.options)
 
+    def answers(setup: TrainingSetup, names: Sequence[str]) -> list[Answer]:
+        questions = Question.of_description(request.target, network, setup, map(load_profile, names))
+        return predictor.answers(questions, request.risk, request.bucket_mib)
 
-def _table_training(options: Mapping[str, Any]) -> TrainingSetup:
-    chosen = {name: value for name, value in options.items() if value is not None}
-    training = TrainingSetup(**{**chosen, "optimizer": parse_optimizer(chosen.get("optimizer", DEFAULT))})
-    check_trained_whole(training)
-    return training
+    def with_batch(size: int) -> Answer:
+        return answers(replace(training, batch_size=size, last_batch_size=None), devices[:1])[0]
+
+    first, *others = answers(training, devices)
+    if request.max_batch:
+        first = replace(first, max_batch_size=largest_batch(with_batch, first)[0])
+    seconds = time.perf_counter() - start
+    return [replace(item, notes=(*request.notes, *item.notes), seconds=seconds) for item in (first, *others)]

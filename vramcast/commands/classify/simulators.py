@@ -2,36 +2,56 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from vramcast.error_words import message_of
 from vramcast.errors import UserError
 from vramcast.jobs.job_request import JobRequest
-from vramcast.jobs.spec import LayerTable, Spec
-from vramcast.jobs.targets import GPUMEMNET, LIBRARIES, BuildRequest, is_document, read_document
+from vramcast.jobs.network_files.transformers_config import is_transformers_config
+from vramcast.jobs.spec import Spec
+from vramcast.jobs.targets import (
+    GPUMEMNET,
+    LIBRARIES,
+    BuildRequest,
+    Target,
+    is_document,
+    parse_shape,
+    read_document,
+)
 from vramcast.simulation.sandbox.client import ChildSimulator
 
 if TYPE_CHECKING:  # the child starts before this process imports torch
-    from vramcast.simulation.simulator import JobSimulator
+    from vramcast.jobs.network_files.description import NetworkDescription
+    from vramcast.simulation.simulator import JobSimulator, Simulator
 
 _MOST_NETWORKS = 40
 """Networks of libraries that one child builds, because libraries keep some memory of each."""
 
 
-def described(target: str) -> Spec | LayerTable | None:
-    """Return the spec or the layer table that a target names, or None if it must be built by running code."""
+Subject: TypeAlias = "NetworkDescription | JobSimulator"
+
+
+def described(target: str, inputs: tuple[tuple[int, ...], ...] = ()) -> "Spec | NetworkDescription | Target | None":
+    """Return what a target names without code of a user: a spec, layers, or a configuration of transformers.
+
+    None stands for a target that must be built by running code.
+    """
     if target.startswith(GPUMEMNET):
         from vramcast.jobs.families.gpumemnet import spec_of_filename  # noqa: PLC0415
 
         return spec_of_filename(target.removeprefix(GPUMEMNET))
     if not is_document(target):
         return None
-    value = read_document(target)
-    if isinstance(value, dict) and {"family", "network", "training"} <= value.keys():
-        return _checked(Spec.from_json(value))
-    from vramcast.jobs.layer_tables import read_table  # noqa: PLC0415
+    from vramcast.jobs.network_files.reading import read_network_file, read_network_value  # noqa: PLC0415
 
-    return read_table(value)
+    is_yaml = target.endswith((".yaml", ".yml"))
+    contents = read_network_value(read_document(target), inputs) if is_yaml else read_network_file(Path(target), inputs)
+    if not isinstance(contents, Mapping):
+        return contents
+    if is_transformers_config(contents):
+        return Target(target, "hf", str(Path(target).resolve()))
+    return _checked(Spec.from_json(contents))
 
 
 def _checked(spec: Spec) -> Spec:
@@ -79,16 +99,19 @@ class Simulators:
             self._child.close()
         self._child, self._request, self._built = None, None, 0
 
-    def start(self, request: JobRequest) -> "LayerTable | JobSimulator":
-        """Return a simulator of the request's job, which may still be building it, or its layer table."""
-        description = described(request.target)
-        if description is None:
-            return self._building(request.build_request())
-        for name in ("input", "inputs", "step", "packed", "keep_output", "args", "python"):
+    def start(self, request: JobRequest) -> Subject:
+        """Return a simulator of the request's job, which may still be building it, or a description of its layers."""
+        description = described(request.target, tuple(parse_shape(text)[0] for text in request.input))
+        if description is None or isinstance(description, Target):
+            child = self._building(request.build_request(description))
+            return child.describe(request.options) if request.fast or description else child
+        is_spec = isinstance(description, Spec)
+        for name in ("inputs", "step", "packed", "keep_output", "args", "python", *(["input"] if is_spec else [])):
             if value := getattr(request, name):
                 raise UserError(f"expected no {name} beside {request.target}, found {value!r}: leave it out")
-        if not isinstance(description, LayerTable):
-            return _local(description)
+        if isinstance(description, Spec):
+            simulator = _local(description)
+            return simulator.describe(request.options) if request.fast else simulator
         request.check_batch()
         return description
 
@@ -109,7 +132,7 @@ class Simulators:
         return self._child
 
 
-def _local(spec: Spec) -> "JobSimulator":
+def _local(spec: Spec) -> "Simulator":
     from vramcast.jobs.job import SpecJob  # noqa: PLC0415
     from vramcast.simulation.simulator import Simulator  # noqa: PLC0415
 

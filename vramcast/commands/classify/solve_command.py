@@ -15,7 +15,7 @@ from vramcast.commands.classify.simulators import Simulators
 from vramcast.commands.exit_codes import FAILED, CommandParser, exit_code
 from vramcast.errors import UserError, check_choice
 from vramcast.jobs.architectures import positions_of
-from vramcast.jobs.spec import LayerTable
+from vramcast.jobs.network_files.description import NetworkDescription
 from vramcast.jobs.targets import FORMS
 from vramcast.models.advice.unknowns import UNKNOWNS
 from vramcast.quick_imports import quick_imports
@@ -80,8 +80,8 @@ def _solution(
         from vramcast.models.answer import Answer  # noqa: PLC0415
         from vramcast.models.predictor import Predictor  # noqa: PLC0415
 
-    if isinstance(subject, LayerTable):
-        raise UserError("expected a network to solve for, found a layer table: name the network itself")
+    if isinstance(subject, NetworkDescription):
+        raise UserError("expected a network to solve for, found its layers alone: name the network itself")
     predictor = Predictor.load(checkpoint)
 
     class Solvable(JobAnswers):
