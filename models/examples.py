@@ -10,7 +10,7 @@ from vramcast.jobs.analysis.schedule import Schedule
 from vramcast.jobs.analysis.static import static_estimate
 from vramcast.jobs.families.script_jobs import LENGTHS_VARY
 from vramcast.jobs.job import table_of
-from vramcast.jobs.spec import LayerTable, StaticEstimate
+from vramcast.jobs.spec import LayerRecord, LayerTable, StaticEstimate
 from vramcast.models.example import UNBOUNDED_BYTES, Example, Label
 from vramcast.models.layer_columns import LayerColumns
 from vramcast.simulation.result import Peaks, Simulation
@@ -154,6 +154,17 @@ def _examples_on_device(
     if len(simulations) < len(rows):
         print(f"note: {len(rows) - len(simulations)} rows repeat a spec or were not simulated", file=sys.stderr)
     return [example_of_row(row, profile, simulations[row.spec.id]) for row in rows if row.spec.id in simulations]
+
+
+def without_details(example: Example) -> Example:
+    """Return an example with the layer table that a tool without details gives, as torchinfo does."""
+    if example.schedule is None:
+        return example
+    table = example.schedule.table
+    plain = replace(table, layers=tuple(LayerRecord(**layer.basis) for layer in table.layers))
+    facts = NetworkFacts.of(plain, example.training)
+    schedule = Schedule(plain, example.training, example.schedule.profile)
+    return replace(example, layers=facts.layers, static=facts.static, schedule=schedule)
 
 
 def _label(row: "Row") -> Label:

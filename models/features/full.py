@@ -54,6 +54,8 @@ def scheduled_numbers(example: Example) -> Numbers:
         "tells_saved": float(any(layer.saved is not None for layer in layers)),
         "tells_inputs": float(any(layer.inputs is not None for layer in layers)),
         "cudnn_benchmark": float(example.training.cudnn_benchmark),
+        "adapter": float(example.training.adapter is not None),
+        "quantized": float(example.training.quantize is not None),
         "channels_last": float(example.training.channels_last),
     }
 

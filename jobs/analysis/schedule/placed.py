@@ -34,6 +34,8 @@ class PlacedPass:
 
     forward: PlacedPart
     backward: PlacedPart
+    backward_again: PlacedPart
+    """That of a later batch of a step, whose gradients are added to those that are there one by one."""
     output: int | None
     output_bytes: int
     gradients: list[int]
@@ -54,13 +56,15 @@ def placed(passed: Pass, batch: int, profile: DeviceProfile) -> PlacedPass:
         for events, signs in zip((passed.forward, passed.backward), parts, strict=True)
     )
     gradients = [block for block, _ in passed.gradients]
+    small_gradient_bytes = int(sum(rounded[block] for block in gradients if small[block]))
+    large_gradients = [block for block in gradients if not small[block]]
     output = passed.output
     return PlacedPass(
-        forward, backward,
+        forward, backward, _added(backward, set(large_gradients), small_gradient_bytes),
         output=None if output is None or small[output] else output,
         output_bytes=0 if output is None else int(rounded[output]),
-        gradients=[block for block in gradients if not small[block]],
-        small_gradient_bytes=int(sum(rounded[block] for block in gradients if small[block])),
+        gradients=large_gradients,
+        small_gradient_bytes=small_gradient_bytes,
         kept_bytes=int((rounded[passed.forward.blocks] * parts[0]).sum()),
     )  # fmt: skip
 
@@ -90,6 +94,16 @@ def _part(events: Events, signs: Sizes, small: NDArray[np.bool_], block_bytes: S
         calls.setdefault(int(np.searchsorted(chosen, index)), []).append(call)
     large = list(zip(blocks[chosen].tolist(), sizes.tolist(), strict=True))
     return PlacedPart(large, calls, max(int(running.max()), 0), int(running[-1]))
+
+
+def _added(part: PlacedPart, gradients: set[int], small_bytes: int) -> PlacedPart:
+    """Return a part in which gradients of parameters are freed as soon as they are there."""
+    events: list[Event] = []
+    for event in part.large:
+        events.append(event)
+        if event[0] in gradients:
+            events.append((event[0], FREE))
+    return PlacedPart(events, {}, max(part.small_peak - small_bytes, 0), part.small_net - small_bytes)
 
 
 def total_bytes(sizes: Sequence[int]) -> int:

@@ -4,13 +4,14 @@ Blocks of the small pool are counted, not placed: their segments are small, and 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from math import prod
+from typing import Any
 
 from vramcast.jobs.analysis.schedule.optimizer import state_blocks, temporary_blocks
 from vramcast.jobs.analysis.schedule.placed import PlacedPart, PlacedPass, placed, total_bytes
-from vramcast.jobs.analysis.schedule.step import PassWriter
+from vramcast.jobs.analysis.schedule.step import Pass, PassWriter
 from vramcast.jobs.analysis.schedule.storages import storages_of
 from vramcast.jobs.analysis.schedule.workspaces import Call, trial_bytes
 from vramcast.jobs.spec import LayerTable
@@ -55,6 +56,36 @@ def scheduled_peak(table: LayerTable, training: TrainingSetup, profile: DevicePr
     return _Run(table, training, profile).peak()
 
 
+def _passes(table: LayerTable, training: TrainingSetup) -> Pass:
+    """Return the passes of a network, which all batch sizes, optimizers and devices share."""
+    return _written(_Same(table), *(getattr(training, name) for name in _OF_PASSES))
+
+
+_OF_PASSES = ("dtype", "autocast", "checkpointing", "loss", "channels_last")
+"""The options that decide a pass for any batch."""
+
+
+class _Same:
+    """A table that is equal to itself alone: hashing its layers would take as long as a pass."""
+
+    __slots__ = ("table",)
+
+    def __init__(self, table: LayerTable) -> None:
+        self.table = table
+
+    def __hash__(self) -> int:
+        return id(self.table)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.table is other.table
+
+
+@lru_cache(maxsize=64)
+def _written(same: _Same, *options: Any) -> Pass:
+    training = TrainingSetup(batch_size=1, **dict(zip(_OF_PASSES, options, strict=True)))
+    return PassWriter(storages_of(same.table, training), training).write()
+
+
 class _Run:
     """Composes the steps of a run on an allocator."""
 
@@ -66,7 +97,9 @@ class _Run:
         self.state = state_blocks(training, table.trainable_shapes)
         self.temporaries = temporary_blocks(training, table.trainable_shapes)
         self.input_bytes = table.input_elements * self.element_bytes
-        self.passes = PassWriter(storages_of(table, training), training).write()
+        self.passes = _passes(table, training)
+        outside = training.autocast and training.dry_run_batch_size  # a dry run is outside of autocast
+        self.plain_passes = _passes(table, replace(training, autocast=None)) if outside else self.passes
         self.linear = any("linear" in kind.lower() for kind in {layer.kind for layer in table.layers})
         self.allocator = CachingAllocator()
         self.live: dict[int, Block] = {}
@@ -112,7 +145,7 @@ class _Run:
         self.small += net_bytes
 
     def _dry_run(self, size: int) -> None:
-        passed = placed(self.passes, size, self.profile)
+        passed = placed(self.plain_passes, size, self.profile)
         batch = self.allocator.malloc(size * self.input_bytes)
         self._play(passed.forward)
         self.small -= passed.forward.small_net
@@ -134,16 +167,12 @@ class _Run:
         self.small -= self.output_bytes
         if first and self.training.zero_grad == "before_backward":
             self._drop_gradients()
-        self._play(passed.backward)
+        self._play(passed.backward if first else passed.backward_again)
         self.output = None if passed.output is None else self.live.pop(passed.output, None)
         self.output_bytes = 0 if passed.output is not None else passed.output_bytes
-        made = [self.live.pop(block) for block in passed.gradients]
-        if self.gradients or self.small_gradients:  # added to those that are there
-            for block in made:
-                self.allocator.free(block)
-            self.small -= passed.small_gradient_bytes
-        else:
-            self.gradients, self.small_gradients = made, passed.small_gradient_bytes
+        if first:
+            self.gradients = [self.live.pop(block) for block in passed.gradients]
+            self.small_gradients = passed.small_gradient_bytes
 
     def _drop_gradients(self) -> None:
         for block in self.gradients:

@@ -71,7 +71,7 @@ class PassWriter:
         self._gradients: dict[int, _Gradient] = {}  # by node
         self._of_parameters: list[tuple[int, Size]] = []
         self._calls: dict[int, dict[str, Call]] = {}
-        names = [node.record.name for node in storages.nodes]
+        names = [node.record.name for node in storages.nodes[: storages.last + 1]]
         self._segments = checkpointed_segments(names) if training.checkpointing else {}
         self._returned = self._returned_storage()
 

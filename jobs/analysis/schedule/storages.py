@@ -31,6 +31,9 @@ _KEEPS_NOTHING = frozenset(
 _ATTENTION_COPIES = 6
 """Input, queries, keys, values, output and a copy of it, which an attention keeps."""
 _INDEX_BYTES = 8
+_SINGLE_BYTES = 4
+_FUSED_ATTENTION = "scaled_dot_product_attention"
+"""Tables are recorded in single precision, in which some calls have no fused kernel; in half precision all have."""
 _WEIGHT_COPIES = 4
 """Forms of a weight that a convolution with standardised weights keeps, at most."""
 _OTHER_BYTES = {"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "float64": 8}
@@ -123,7 +126,7 @@ class _Walk:
         reads = self._reads(place, record)
         fixed = record.inputs is not None and all(read >= 0 and self.nodes[read].fixed for read in reads)
         other = _OTHER_BYTES.get(record.dtype or "")
-        element_bytes = other or self._element_bytes(kind, reads)
+        element_bytes = _SINGLE_BYTES if kind in _KEEPS_OWN else other or self._element_bytes(kind, reads)
         size = _size((record.activations or prod(record.output_shape)) * element_bytes, fixed)
         makes = bool(record.activations) or not reads
         if makes:
@@ -171,17 +174,46 @@ class _Walk:
             saved, other_bytes = self._usually_saved(node, free)
         chosen: list[int] = []
         apart = node.kind in _KEEPS_OWN or (not node.makes and node.kind in _CLONES)
+        if node.kind == _FUSED_ATTENTION and element_bytes < _SINGLE_BYTES:
+            saved = min(saved, self._fused(node))
+        copied = self._copied_in_half(node, element_bytes)
+        if element_bytes < _SINGLE_BYTES and _converts(node.kind):  # its input in single precision, and the norm of it
+            node.inner = (
+                node.record.activations * _SINGLE_BYTES + max(saved - node.record.activations, 0) * element_bytes,
+                0,
+            )
+            return
         for storage in () if apart else free:
-            if self.elements[storage] <= saved:
+            if storage in copied:
+                saved = max(saved - self.elements[storage], 0)
+            elif self.elements[storage] <= saved:
                 chosen.append(storage)
                 saved -= self.elements[storage]
         self.saved.update(chosen)
         node.keeps = tuple(chosen)
         per_sample, beside = _size(saved * element_bytes, node.fixed or _is_fixed(node, saved))
         node.inner = (per_sample + other_bytes, beside) if not node.fixed else (0, beside + TABLE_BATCH * other_bytes)
-        if self.half is not None and element_bytes == self.half != self.full and any(p in node.kind for p in _IN_HALF):
-            copies = sum(prod(shape) for shape in node.parameters if len(shape) > 1)  # the weight in half precision
-            node.inner = (node.inner[0], node.inner[1] + copies * self.half)
+        if self.half is not None and self._runs_in_half(node, element_bytes):
+            weight = sum(prod(shape) for shape in node.parameters if len(shape) > 1)
+            inputs_bytes = sum(self.elements[item] for item in copied) * self.half
+            node.inner = (node.inner[0] + inputs_bytes, node.inner[1] + weight * self.half)
+
+    def _fused(self, node: LayerNode) -> int:
+        """Return what flash attention keeps: its inputs, its output and a sum for each row; no scores."""
+        inputs = {self._of(read) for read in node.reads}
+        return (
+            sum(self.elements[item] for item in inputs) + node.record.activations + prod(node.record.output_shape[:-1])
+        )
+
+    def _runs_in_half(self, node: LayerNode, element_bytes: int) -> bool:
+        return element_bytes == self.half != self.full and any(part in node.kind for part in _IN_HALF)
+
+    def _copied_in_half(self, node: LayerNode, element_bytes: int) -> set[int]:
+        """Return the storages of which autocast gives a layer a copy in half precision, which the layer keeps."""
+        if not node.parameters or not self._runs_in_half(node, element_bytes):
+            return set()
+        full = (read for read in node.reads if read < 0 or self.element_bytes[read] == self.full)
+        return {self._of(read) for read in full}
 
     def _usually_saved(self, node: LayerNode, free: Sequence[int]) -> tuple[int, int]:
         """Return the elements and the other bytes that the kind of a layer keeps, for a table that does not say so."""
@@ -193,6 +225,11 @@ class _Walk:
             return _ATTENTION_COPIES * elements, other_bytes
         count = 1 if kind in _KEEPS_OUTPUT else len(set(node.reads))
         return sum(self.elements[item] for item in free[:count]), other_bytes
+
+
+def _converts(kind: str) -> bool:
+    """Return whether a norm of a library converts its input to single precision; torch's own does so in its kernel."""
+    return (kind.endswith("rmsnorm") and kind != "rmsnorm") or kind == "t5layernorm"
 
 
 def _is_fixed(node: LayerNode, saved: int) -> bool:
