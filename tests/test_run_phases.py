@@ -2,12 +2,15 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 from script_runs import MIB, SCRIPTS, interpreter_for, peaks, run
 from warm_runs import HOST
 
 from vramcast.virtual_gpu.cuda.iteration_counters import IterationCounter
+from vramcast.virtual_gpu.cuda.libraries.transformers_training import PATCHES
+from vramcast.virtual_gpu.cuda.patches import Patches
 from vramcast.virtual_gpu.cuda.script_source import COUNT, LOOP, RAN, ScriptSource
 
 
@@ -150,3 +153,17 @@ out = ended("abcdef")
     assert space["out"] == 11 and space["kept"] == ["A", "B", "C", "c", "f"]
     assert space["ended"].__doc__ == "Doc." and [mark.place for mark in source.marks] == ["program.py:9"]
     assert ran == [0, 0] and source.marks[0].is_counted and dict(source.reachable_marks()) == {0: source.marks[0]}
+
+
+@pytest.mark.parametrize("option", ["eval_strategy", "evaluation_strategy"])
+def test_a_trainer_of_any_release_waits_for_the_evaluation_of_its_arguments(option):
+    trainer = type("Trainer", (), {"train": lambda self: None, "evaluate": lambda self: {}})
+    gpu = SimpleNamespace(coverage=SimpleNamespace(expected=[]))
+    PATCHES["transformers.trainer"](SimpleNamespace(Trainer=trainer), Patches(), gpu)
+    running = trainer()
+    running.args = SimpleNamespace(**{option: "steps"})
+    running.train()
+    (expected,) = gpu.coverage.expected
+    assert "eval_strategy=steps" in expected()
+    running.evaluate()
+    assert expected() is None

@@ -37,6 +37,8 @@ class PublishedJob:
     """The lengths of samples were not published and may be longer than assumed, so the safe figure is wider."""
     orders: LengthOrders | None = None
     """Orders of batches of varying lengths: the reserved figure is the median over them."""
+    launcher: tuple[str, ...] = ()
+    """Options of the interpreter that start the script as a rank of several; rank 0 is simulated."""
     visible_mib: int | None = None
     """The memory of the GPU where it is not that of the device's profile."""
 
@@ -47,6 +49,8 @@ class PublishedJob:
         values = {name: getattr(self, name) for name in names}
         if self.orders:
             values["orders"] = asdict(self.orders)
+        if self.launcher:
+            values["launcher"] = self.launcher
         if self.visible_mib:
             values["visible_mib"] = self.visible_mib
         return content_hash(values)

@@ -24,6 +24,8 @@ _SCRIPTS = Path(__file__).resolve().parent / "scripts"
 _ALL_STEPS = 10**6
 """A script decides itself when it ends."""
 _TIMEOUT_SECONDS = 600.0
+_RANK = 0
+"""Sources publish the memory of the first rank."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,10 @@ def run_job(job: PublishedJob, stacks: Path = ROOT) -> tuple[Figures, RunReport 
             options = RunOptions(
                 steps=_ALL_STEPS, timeout_seconds=_TIMEOUT_SECONDS, stand_ins=("flash_attn",),
                 nonzero_fraction=job.nonzero_fraction, orders=job.orders, results=(path,),
+                rank=_RANK if job.launcher else None,
             )  # fmt: skip
-            report = run_script(parse_command([str(interpreter(job.stack, stacks)), *words]), profile, [], options)
+            command = parse_command([str(interpreter(job.stack, stacks)), *job.launcher, *words])
+            report = run_script(command, profile, [], options)
             if not path.exists():
                 raise UserError(f"expected figures of {job.title}, found none: {report.failure or report.ending}")
         return Figures(**json.loads(path.read_text(encoding="utf-8"))), report

@@ -7,25 +7,17 @@ from torch.nn import functional as F  # noqa: N812 - the name that every PyTorch
 
 
 class LanguageLoss(nn.Module):
-    """The cross entropy of logits in fp32; `keeps` the logits until the next step, as a local variable does.
+    """The cross entropy of logits in fp32; `keeps` the logits until the next step, as a local variable does."""
 
-    With `own` it is the loss of transformers 4.39 to 4.48, which copies the logits twice.
-    """
-
-    def __init__(self, subject: nn.Module, keeps: bool = False, own: bool = False) -> None:
+    def __init__(self, subject: nn.Module, keeps: bool = False) -> None:
         super().__init__()
         self.subject = subject
         self.keeps = keeps
-        self.own = own
         self.loss_function = cross_entropy
         """Compiled by the training setup's compile_loss."""
 
     def forward(self, tokens: Tensor, labels: Tensor) -> "Output":
         """Return the loss of next tokens."""
-        if self.own:
-            logits = self.subject(input_ids=tokens).logits.float()
-            shifted = logits[..., :-1, :].contiguous()
-            return Output(F.cross_entropy(shifted.view(-1, shifted.shape[-1]), labels[..., 1:].reshape(-1)), None)
         logits = self.subject(tokens)
         loss = self.loss_function(logits, labels)
         return Output(loss, logits if self.keeps else None)

@@ -44,6 +44,14 @@ def untrained(values, dtype, attention):
         return AutoModelForCausalLM.from_config(configuration(values), **network_options(dtype, attention))
 
 
+def unplaced(values, dtype, attention):
+    """Build a network on the host: FSDP places its units on the device."""
+    from transformers.modeling_utils import no_init_weights  # of releases 4
+
+    with no_init_weights():
+        return AutoModelForCausalLM.from_config(configuration(values), **network_options(dtype, attention))
+
+
 def network_options(dtype, attention):
     """Return the options of `from_config` under the names of the installed release."""
     name = "torch_dtype" if release(transformers) < (4, 56) else "dtype"

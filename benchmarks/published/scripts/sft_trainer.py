@@ -1,5 +1,7 @@
 """Supervised fine-tuning as fms-hf-tuning's `sft_trainer` does it: trl's SFTTrainer on packed sequences.
 
+Under `accelerate launch` it trains one rank of several.
+
 Usage: python sft_trainer.py PARAMETERS, a JSON object.
 """
 
@@ -7,7 +9,18 @@ import tempfile
 
 import torch
 import trl
-from common import DTYPES, keep_inputs, parameters, quantised, release, sequences, tokenizer, untrained, write_figures
+from common import (
+    DTYPES,
+    keep_inputs,
+    parameters,
+    quantised,
+    release,
+    sequences,
+    tokenizer,
+    unplaced,
+    untrained,
+    write_figures,
+)
 from peft import LoraConfig, get_peft_model
 from trl import SFTConfig, SFTTrainer
 
@@ -20,7 +33,8 @@ def main():
     if job["keeps_inputs"]:
         keep_inputs()
     words = (job["network"], DTYPES[job["dtype"]], "flash_attention_2")
-    network = quantised(*words, job["quantisation"]) if job["quantisation"] else untrained(*words)
+    build = unplaced if job["ranks"] > 1 else untrained
+    network = quantised(*words, job["quantisation"]) if job["quantisation"] else build(*words)
     network.resize_token_embeddings(job["tokens"])
     arguments = SFTConfig(
         output_dir=tempfile.mkdtemp(), per_device_train_batch_size=job["batch_size"], max_steps=STEPS, packing=True,
@@ -36,7 +50,7 @@ def main():
         network.enable_input_require_grads()
         network, adapter = get_peft_model(network, adapter), None
     key = "tokenizer" if release(trl) < (0, 12) else "processing_class"
-    rows = sequences((STEPS + 1) * job["batch_size"] * job["accumulate"], job["length"])
+    rows = sequences((STEPS + 1) * job["batch_size"] * job["accumulate"] * job["ranks"], job["length"])
     trainer = SFTTrainer(model=network, args=arguments, train_dataset=rows, peft_config=adapter, **{key: tokenizer()})
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

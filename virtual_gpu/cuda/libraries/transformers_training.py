@@ -1,4 +1,4 @@
-"""transformers: the Trainer's epochs and its training can end early (checked on transformers 5.23)."""
+"""transformers: the Trainer's epochs and its training can end early (checked on transformers 4.39 and 5.23)."""
 
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ def _apply_flow(module: ModuleType, patches: Patches, gpu: "CudaEmulation") -> N
         control = after_step(self, args, state, control, **kwargs)
         if gpu.forward.ends_epoch(state.global_step - getattr(self, "steps_before", 0)):
             control.should_epoch_stop = True
-            control.should_evaluate = control.should_evaluate or _value(args.eval_strategy) == _STEPS
+            control.should_evaluate = control.should_evaluate or _evaluation(args) == _STEPS
             control.should_save = control.should_save or _value(args.save_strategy) == _STEPS
         return control
 
@@ -46,8 +46,9 @@ def _apply_trainer(module: ModuleType, patches: Patches, gpu: "CudaEmulation") -
 
     def trained(self: Any, *args: Any, **kwargs: Any) -> Any:
         def expected() -> str | None:
-            waits = _value(self.args.eval_strategy) != "no" and not self.__dict__.get("has_evaluated")
-            return f"evaluation (eval_strategy={_value(self.args.eval_strategy)} of the Trainer)" if waits else None
+            strategy = _evaluation(self.args)
+            waits = strategy != "no" and not self.__dict__.get("has_evaluated")
+            return f"evaluation (eval_strategy={strategy} of the Trainer)" if waits else None
 
         gpu.coverage.expected.append(expected)
         return train(self, *args, **kwargs)
@@ -59,6 +60,11 @@ def _apply_trainer(module: ModuleType, patches: Patches, gpu: "CudaEmulation") -
 
     patches.set(trainer, "train", trained)
     patches.set(trainer, "evaluate", evaluated)
+
+
+def _evaluation(args: Any) -> str:
+    """Return when a Trainer evaluates; before transformers 4.41 the option had its long name alone."""
+    return _value(args.eval_strategy if hasattr(args, "eval_strategy") else args.evaluation_strategy)
 
 
 def _value(strategy: Any) -> str:
