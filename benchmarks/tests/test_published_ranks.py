@@ -205,8 +205,8 @@ BIGCODE = {
     "n_inner": 512, "multi_query": True,
 }  # fmt: skip
 GRANITE_BLOCK = 4 * 128**2 + 3 * 128 * 512 + 2 * 128
+# queries of 128 and one head of keys and values of 32 each; all layers have biases
 BIGCODE_BLOCK = (128 * 192 + 192) + (128**2 + 128) + (2 * 128 * 512 + 512 + 128) + 4 * 128
-"""Queries of 128 and one head of keys and values of 32 each; all layers have biases."""
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ BIGCODE_BLOCK = (128 * 192 + 192) + (128**2 + 128) + (2 * 128 * 512 + 512 + 128)
     ids=["granite", "gpt_bigcode"],
 )
 def test_a_rank_under_mixed_precision_holds_half_of_fp32_states(sizes: dict[str, Any], parameters: int) -> None:
-    """Weights, gradients, two states and one temporary of AdamW, 4 bytes each; tied embeddings count once."""
+    # weights, gradients, two states and one temporary of AdamW, 4 bytes each; tied embeddings count once
     job = _launched(dtype="torch_dtype=bfloat16 bf16_autocast=True fp16_autocast=no")
     small = {**job.parameters, "network": sizes, "tokens": 1024, "length": 64, "batch_size": 1}
     try:
