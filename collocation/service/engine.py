@@ -31,6 +31,7 @@ from vramcast.collocation.service.operations import JobForecast, OperationsLog
 from vramcast.collocation.service.requests import (
     AnyJobBody,
     FeaturesJobBody,
+    FileJobBody,
     ForgetBody,
     NamedJobBody,
     ObservationBody,
@@ -42,8 +43,10 @@ from vramcast.collocation.service.searches import JobVariants, Searches
 from vramcast.collocation.service.settings import Limits, Settings
 from vramcast.collocation.service.tables import (
     check_quick,
+    id_of_file,
     id_of_table,
     question_of_features,
+    question_of_file,
     question_of_network,
     question_of_table_body,
     training_of,
@@ -59,6 +62,7 @@ from vramcast.collocation.service.worker_pool import (
 from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError, suggestion
 from vramcast.jobs.families import FAMILIES, make_spec
+from vramcast.jobs.network_files.description import NetworkDescription
 from vramcast.models.answer import Answer
 from vramcast.models.predictor import Question
 from vramcast.models.value_search import largest_batch
@@ -239,6 +243,8 @@ class Engine:
 
     def _title(self, job: AnyJobBody) -> str:
         """Return the name of a job for operators."""
+        if isinstance(job, FileJobBody):
+            return "file"
         return target_of(job, self.traced(job)) if isinstance(job, TracedBody) else "layer table"
 
     async def observe(self, observation: ObservationBody | ForgetBody) -> dict[str, Any]:
@@ -287,7 +293,7 @@ class Engine:
 
     async def _check(self, job: AnyJobBody, device: str) -> None:
         """Refuse a job that `classify` would refuse. Nothing is traced."""
-        if isinstance(job, TableJobBody | FeaturesJobBody):
+        if isinstance(job, FileJobBody | TableJobBody | FeaturesJobBody):
             await self._question(job, device, (device,))
             return
         spec, limits = self.traced(job), self.settings.limits
@@ -313,7 +319,18 @@ class Engine:
             if isinstance(traced, NamedJob):
                 return traced.without_rate.id.encode()
             return replace(traced, training=traced.training.without_rate).id.encode()
+        if isinstance(job, FileJobBody):
+            return (await self.batcher.call(id_of_file, job, await self._network(job))).encode()
         return (await self.batcher.call(id_of_table, job)).encode()
+
+    async def _network(self, job: FileJobBody) -> NetworkDescription:
+        """Return the network in a file, which is read once for all questions about it, apart from this process."""
+        if job.network is None:
+            most = self.settings.limits.layers
+            read = partial(parsing.read_file, job.file, job.encoding, tuple(job.input), most)
+            job.network = await self.parsers.run(read)
+        network: NetworkDescription = job.network
+        return network
 
     async def _ask(self, question: Question, job: AnyJobBody) -> EstimatedJob:
         return await self.batcher.ask(
@@ -326,6 +343,8 @@ class Engine:
             return await self.batcher.call(question_of_table_body, job, profile)
         if isinstance(job, FeaturesJobBody):
             return await self.batcher.call(question_of_features, job, profile)
+        if isinstance(job, FileJobBody):
+            return await self.batcher.call(question_of_file, job, await self._network(job), profile)
         traced = self.traced(job)
         if isinstance(traced, NamedJob) and is_quick(job):
             check_quick(traced.training)

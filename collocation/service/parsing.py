@@ -3,6 +3,8 @@
 Small bodies are read in the event loop. Larger ones are read in a worker process, because parsing holds the GIL.
 """
 
+import base64
+import binascii
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -27,7 +29,10 @@ from vramcast.collocation.service.requests import (
 from vramcast.device.profiles import device_names, device_of_gpu
 from vramcast.errors import UserError
 from vramcast.jobs.filters import Rejected, check
+from vramcast.jobs.network_files.description import NetworkDescription
+from vramcast.jobs.network_files.reading import read_network_bytes
 from vramcast.jobs.spec import Spec
+from vramcast.jobs.targets import parse_shape
 from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 _MOST_ERRORS = 100
@@ -123,6 +128,24 @@ def job_of(text: str) -> AnyJobBody:
     """Return the job in an annotation, a comment or a script."""
     job: AnyJobBody = _validated(_JOB, job_of_text(text), "a job")
     return job
+
+
+def read_file(file: str, encoding: str, inputs: tuple[str, ...], most_layers: int) -> NetworkDescription:
+    """Return the network in a file without code. A configuration or a spec is refused: it would have to be built."""
+    try:
+        content = base64.b64decode(file, validate=True) if encoding == "base64" else file.encode()
+    except (binascii.Error, ValueError) as error:  # ValueError: a text that is not ASCII, or half a character
+        raise UserError(f"expected a file in {encoding}, found: {error}; encode it again") from error
+    network = read_network_bytes(content, tuple(parse_shape(text)[0] for text in inputs))
+    if not isinstance(network, NetworkDescription):
+        raise UserError(
+            "expected a file with the layers of a network, found a configuration: name the network as target, or send "
+            "a spec as spec"
+        )
+    layers = len(network.table.layers)
+    if layers > most_layers:
+        raise UserError(f"expected at most {most_layers} layers, found {layers}: make the network smaller")
+    return network
 
 
 def check_layers(spec: Spec, most_layers: int, most_layer_passes: int) -> None:

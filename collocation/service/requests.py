@@ -208,6 +208,26 @@ class TableJobBody(JobOptions):
     training: TrainingBody
 
 
+class FileJobBody(JobOptions):
+    """A job as the content of a file without code: ONNX, the graph of torch.export, Keras' JSON, safetensors, ..."""
+
+    file: Annotated[str, Field(min_length=1)]
+    encoding: Literal["text", "base64"] = "text"
+    input: Annotated[list[Text], Field(max_length=16)] = []
+    """Shapes without the batch, where the file leaves sizes open."""
+    training: TrainingBody
+    _network: Any = PrivateAttr(default=None)
+
+    @property
+    def network(self) -> Any:
+        """The network in the file, None until it is read."""
+        return self._network
+
+    @network.setter
+    def network(self, network: Any) -> None:
+        self._network = network
+
+
 class FeaturesJobBody(JobOptions):
     """A job as features that were computed elsewhere."""
 
@@ -216,7 +236,7 @@ class FeaturesJobBody(JobOptions):
 
 def _kind_of(value: Any) -> str:
     """Return the form of a job; without any, the spec is missing."""
-    for kind in ("jobs", "target", "name", "table", "features"):
+    for kind in ("jobs", "target", "name", "file", "table", "features"):
         if (isinstance(value, dict) and kind in value) or (isinstance(value, BaseModel) and hasattr(value, kind)):
             return kind
     return "spec"
@@ -226,11 +246,12 @@ _One = (
     Annotated[SpecJobBody, Tag("spec")]
     | Annotated[TargetJobBody, Tag("target")]
     | Annotated[NamedJobBody, Tag("name")]
+    | Annotated[FileJobBody, Tag("file")]
     | Annotated[TableJobBody, Tag("table")]
     | Annotated[FeaturesJobBody, Tag("features")]
 )
 JobBody = Annotated[_One, Discriminator(_kind_of)]
-AnyJobBody = SpecJobBody | TargetJobBody | NamedJobBody | TableJobBody | FeaturesJobBody
+AnyJobBody = SpecJobBody | TargetJobBody | NamedJobBody | FileJobBody | TableJobBody | FeaturesJobBody
 
 
 class JobsBody(StrictBody):

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 from vramcast.collocation.named_job import NamedJob
-from vramcast.collocation.service.requests import FeaturesJobBody, TableBody, TableJobBody, TrainingBody
+from vramcast.collocation.service.requests import FeaturesJobBody, FileJobBody, TableBody, TableJobBody, TrainingBody
 from vramcast.errors import UserError
 from vramcast.jobs.analysis.optimizers import OPTIMIZERS
+from vramcast.jobs.network_files.description import NetworkDescription
 from vramcast.jobs.spec import LayerRecord, LayerTable
 from vramcast.models.predictor import Question
 from vramcast.virtual_gpu.canonical import content_hash, without_defaults
@@ -31,7 +32,7 @@ def id_of_table(job: TableJobBody | FeaturesJobBody) -> str:
 
 def question_of_table_body(job: TableJobBody, profile: DeviceProfile) -> Question:
     """Return the question for a layer table."""
-    training = _checked_training(job.training)
+    training = checked_training(job.training)
     check_trained_whole(training)
     return Question.of_table("layer table", _table(job.table), training, profile)
 
@@ -52,6 +53,18 @@ def check_quick(training: TrainingSetup) -> None:
     check_trained_whole(training)
 
 
+def question_of_file(job: FileJobBody, network: NetworkDescription, profile: DeviceProfile) -> Question:
+    """Return the question for the network in a file."""
+    return Question.of_description("file", network, checked_training(job.training), [profile])[0]
+
+
+def id_of_file(job: FileJobBody, network: NetworkDescription) -> str:
+    """Return a hash over everything that decides the memory; names of layers do not."""
+    layers = [replace(layer, name="").to_json() for layer in network.table.layers]
+    training = without_defaults(training_of(job.training).without_rate)
+    return content_hash({"layers": layers, "input": network.table.input_elements, "training": training})
+
+
 def question_of_features(job: FeaturesJobBody, profile: DeviceProfile) -> Question:
     """Return the question for a layer table with its simulation on that device."""
     body = job.features
@@ -63,12 +76,13 @@ def question_of_features(job: FeaturesJobBody, profile: DeviceProfile) -> Questi
         reserved_bytes=peaks.reserved_bytes,
         breakdown={"workspace": peaks.workspace_bytes},
     )
-    table, training = _table(body.table), _checked_training(body.training)
+    table, training = _table(body.table), checked_training(body.training)
     question = Question.of_table("features", table, training, profile, body.family, simulated)
     return replace(question, notes=("classified from features that were computed elsewhere", *profile.notes))
 
 
-def _checked_training(body: TrainingBody) -> TrainingSetup:
+def checked_training(body: TrainingBody) -> TrainingSetup:
+    """Return the training of a request whose layers alone are known."""
     training = training_of(body)
     _check_known(training)
     return training
