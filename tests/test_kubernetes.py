@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 from json_patches import patched
 from served import Service, serving
+from sqlalchemy import text
 
 from vramcast.collocation.adapters import kubernetes, pod_resources
 from vramcast.collocation.adapters.pod_resources import Figures
-from vramcast.collocation.placement import GpuState, Placement
+from vramcast.collocation.placement import GpuState
+from vramcast.collocation.service import approvals as approvals_module
 from vramcast.collocation.service.approvals import Approvals
 from vramcast.collocation.service.node_registry import NodeRegistry
 from vramcast.collocation.service.settings import Settings
+from vramcast.collocation.service.storage import Storage
+from vramcast.collocation.service.storage_access import StorageAccess
 from vramcast.errors import UserError
 
 FIXTURES = Path(__file__).parent / "fixtures" / "kubernetes"
@@ -123,10 +127,10 @@ def test_bad_extender_arguments_are_an_error_that_can_be_ignored() -> None:
 
 
 def test_odd_annotations_of_nodes_are_ignored() -> None:
-    for text in ("", "[", "[1]", '[{"id": 1}]', "a,b", "null"):
+    for words in ("", "[", "[1]", '[{"id": 1}]', "a,b", "null"):
         for key in (kubernetes.GPUS, kubernetes.HAMI_GPUS):
-            node = {"metadata": {"name": "n", "annotations": {key: text}}}
-            assert not kubernetes.gpus_of(node, lambda _: None), (key, text)
+            node = {"metadata": {"name": "n", "annotations": {key: words}}}
+            assert not kubernetes.gpus_of(node, lambda _: None), (key, words)
 
 
 def two_gpus(nodes: int, free_mib: float = 39_000) -> list[dict[str, Any]]:
@@ -157,23 +161,47 @@ def test_a_gpu_is_not_approved_for_two_pods_before_the_first_uses_it(nodes: int)
 
 def test_an_approval_ends_when_its_memory_is_in_use_or_after_a_time() -> None:
     now = [0.0]
-    approvals = Approvals(seconds=120, clock=lambda: now[0])
-
-    def free_mib(stated_mib: float, pod: str = "other") -> float:
-        return approvals.subtracted(pod, "n", [GpuState("0", stated_mib, 40_000)])[0].free_mib
-
+    storage = Storage(None, 10)
+    approvals = Approvals(StorageAccess(storage), "best-fit", seconds=120, clock=lambda: now[0])
     idle = GpuState("0", 39_000, 40_000)
-    approvals.approve("first", "n", [Placement(idle, 10_000, 29_000)], [idle])
-    assert (free_mib(39_000), free_mib(39_000, "first")) == (29_000, 39_000)
-    assert free_mib(33_000) == 29_000, "it uses a part of it"
-    assert free_mib(29_000) == 29_000, "it uses all of it: nothing is subtracted twice"
-    approvals.approve("second", "n", [Placement(idle, 20_000, 9_000)], [idle])
-    assert free_mib(39_000) == 9_000
-    now[0] = 121
-    assert (free_mib(39_000), len(approvals)) == (39_000, 0)
-    for number in range(10_100):
-        approvals.approve(f"pod{number}", "n", [Placement(idle, 1, 1)], [idle])
-    assert len(approvals) == 10_000
+
+    async def free_mib(stated_mib: float, pod: str = "other") -> float:
+        gpus = (await approvals.subtracted(pod, {"n": [GpuState("0", stated_mib, 40_000)], "unknown": None}))["n"]
+        return gpus[0].free_mib if gpus else -1
+
+    async def scenario() -> None:
+        assert await approvals.approve("first", 10_000, 1, "n", [idle])
+        assert (await free_mib(39_000), await free_mib(39_000, "first")) == (29_000, 39_000)
+        assert await free_mib(33_000) == 29_000, "it uses a part of it"
+        assert await free_mib(29_000) == 29_000, "it uses all of it: nothing is subtracted twice"
+        assert not await approvals.approve("large", 30_000, 1, "n", [idle]), "its room is taken"
+        assert await approvals.approve("second", 20_000, 1, "n", [idle])
+        assert await free_mib(39_000) == 9_000
+        assert await approvals.approve("second", 5_000, 1, "n", [idle]), "in place of its first approval"
+        assert await free_mib(39_000) == 24_000
+        now[0] = 121
+        assert await free_mib(39_000) == 39_000
+        now[0] = 1000
+        for number in range(300):
+            await approvals.approve(f"pod{number}", 1, 1, "n", [idle])
+
+    asyncio.run(scenario())
+    with storage.reading() as connection:
+        assert connection.execute(text("SELECT COUNT(*) FROM approved")).scalar_one() == 300, "ended ones are dropped"
+
+
+def test_the_number_of_approvals_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(approvals_module, "_MOST_ROWS", 150)
+    storage = Storage(None, 10)
+    approvals = Approvals(StorageAccess(storage), "best-fit")
+
+    async def scenario() -> None:
+        for number in range(400):
+            await approvals.approve(f"pod{number}", 1, 1, "n", [GpuState("0", 39_000, 40_000)])
+
+    asyncio.run(scenario())
+    with storage.reading() as connection:
+        assert connection.execute(text("SELECT COUNT(*) FROM approved")).scalar_one() == 150
 
 
 def test_the_gpus_of_a_node_expire() -> None:

@@ -1,11 +1,12 @@
 """Observations over HTTP: stored, refused, removed and forgotten."""
 
 import asyncio
-import errno
 import json
-import os
+import resource
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from observations import JOB, classify, observe, run, runs
 from served import MLP, SIMULATED, TABLE, Service, on_loopback
 
 from vramcast.collocation.client import Client
-from vramcast.collocation.service import history, history_file
+from vramcast.collocation.service import history
+from vramcast.collocation.service.database import StorageDownError
 from vramcast.collocation.service.settings import Limits, Settings
+from vramcast.collocation.service.storage import Change, Storage
 from vramcast.commands.collocation import observe_command, place_command, serve_command
 from vramcast.dataset_builder.store.lines import encode_line
 
@@ -115,7 +118,7 @@ def test_a_peak_in_another_unit_is_refused_with_an_explanation() -> None:
 
 
 def test_a_wrong_peak_can_be_removed(tmp_path: Path) -> None:
-    settings = Settings(history=tmp_path / "history.jsonl")
+    settings = Settings(history=tmp_path / "history.db")
     forget = {"job": JOB, "forget": True}
 
     async def scenario(service: Service) -> None:
@@ -149,7 +152,7 @@ def test_observations_need_the_token() -> None:
 
 
 def test_observations_survive_a_restart_only_with_a_file(tmp_path: Path) -> None:
-    stored = Settings(history=tmp_path / "new" / "history.jsonl")
+    stored = Settings(history=tmp_path / "new" / "history.db")
     for settings, expected in ((Settings(), [0, 0]), (stored, [0, 1])):
         seen = []
 
@@ -162,19 +165,14 @@ def test_observations_survive_a_restart_only_with_a_file(tmp_path: Path) -> None
         assert seen == expected
 
 
-def test_the_least_recently_used_jobs_are_forgotten_first() -> None:
+def test_the_jobs_observed_longest_ago_are_forgotten_first() -> None:
     def job(batch_size: int) -> dict[str, Any]:
         return {**JOB, "spec": {**MLP, "training": {"batch_size": batch_size}}}
 
     async def scenario(service: Service) -> None:
-        for size in (1, 2):
+        for size in (1, 2, 1, 3):
             await observe(service, job(size), 900)
-        assert await runs(service, job(1)) == 1
-        assert await runs(service, job(1)) == 1, "a kept answer counts as asked"
-        await classify(service, job(2))
-        await classify(service, job(1))
-        await observe(service, job(3), 900)
-        assert [await runs(service, job(size)) for size in (3, 2, 1)] == [1, 0, 1]
+        assert [await runs(service, job(size)) for size in (3, 2, 1)] == [1, 0, 2]
         assert len(service.engine.history) == 2
 
     run(scenario, Settings(limits=Limits(history_jobs=2)))
@@ -183,11 +181,15 @@ def test_the_least_recently_used_jobs_are_forgotten_first() -> None:
 def test_concurrent_observations_are_all_counted_and_share_a_sync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = Settings(history=tmp_path / "history.jsonl")
-    synced, sync = [], os.fsync
+    settings = Settings(history=tmp_path / "history.db")
+    commits, change = [], Storage.change
+
+    def counted(self: Storage, changes: Sequence[Change]) -> Any:
+        commits.append(len(changes))
+        return change(self, changes)
 
     async def scenario(service: Service) -> None:
-        monkeypatch.setattr(history_file.os, "fsync", lambda fd: synced.append(sync(fd)))
+        monkeypatch.setattr(Storage, "change", counted)
         replies = await asyncio.gather(*(observe(service, JOB, 200 + index) for index in range(200)))
         monkeypatch.undo()
         assert sorted(item["runs"] for item in replies) == list(range(1, 201))
@@ -196,31 +198,38 @@ def test_concurrent_observations_are_all_counted_and_share_a_sync(
         assert (await classify(service, JOB))["observed"] == {"runs": 200, "peak_mib": 399}
 
     run(scenario, settings)
-    assert len(synced) < 100
+    assert sum(commits) == 200
+    assert len(commits) < 100
     run(again, settings)
 
 
-def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings(history=tmp_path / "history.jsonl")
+@contextmanager
+def full_disk(size_bytes: int) -> Iterator[None]:
+    """Let no file of this process grow beyond a size."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
+    settings = Settings(history=tmp_path / "history.db")
 
     async def scenario(service: Service) -> None:
         await observe(service, JOB, 900)
         before = await classify(service, JOB)
-        for call in ("write", "fsync"):
-            monkeypatch.setattr(history_file.os, call, full)
+        with full_disk((tmp_path / "history.db-wal").stat().st_size):
             for body in ({**ONE, "peak_mib": 5000}, {"observations": [ONE, ONE]}):
                 response = await service.post("/v1/observations", body)
                 assert response.status == 507
-                assert "No space left on device" in response.json["error"]
+                assert "expected to store the observation, found: disk I/O error" in response.json["error"]
                 assert str(tmp_path) not in response.json["error"]
             assert await classify(service, JOB) == before
-            monkeypatch.undo()
         assert await observe(service, JOB, 800) == {"status": "ok", "device": "t4", "runs": 2, "peak_mib": 900}
         text = (await service.get("/metrics")).body.decode()
-        assert 'vramcast_observations_total{outcome="not stored"} 6.0' in text
+        assert 'vramcast_observations_total{outcome="not stored"} 3.0' in text
 
     async def again(service: Service) -> None:
         assert (await classify(service, JOB))["observed"] == {"runs": 2, "peak_mib": 900}
@@ -233,15 +242,15 @@ def test_each_observation_of_a_request_says_if_it_was_stored(tmp_path: Path, mon
     monkeypatch.setattr(history, "_LARGEST_BATCH", 1)
 
     async def scenario(service: Service) -> None:
-        append, appended = history_file.HistoryFile.append, []
+        change, stored = Storage.change, []
 
-        def once(self: history_file.HistoryFile, changes: Any) -> None:
-            appended.append(changes)
-            if len(appended) > 1:
-                raise history_file.NotStoredError("no room")
-            append(self, changes)
+        def once(self: Storage, changes: Sequence[Change]) -> Any:
+            stored.append(changes)
+            if len(stored) > 1:
+                raise StorageDownError("no room")
+            return change(self, changes)
 
-        monkeypatch.setattr(history_file.HistoryFile, "append", once)
+        monkeypatch.setattr(Storage, "change", once)
         response = await service.post("/v1/observations", {"observations": [ONE, ONE, {**ONE, "peak_mib": 1}]})
         assert response.status == 200
         assert [item["status"] for item in response.json["answers"]] == ["ok", "error", "error"]
@@ -249,18 +258,18 @@ def test_each_observation_of_a_request_says_if_it_was_stored(tmp_path: Path, mon
         response = await service.post("/v1/observations", {"observations": [ONE, {**ONE, "peak_mib": 1}]})
         assert response.status == 507, "none"
 
-    run(scenario, Settings(history=tmp_path / "history.jsonl"))
+    run(scenario, Settings(history=tmp_path / "history.db"))
 
 
 def test_forecasts_are_answered_while_the_disk_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers, sync = threading.Event(), os.fsync
+    answers, change = threading.Event(), Storage.change
 
-    def silent(fd: int) -> None:
+    def silent(self: Storage, changes: Sequence[Change]) -> Any:
         answers.wait(30)
-        sync(fd)
+        return change(self, changes)
 
     async def scenario(service: Service) -> None:
-        monkeypatch.setattr(history_file.os, "fsync", silent)
+        monkeypatch.setattr(Storage, "change", silent)
         replies = await asyncio.gather(*(service.post("/v1/observations", ONE) for _ in range(4)))
         assert [item.status for item in replies] == [507] * 4
         assert "a disk that does not answer for 0.2 s" in replies[0].json["error"]
@@ -273,19 +282,19 @@ def test_forecasts_are_answered_while_the_disk_does_not_answer(tmp_path: Path, m
             await asyncio.sleep(0.01)
 
     limits = Limits(store_seconds=0.2, in_flight=4)
-    run(scenario, Settings(history=tmp_path / "history.jsonl", limits=limits))
+    run(scenario, Settings(history=tmp_path / "history.db", limits=limits))
 
 
 def test_serve_refuses_a_history_file_that_it_cannot_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "history.jsonl"
+    path = tmp_path / "history.db"
     path.write_text("something else\n", encoding="utf-8")
     assert serve_command.main(["--history", str(path)]) == 2
     assert "another kind of file" in capsys.readouterr().err
-    path.write_bytes(encode_line("history", {"version": 2}))
+    path.write_bytes(encode_line("history", {"version": 1}))
     assert serve_command.main(["--history", str(path)]) == 2
-    assert "found version 2: install a newer vramcast" in capsys.readouterr().err
+    assert f"move it, and import it by --import-history {path}" in capsys.readouterr().err
     path.unlink()
-    file = history_file.HistoryFile(path, 1)
+    file = Storage(path, 1)
     assert serve_command.main(["--history", str(path)]) == 2
     assert "another service" in capsys.readouterr().err
     file.close()
@@ -294,7 +303,7 @@ def test_serve_refuses_a_history_file_that_it_cannot_use(tmp_path: Path, capsys:
 def test_the_command_and_the_client_report_and_remove_observations(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = Settings(port=0, log_requests=False, history=tmp_path / "history.jsonl", device="t4")
+    settings = Settings(port=0, log_requests=False, history=tmp_path / "history.db", device="t4")
     spec = json.dumps(MLP)
     with on_loopback(settings) as url:
         client = Client(url)

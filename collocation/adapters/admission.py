@@ -63,8 +63,8 @@ def parts_of(review: Admission) -> list[Part]:
 
 
 @dataclass(frozen=True)
-class Change:
-    """The change of a part."""
+class Admitted:
+    """A part of an object as it is admitted: the change of it."""
 
     patch: Patch
     template: Mapping[str, Any] | None = None
@@ -72,20 +72,20 @@ class Change:
     warning: str | None = None
 
 
-def change_of(review: Admission, part: Part, figures: Figures, resource: str, device_class: str) -> Change:
+def change_of(review: Admission, part: Part, figures: Figures, resource: str, device_class: str) -> Admitted:
     """Return the change that writes the figures of its job into a part."""
     if review.kind in claims.KINDS:
         if resource != DRA:
-            return Change([], warning="vramcast: expected --resource dra for claims, found another: see the service")
+            return Admitted([], warning="vramcast: expected --resource dra for claims, found another: see the service")
         patch = claims.claim_patch(part.thing, figures, review.kind, device_class)
-        return Change(patch, warning=claims.claim_warning(part.thing, review.kind, device_class))
+        return Admitted(patch, warning=claims.claim_warning(part.thing, review.kind, device_class))
     patch = pod_resources.patch_of(part.thing, figures, resource, part.path)
     warning = pod_resources.warning_of(part.thing, resource)
     if resource != DRA or claims.has_claims(part.thing) or pod_resources.has_limit(part.thing, WHOLE_GPU):
-        return Change(patch, warning=warning)
+        return Admitted(patch, warning=warning)
     template = claims.template_of(figures.need_mib, gpu_count(part.pod), device_class)
     reference = claims.reference_patch(part.thing, template["metadata"]["name"], part.path)
-    return Change(patch + reference, template, warning)
+    return Admitted(patch + reference, template, warning)
 
 
 def review_reply(uid: str, patch: Patch, warnings: Sequence[str] = ()) -> dict[str, Any]:

@@ -225,15 +225,15 @@ def filter_failed(sentence: str) -> dict[str, Any]:
 
 
 def prioritize_reply(
-    need: Need | None, names: Sequence[str], gpus_by_node: GpusByNode, policy: str
+    need: Need | None, count: int, names: Sequence[str], gpus_by_node: GpusByNode, policy: str
 ) -> list[dict[str, Any]]:
-    """Return a HostPriorityList: 0 to 10 by policy; 0 if nothing fits, or if the GPUs of a node are unknown."""
-    return [{"Host": name, "Score": _score(need, gpus_by_node.get(name), policy)} for name in names]
+    """Return a HostPriorityList: 0 to 10 by policy; 0 if `count` GPUs do not fit, or the GPUs of a node are unknown."""
+    return [{"Host": name, "Score": _score(need, count, gpus_by_node.get(name), policy)} for name in names]
 
 
-def _score(need: Need | None, gpus: list[GpuState] | None, policy: str) -> int:
+def _score(need: Need | None, count: int, gpus: list[GpuState] | None, policy: str) -> int:
     ranked = rank(need, gpus, policy) if need is not None and gpus else []
-    if not ranked:
+    if len(ranked) < count:
         return 0
     if policy not in ("best-fit", "most-free"):
         return _HIGHEST

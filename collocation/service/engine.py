@@ -12,10 +12,10 @@ from typing import Any, ParamSpec, TypeVar
 from vramcast.collocation.named_job import NamedJob
 from vramcast.collocation.prices import read_prices
 from vramcast.collocation.service import parsing
+from vramcast.collocation.service.approvals import Approvals
 from vramcast.collocation.service.batcher import Batcher
 from vramcast.collocation.service.byte_cache import ByteCache, content_key
-from vramcast.collocation.service.history import History
-from vramcast.collocation.service.history_file import NotStoredError
+from vramcast.collocation.service.history import History, NotStoredError
 from vramcast.collocation.service.loaded_checkpoint import (
     Checkpoint,
     CheckpointProtocol,
@@ -27,6 +27,7 @@ from vramcast.collocation.service.loaded_checkpoint import (
 from vramcast.collocation.service.logs import event, failure
 from vramcast.collocation.service.metrics import ServiceMetrics
 from vramcast.collocation.service.named_specs import read_named_specs, spec_of_name
+from vramcast.collocation.service.old_history import import_history
 from vramcast.collocation.service.operations import JobForecast, OperationsLog
 from vramcast.collocation.service.requests import (
     AnyJobBody,
@@ -41,6 +42,7 @@ from vramcast.collocation.service.requests import (
 )
 from vramcast.collocation.service.searches import JobVariants, Searches
 from vramcast.collocation.service.settings import Limits, Settings
+from vramcast.collocation.service.storage_access import StorageAccess
 from vramcast.collocation.service.tables import (
     check_quick,
     id_of_file,
@@ -73,6 +75,9 @@ TracedBody = SpecJobBody | TargetJobBody | NamedJobBody
 """Jobs that are simulated here."""
 P = ParamSpec("P")
 R = TypeVar("R")
+
+POLICY = "best-fit"
+"""The choice among nodes and their GPUs for Kubernetes."""
 
 
 class JobFailedError(UserError):
@@ -120,7 +125,10 @@ class Engine:
         self.batcher: Batcher[JobQuestion, EstimatedJob] = Batcher(
             self._answers, limits.largest_batch, _layers_of, limits.batch_layers
         )
-        self.history = History(settings.history, limits)
+        self.history = History(settings.history, limits, settings.history_queue)
+        if settings.import_history:
+            import_history(settings.import_history, self.history.storage)
+        self.approvals = Approvals(StorageAccess(self.history.storage), POLICY)
         self.operations = OperationsLog()
         self._hit, self._miss = (metrics.cached.labels("responses", outcome) for outcome in ("hit", "miss"))
         self.searches = Searches(2 * limits.trace_seconds)
@@ -130,6 +138,7 @@ class Engine:
         metrics.watch("vramcast_traces_waiting", "Networks that wait for a worker", lambda: self.traces.pool.waiting)
         metrics.watch("vramcast_bodies_waiting", "Bodies that wait to be parsed", lambda: self.parsers.waiting)
         metrics.watch("vramcast_remembered_jobs", "Jobs with observations", lambda: len(self.history))
+        metrics.watch("vramcast_observations_waiting", "Observations that wait", lambda: self.history.waiting)
         metrics.watch("vramcast_forward_batches", "Forward passes so far", lambda: self.batcher.batches)
         metrics.watch("vramcast_forward_jobs", "Jobs in them", lambda: self.batcher.answered)
 
@@ -142,7 +151,7 @@ class Engine:
 
     async def start(self) -> None:
         """Start the workers, and trace the named specs."""
-        await asyncio.gather(self.parsers.start(), self.traces.pool.start())
+        await asyncio.gather(self.parsers.start(), self.traces.pool.start(), self.history.start())
         for name, spec in self.named_specs.items():
             try:
                 await self.traces.simulation(spec, (self.settings.device,))
@@ -214,7 +223,7 @@ class Engine:
         """Return the observations of a job on several devices, or None unless it ran on all. Nothing is traced."""
         job_id, seen = await self._job_id(job), {}
         for device, name in self._names(job, devices).items():
-            observed, profile = self.history.get(_key(job_id, name)), load_profile(name)
+            observed, profile = await self.history.get(_key(job_id, name)), load_profile(name)
             if observed is None:
                 return None
             seen[device] = ObservedJob(name, profile.available_bytes / MIB, observed)
@@ -239,7 +248,7 @@ class Engine:
         if not is_quick(job):  # nobody reserves by a quick answer
             answer = estimated.answer
             self.operations.forecast(key, JobForecast(self._title(job), answer.estimate_mib, answer.safe_mib))
-        return replace(estimated, observed=self.history.get(key))
+        return replace(estimated, observed=await self.history.get(key))
 
     def _title(self, job: AnyJobBody) -> str:
         """Return the name of a job for operators."""

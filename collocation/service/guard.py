@@ -11,11 +11,14 @@ from contextlib import contextmanager, nullcontext, suppress
 from vramcast.collocation.service.answers import problem_bytes
 from vramcast.collocation.service.body_reader import BodyReader, ClientLeftError, RequestRefusedError
 from vramcast.collocation.service.engine import Engine
+from vramcast.collocation.service.history import LOOKUPS, Lookups
 from vramcast.collocation.service.logs import LOGGER, event
 from vramcast.collocation.service.response_cache import Application, Message, Receive, ResponseCache, Scope, Send
 
 ALWAYS = ("/healthz", "/readyz", "/metrics")
 """Paths that are answered under overload too, because they report it."""
+UNAVAILABLE = (b"vramcast-history", b"unavailable")
+"""The header of a response without the history, because its database did not answer."""
 RETRY_SECONDS = 1
 _COLLECTED_BYTES = 2**24
 """Bodies between two collections of garbage. A refused body stays in a cycle of its exception and its request, and
@@ -49,12 +52,15 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, status = time.perf_counter(), 0
+        start, status, lookups = time.perf_counter(), 0, Lookups()
+        LOOKUPS.set(lookups)
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if lookups.unavailable:
+                    message = {**message, "headers": [*message["headers"], UNAVAILABLE]}
             await send(message)
 
         try:
@@ -86,7 +92,7 @@ class Guard:
         self._check_room(path, len(body))
         with self._counted(len(body)):
             key = self.cache.key(scope, body)
-            cached = None if key is None else self.cache.get(key)
+            cached = None if key is None else await self.cache.get(key)
             if cached is not None:
                 await self.cache.replay(path, cached, send)
             else:

@@ -1,174 +1,281 @@
-"""The history: observed peaks of jobs in memory, and in a file if there is one."""
+"""The history: observed peaks of jobs, cached in front of a database."""
 
 import asyncio
 import logging
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from vramcast.collocation.observed_peak import ObservedPeak
-from vramcast.collocation.service.history_file import HistoryFile, JobPeak, NotStoredError
+from vramcast.collocation.service.database import StorageDownError, is_url
+from vramcast.collocation.service.listener import Listener
 from vramcast.collocation.service.logs import event
 from vramcast.collocation.service.settings import Limits
+from vramcast.collocation.service.storage import Change, Changed, Storage
+from vramcast.collocation.service.storage_access import StorageAccess, in_daemon_thread
+
+T = TypeVar("T")
 
 _LARGEST_BATCH = 1024
 """Observations that are written with one sync."""
+_DRAIN_SECONDS = 1.0
+"""Between two attempts to move waiting changes to the database."""
 
-LOOKED_UP: ContextVar[dict[bytes, ObservedPeak | None]] = ContextVar("LOOKED_UP")
-"""The history of jobs that the current request looked up: its response is valid as long as that does not change."""
+
+class NotStoredError(Exception):
+    """An observation that may not be on the disk."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"expected to store the observation, found: {reason}; check the disk, and send it again")
+
+
+@dataclass
+class Lookups:
+    """The history as a request found it: its response is valid as long as that does not change."""
+
+    peaks: dict[bytes, ObservedPeak | None] = field(default_factory=dict)
+    unavailable: bool = False
+    """True if the database did not answer."""
+
+
+LOOKUPS: ContextVar[Lookups] = ContextVar("LOOKUPS")
 
 
 @dataclass(frozen=True)
-class _Change:
+class _Request:
     """A change of the history that a request waits for."""
 
-    key: bytes
-    peak_bytes: int | None
-    """None to forget the job."""
+    change: Change
     stored: "asyncio.Future[ObservedPeak | None]"
 
 
 class History:
-    """Observed peaks by job; the least recently used are dropped first. Only the file is used in another thread.
+    """Observed peaks by job. A change is acknowledged once it is on a disk: the database's, or that of the queue.
 
-    Memory changes if and only if the change is on the disk, also if its client has given up.
+    A database that replicas share may be down. Jobs then have no history, and changes wait in a file, in order.
     """
 
-    def __init__(self, path: Path | None, limits: Limits) -> None:
+    def __init__(self, place: str | Path | None, limits: Limits, queue: Path | None = None) -> None:
         self._limits = limits
-        self._file = HistoryFile(path, limits.history_jobs) if path else None
-        self._peaks = self._file.peaks if self._file else OrderedDict()
-        self._waiting: list[_Change] = []
+        self._shared = isinstance(place, str) and is_url(place)
+        self.storage = Storage(place if self._shared or place is None else Path(place), limits.history_jobs)
+        self.access = StorageAccess(self.storage)
+        self._queue = Storage(queue, limits.history_jobs) if queue and self._shared else None
+        self._queued = self._queue.count_waiting() if self._queue else 0
+        self._cache: OrderedDict[bytes, ObservedPeak | None] = OrderedDict()
+        self._is_cache_sound = not self._shared
+        """True if the changes of other replicas are announced."""
+        self._reading: dict[bytes, object] = {}
+        self._waiting: list[_Request] = []
         self._writing: asyncio.Task[None] | None = None
+        self._draining: asyncio.Task[None] | None = None
+        self._listener: Listener | None = None
         self._overdue_at: float | None = None
         """The time at which the current write will have taken too long."""
 
     def __len__(self) -> int:
-        return len(self._peaks)
+        return self.storage.jobs + self._queued
 
-    def get(self, key: bytes) -> ObservedPeak | None:
-        """Return the observed peak of a job."""
-        peak = self._peaks.get(key)
-        if peak is not None:
-            self._peaks.move_to_end(key)
-        LOOKED_UP.get({}).setdefault(key, peak)  # a later lookup may find more than the response says
+    @property
+    def waiting(self) -> int:
+        """The number of changes that wait for the database."""
+        return self._queued
+
+    async def start(self) -> None:
+        """Listen to other replicas, and move waiting changes to the database from now on."""
+        if not self._shared:
+            return
+        loop = asyncio.get_running_loop()
+
+        def in_loop(call: Callable[..., None], *arguments: object) -> None:
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(call, *arguments)
+
+        self._listener = Listener(
+            self.storage.engine,
+            lambda connected: in_loop(self._connected, connected),
+            lambda keys: in_loop(self._changed, keys),
+        )
+        self._draining = asyncio.create_task(self._drain())
+        with suppress(StorageDownError):  # it may come up later
+            await self.access.call(self.storage.prepare, self._limits.store_seconds)
+
+    async def get(self, key: bytes) -> ObservedPeak | None:
+        """Return the observed peak of a job; None if there is none, or no database that answers."""
+        lookups = LOOKUPS.get(None)
+        if self._is_cache_sound and key in self._cache:
+            peak = self._cache[key]
+            self._cache.move_to_end(key)
+        else:
+            try:
+                peak = await self._read(key)
+            except StorageDownError:
+                if lookups:
+                    lookups.unavailable = True
+                return None
+        if lookups:
+            lookups.peaks.setdefault(key, peak)  # a later lookup may find more than the response says
         return peak
 
     async def observe(self, key: bytes, peak_bytes: int) -> ObservedPeak:
-        """Add a run, and return the observed peak with it."""
-        peak = await self._change(key, peak_bytes)
+        """Add a run, and return the observed peak with it; of this run alone, if it waits for the database."""
+        peak = await self._change(Change(key, peak_bytes))
         if peak is None:
             raise TypeError("an observed job has a peak")
         return peak
 
     async def forget(self, key: bytes) -> None:
         """Remove all runs of a job."""
-        await self._change(key, None)
+        await self._change(Change(key, None))
 
     async def close(self) -> None:
-        """Release the file after the current write, but do not wait long for a silent disk."""
-        if self._file is None:
-            return
+        """Close the database after the current write, but do not wait long for a silent disk."""
+        if self._listener:
+            self._listener.close()
+        if self._draining:
+            self._draining.cancel()
         try:
             async with asyncio.timeout(min(self._limits.store_seconds, self._limits.shutdown_seconds)):
                 if self._writing:
                     await asyncio.shield(self._writing)
-                await _in_daemon_thread(self._file.close)
+                await in_daemon_thread(self._close)
         except TimeoutError:
             event("history not closed", logging.ERROR, reason="the disk does not answer")
 
-    async def _change(self, key: bytes, peak_bytes: int | None) -> ObservedPeak | None:
-        loop = asyncio.get_running_loop()
-        change = _Change(key, peak_bytes, loop.create_future())
-        if self._file is None:
-            ((_, peak),) = self._after([change])
-            self._put(key, peak)
+    def _close(self) -> None:
+        self.storage.close()
+        if self._queue:
+            self._queue.close()
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    async def _read(self, key: bytes) -> ObservedPeak | None:
+        mark = self._reading[key] = object()
+        try:
+            peaks = await self.access.call(lambda: self.storage.peaks([key]), self._limits.look_up_seconds)
+            if self._reading.get(key) is mark:  # it did not change while it was read
+                self._put(key, peaks.get(key))
+        finally:
+            if self._reading.get(key) is mark:
+                del self._reading[key]
+        return peaks.get(key)
+
+    def _put(self, key: bytes, peak: ObservedPeak | None) -> None:
+        self._reading.pop(key, None)
+        self._cache[key] = peak
+        self._cache.move_to_end(key)
+        if len(self._cache) > self._limits.cached_history_jobs:
+            self._cache.popitem(last=False)
+
+    def _changed(self, keys: Sequence[bytes]) -> None:
+        """Drop the cached peaks of jobs that a replica changed."""
+        for key in keys:
+            self._reading.pop(key, None)
+            self._cache.pop(key, None)
+
+    def _connected(self, connected: bool) -> None:
+        self._is_cache_sound = connected
+        self._cache.clear()
+        self._reading.clear()
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    async def _change(self, change: Change) -> ObservedPeak | None:
+        if self.storage.is_inline:
+            (peak,) = self._cached([change], self.storage.change([change]))
             return peak
+        loop = asyncio.get_running_loop()
         if self._overdue_at is not None and loop.time() > self._overdue_at:
             raise NotStoredError("a disk that is still writing an earlier one")
-        self._waiting.append(change)
+        request = _Request(change, loop.create_future())
+        self._waiting.append(request)
         if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._write(self._file))
+            self._writing = asyncio.create_task(self._write())
         try:
             async with asyncio.timeout(self._limits.store_seconds):
-                return await change.stored
+                peak = await request.stored
         except TimeoutError:
             raise NotStoredError(f"a disk that does not answer for {self._limits.store_seconds:g} s") from None
+        if self._queued and (lookups := LOOKUPS.get(None)):
+            lookups.unavailable = True
+        return peak
 
-    async def _write(self, file: HistoryFile) -> None:
+    async def _write(self) -> None:
         """Write the waiting changes; those that arrive meanwhile are the next batch."""
         while self._waiting:
             batch, self._waiting = self._waiting[:_LARGEST_BATCH], self._waiting[_LARGEST_BATCH:]
-            batch = [change for change in batch if not change.stored.done()]  # the clients of the others have given up
+            batch = [item for item in batch if not item.stored.done()]  # the clients of the others have given up
             if not batch:
                 continue
-            after = self._after(batch)
             try:
-                await self._on_disk(file.append, after)
+                after = await self._stored([item.change for item in batch])
             except Exception as error:  # the clients that wait must learn of it
-                for change in batch:
-                    if not change.stored.done():
-                        change.stored.set_exception(error)
+                event("observation not stored", logging.ERROR, reason=str(error))
+                for item in batch:
+                    if not item.stored.done():
+                        item.stored.set_exception(error)
                 continue
-            for change, (key, peak) in zip(batch, after, strict=True):
-                self._put(key, peak)
-                if not change.stored.done():
-                    change.stored.set_result(peak)
-            if file.is_long:
-                await self._on_disk(file.shorten, list(self._peaks.items()))
+            for item, peak in zip(batch, after, strict=True):
+                if not item.stored.done():
+                    item.stored.set_result(peak)
 
-    async def _on_disk(self, call: Callable[[Any], None], argument: Any) -> None:
+    async def _stored(self, changes: Sequence[Change]) -> list[ObservedPeak | None]:
+        """Return the observed peak after each change, once all are on a disk."""
+        if self._queue is None:
+            try:
+                return self._cached(changes, await self._on_disk(lambda: self.storage.change(changes)))
+            except StorageDownError as error:
+                raise NotStoredError(str(error)) from error
+        if self._queued:
+            return await self._put_aside(self._queue, changes)  # behind earlier ones: a peak may be forgotten after it
+        try:
+            seconds = self._limits.store_seconds / 2  # then there is time for the queue
+            return self._cached(changes, await self.access.call(lambda: self.storage.change(changes), seconds))
+        except StorageDownError:
+            return await self._put_aside(self._queue, changes)
+
+    def _cached(self, changes: Sequence[Change], changed: Changed) -> list[ObservedPeak | None]:
+        """Update the cache, and return the observed peak after each change."""
+        self._changed(changed.dropped)
+        for change, peak in zip(changes, changed.after, strict=True):
+            if self._shared:
+                self._changed([change.key])  # a replica may have changed it since
+            else:
+                self._put(change.key, peak)
+        return changed.after
+
+    async def _put_aside(self, queue: Storage, changes: Sequence[Change]) -> list[ObservedPeak | None]:
+        if self._queued + len(changes) > self._limits.waiting_observations:
+            raise NotStoredError("a database that does not answer, and too many that wait for it")
+        try:
+            await self._on_disk(lambda: queue.wait(changes))
+        except StorageDownError as error:
+            raise NotStoredError(str(error)) from error
+        self._queued += len(changes)
+        return [None if item.peak_bytes is None else ObservedPeak(1, item.peak_bytes) for item in changes]
+
+    async def _on_disk(self, call: Callable[[], T]) -> T:
         self._overdue_at = asyncio.get_running_loop().time() + self._limits.store_seconds
         try:
-            await _in_daemon_thread(lambda: call(argument))
+            return await in_daemon_thread(call)
         finally:
             self._overdue_at = None
 
-    def _after(self, batch: Sequence[_Change]) -> list[JobPeak]:
-        """Return the observed peak of a job after each change."""
-        after: list[JobPeak] = []
-        changed: dict[bytes, ObservedPeak | None] = {}
-        for change in batch:
-            before = changed[change.key] if change.key in changed else self._peaks.get(change.key)
-            peak = None if change.peak_bytes is None else ObservedPeak(1, change.peak_bytes).joined(before)
-            changed[change.key] = peak
-            after.append((change.key, peak))
-        return after
+    async def _drain(self) -> None:
+        while self._queue:
+            await asyncio.sleep(_DRAIN_SECONDS)
+            with suppress(StorageDownError):
+                while self._queued:
+                    await self._bring(self._queue)
 
-    def _put(self, key: bytes, peak: ObservedPeak | None) -> None:
-        self._peaks.pop(key, None)
-        if peak:
-            self._peaks[key] = peak
-        if len(self._peaks) > self._limits.history_jobs:
-            self._peaks.popitem(last=False)
-
-
-async def _in_daemon_thread(call: Callable[[], None]) -> None:
-    """Wait for a call. A thread of a pool would keep the process from ending if the call never returns."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def settle(error: Exception | None) -> None:
-        if done.done():  # nobody waits for it
-            return
-        if error:
-            done.set_exception(error)
-        else:
-            done.set_result(None)
-
-    def work() -> None:
-        error = None
-        try:
-            call()
-        except Exception as raised:
-            error = raised
-        with suppress(RuntimeError):  # the loop was closed meanwhile
-            loop.call_soon_threadsafe(settle, error)
-
-    threading.Thread(target=work, name="history", daemon=True).start()
-    await done
+    async def _bring(self, queue: Storage) -> None:
+        """Move waiting changes to the database. After a crash between the two some arrive twice, but all arrive."""
+        last, changes = await in_daemon_thread(lambda: queue.waiting(_LARGEST_BATCH))
+        await self.access.call(lambda: self.storage.change(changes), self._limits.store_seconds)
+        await in_daemon_thread(lambda: queue.end_waiting(last))
+        self._queued -= len(changes)
+        self._changed([item.key for item in changes])

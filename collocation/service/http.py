@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from vramcast.collocation.service.answers import Problem, problem_bytes
 from vramcast.collocation.service.engine import Engine
 from vramcast.collocation.service.guard import RETRY_SECONDS
-from vramcast.collocation.service.history_file import NotStoredError
+from vramcast.collocation.service.history import NotStoredError
 from vramcast.collocation.service.parsing import BadBodyError
 from vramcast.collocation.service.worker_pool import OverloadedError, PoolError
 from vramcast.errors import UserError

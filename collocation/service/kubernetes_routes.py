@@ -2,15 +2,15 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from vramcast.collocation.adapters import kubernetes, volcano
 from vramcast.collocation.adapters.kubernetes import GpusByNode
-from vramcast.collocation.placement import Need, rank
-from vramcast.collocation.service.approvals import Approvals
-from vramcast.collocation.service.engine import Engine
+from vramcast.collocation.placement import Need
+from vramcast.collocation.service.engine import POLICY, Engine
 from vramcast.collocation.service.http import PROBLEMS, ParsedRoute, engine_of, parsed_body, reply
 from vramcast.collocation.service.loaded_checkpoint import EstimatedJob, ObservedJob
 from vramcast.collocation.service.logs import event
@@ -18,7 +18,8 @@ from vramcast.collocation.service.node_registry import NodeRegistry
 from vramcast.collocation.service.parsing import BadBodyError, PodRequest
 from vramcast.errors import UserError
 
-POLICY = "best-fit"
+_ATTEMPTS = 5
+"""Decisions about a pod while others take the room that it was about to get."""
 _INLINE_GPUS = 1000
 """Decisions about more GPUs are made outside of the event loop."""
 
@@ -41,29 +42,6 @@ def _with_known_gpus(request: Request, names: Sequence[str], stated: GpusByNode)
         if gpus is not None:
             registry.put(name, gpus)
     return {name: stated.get(name) or registry.get(name) for name in names}
-
-
-def _approvals(request: Request) -> Approvals:
-    if not hasattr(request.app.state, "approvals"):
-        request.app.state.approvals = Approvals()
-    approvals: Approvals = request.app.state.approvals
-    return approvals
-
-
-def _without_approved(request: Request, pod: PodRequest, stated: GpusByNode) -> GpusByNode:
-    """Return the GPUs of each node without the memory that other pods were approved for."""
-    approvals = _approvals(request)
-    return {name: gpus and approvals.subtracted(pod.uid, name, gpus) for name, gpus in stated.items()}
-
-
-def _approve(request: Request, pod: PodRequest, need: Need | None, node: str, stated: GpusByNode) -> None:
-    """Approve a pod for the best GPUs of a node."""
-    gpus = stated.get(node)
-    if need is not None and gpus:
-        left = _without_approved(request, pod, {node: gpus})[node] or []
-        placements = rank(need, left, POLICY)[: pod.gpus]
-        if placements:
-            _approvals(request).approve(pod.uid, node, placements, gpus)
 
 
 async def _need(engine: Engine, pod: PodRequest, gpus_by_node: GpusByNode) -> Need | None:
@@ -109,21 +87,34 @@ async def filter_nodes(request: Request) -> Response:
         raise
     except Exception as error:
         return reply(kubernetes.filter_failed(reason_of(error)))
+    engine, pod = engine_of(request), body.pod
     stated = _with_known_gpus(request, body.args.names, body.gpus)
-    need = await _need(engine_of(request), body.pod, stated)
-    everywhere = kubernetes.Verdict(body.args.names, {}, {})
+    need = await _need(engine, pod, stated)
     if need is None:
-        return reply(kubernetes.filter_reply(body.args, everywhere))
-    gpus_by_node = _without_approved(request, body.pod, stated)
-    verdict = await _decided(
-        engine_of(request), lambda: kubernetes.judge(need, body.pod.gpus, gpus_by_node), gpus_by_node
-    )
-    if len(verdict.fitting) == 1:  # then the scheduler asks for no scores
-        _approve(request, body.pod, need, next(iter(verdict.fitting)), stated)
+        return reply(kubernetes.filter_reply(body.args, kubernetes.Verdict(body.args.names, {}, {})))
+    verdict = await _verdict(engine, pod, need, stated)
     if verdict.reasons and not verdict.fitting:
         node, reason = next(iter(verdict.reasons.items()))
-        event("pod fits nowhere", pod=body.pod.name, nodes=len(verdict.reasons), node=node, reason=reason)
+        event("pod fits nowhere", pod=pod.name, nodes=len(verdict.reasons), node=node, reason=reason)
     return reply(kubernetes.filter_reply(body.args, verdict))
+
+
+async def _verdict(engine: Engine, pod: PodRequest, need: Need, stated: GpusByNode) -> kubernetes.Verdict:
+    """Return the nodes that fit. If there is one, the pod is approved for it: the scheduler then asks for no scores."""
+    for _ in range(_ATTEMPTS):
+        gpus_by_node = await engine.approvals.subtracted(pod.uid, stated)
+        verdict: kubernetes.Verdict = await _decided(
+            engine, partial(kubernetes.judge, need, pod.gpus, gpus_by_node), gpus_by_node
+        )
+        if len(verdict.fitting) != 1 or await _approved(engine, pod, need, next(iter(verdict.fitting)), stated):
+            break
+    return verdict
+
+
+async def _approved(engine: Engine, pod: PodRequest, need: Need, node: str, stated: GpusByNode) -> bool:
+    """Approve a pod for a node. Return False if another pod has just taken its room."""
+    gpus = stated.get(node)
+    return not gpus or await engine.approvals.approve(pod.uid, need, pod.gpus, node, gpus)
 
 
 @router.post("/k8s/prioritize", openapi_extra=BODY)
@@ -136,22 +127,23 @@ async def prioritize(request: Request) -> Response:
     except Exception as error:
         event("extender arguments refused", logging.WARNING, reason=reason_of(error))
         return reply([])
+    engine, pod = engine_of(request), body.pod
     stated = _with_known_gpus(request, body.args.names, body.gpus)
-    gpus_by_node = _without_approved(request, body.pod, stated)
-    need = await _need(engine_of(request), body.pod, gpus_by_node)
-    scores = await _scores(request, need, body.args.names, gpus_by_node)
-    best = max(scores, key=lambda item: int(item["Score"]), default=None)
-    if best:
-        _approve(request, body.pod, need, best["Host"], stated)
+    need = await _need(engine, pod, stated)
+    for _ in range(_ATTEMPTS):
+        gpus_by_node = await engine.approvals.subtracted(pod.uid, stated)
+        scores = await _scores(engine, need, pod.gpus, body.args.names, gpus_by_node)
+        best = max(scores, key=lambda item: int(item["Score"]), default=None)
+        if need is None or not best or await _approved(engine, pod, need, best["Host"], stated) or not best["Score"]:
+            break
     return reply(scores)
 
 
 async def _scores(
-    request: Request, need: Need | None, names: Sequence[str], gpus_by_node: GpusByNode
+    engine: Engine, need: Need | None, count: int, names: Sequence[str], gpus_by_node: GpusByNode
 ) -> list[dict[str, Any]]:
-    engine = engine_of(request)
     scores: list[dict[str, Any]] = await _decided(
-        engine, lambda: kubernetes.prioritize_reply(need, names, gpus_by_node, POLICY), gpus_by_node
+        engine, lambda: kubernetes.prioritize_reply(need, count, names, gpus_by_node, POLICY), gpus_by_node
     )
     return scores
 
@@ -182,5 +174,5 @@ async def volcano_prioritize(request: Request) -> Response:
     body = await parsed_body(request)
     gpus_by_node = _with_known_gpus(request, body.names, body.gpus)
     need = await _need(engine_of(request), body.pod, gpus_by_node)
-    scores = await _scores(request, need, body.names, gpus_by_node)
+    scores = await _scores(engine_of(request), need, body.pod.gpus, body.names, gpus_by_node)
     return reply(volcano.prioritize_reply({item["Host"]: float(item["Score"]) for item in scores}))

@@ -7,7 +7,7 @@ from typing import Any
 from vramcast.collocation.observed_peak import ObservedPeak
 from vramcast.collocation.service.byte_cache import content_key
 from vramcast.collocation.service.engine import Engine
-from vramcast.collocation.service.history import LOOKED_UP
+from vramcast.collocation.service.history import LOOKUPS
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -42,10 +42,10 @@ class ResponseCache:
         content_type = next((text for name, text in scope["headers"] if name == b"content-type"), b"")
         return content_key(scope["path"].encode(), content_type, body)
 
-    def get(self, key: bytes) -> bytes | None:
+    async def get(self, key: bytes) -> bytes | None:
         """Return the body of the cached response."""
         entry = self.engine.responses.get(key)
-        body = None if entry is None else self._valid(entry)
+        body = None if entry is None else await self._valid(entry)
         self.engine.count_response(body is not None)
         return body
 
@@ -58,28 +58,29 @@ class ResponseCache:
     async def fill(self, key: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         """Have the application answer, and keep its response if it is good."""
         checkpoint, good, parts = self.engine.checkpoint, False, []
-        looked_up: dict[bytes, ObservedPeak | None] = {}
-        LOOKED_UP.set(looked_up)
+        lookups = LOOKUPS.get()
 
         async def record(message: Message) -> None:
             nonlocal good
             if message["type"] == "http.response.start":
-                good = message["status"] == 200 and NO_STORE not in message["headers"]
+                good = message["status"] == 200 and NO_STORE not in message["headers"] and not lookups.unavailable
             else:
                 parts.append(message.get("body", b""))
             await send(message)
 
         await self.app(scope, receive, record)
         if good and checkpoint is self.engine.checkpoint:  # it was not reloaded meanwhile
-            self.engine.responses.put(key, _heading(looked_up) + b"".join(parts))
+            self.engine.responses.put(key, _heading(lookups.peaks) + b"".join(parts))
 
-    def _valid(self, entry: bytes) -> bytes | None:
-        """Return the body of an entry, unless one of its jobs was observed or forgotten since."""
+    async def _valid(self, entry: bytes) -> bytes | None:
+        """Return the body of an entry, unless one of its jobs was observed or forgotten since, or may have been."""
         (count,) = _COUNT.unpack_from(entry)
         start = _COUNT.size + count * _OBSERVED.size
         observed = _OBSERVED.iter_unpack(memoryview(entry)[_COUNT.size : start])
-        same = all(_figures(self.engine.history.get(key)) == figures for key, *figures in observed)
-        return entry[start:] if same else None
+        for key, *figures in observed:
+            if _figures(await self.engine.history.get(key)) != figures:
+                return None
+        return None if LOOKUPS.get().unavailable else entry[start:]
 
 
 def _heading(looked_up: Mapping[bytes, ObservedPeak | None]) -> bytes:

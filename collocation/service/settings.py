@@ -53,8 +53,14 @@ class Limits:
     response_cache_bytes: int = 32 << 20
     trace_cache_bytes: int = 128 << 20
     node_registry_bytes: int = 32 << 20
-    history_jobs: int = 100_000
-    """Jobs with observations, of a few hundred bytes each."""
+    history_jobs: int = 2_000_000
+    """Jobs with observations in the database; those that were observed longest ago are dropped first."""
+    cached_history_jobs: int = 100_000
+    """Jobs whose history is in memory, of a few hundred bytes each."""
+    look_up_seconds: float = 0.5
+    """Time for the database to find a job."""
+    waiting_observations: int = 10_000
+    """Observations in the file of those that wait for a database."""
     store_seconds: float = 4.0
     """Time for the disk to store an observation: less than `Client` waits, so that a client learns of a failure."""
     shutdown_seconds: float = 30.0
@@ -78,8 +84,12 @@ class Settings:
     """JSON lines of specs with names; they are simulated before the service is ready."""
     prices: Path | None = None
     """YAML: the price of an hour of each device, for /v1/solve."""
-    history: Path | None = None
-    """The file of observations; without it they are lost when the service ends."""
+    history: str | Path | None = None
+    """The database of observations: a file, or the URL of PostgreSQL; without it they are lost with the service."""
+    history_queue: Path | None = None
+    """The file of observations that wait for a database that is down."""
+    import_history: Path | None = None
+    """A history of an earlier version, which is added once."""
     tls_cert: Path | None = None
     tls_key: Path | None = None
     kubernetes: bool = True

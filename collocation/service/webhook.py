@@ -5,7 +5,7 @@ import asyncio
 from fastapi import APIRouter, Request, Response
 
 from vramcast.collocation.adapters import admission
-from vramcast.collocation.adapters.admission import Admission, Change
+from vramcast.collocation.adapters.admission import Admission, Admitted
 from vramcast.collocation.adapters.pod_resources import Figures
 from vramcast.collocation.service.cluster_api import ClusterApi
 from vramcast.collocation.service.engine import Engine
@@ -32,22 +32,24 @@ async def mutate(request: Request) -> Response:
     return reply(admission.review_reply(body.review.uid, patch, warnings))
 
 
-async def _change(request: Request, review: Admission, part: ReviewPart) -> Change:
+async def _change(request: Request, review: Admission, part: ReviewPart) -> Admitted:
     """Return the change of a part; after any error only a warning."""
     settings = engine_of(request).settings
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             figures = await _figures(engine_of(request), part.pod)
             if figures is None:
-                return Change([])
+                return Admitted([])
             change = admission.change_of(review, part.part, figures, settings.resource, settings.device_class)
             if change.template and not review.dry_run:
                 await _api(request).make_template(review.namespace, change.template)
             return change
     except TimeoutError:
-        return Change([], warning=f"vramcast: expected a figure within {ANSWER_SECONDS} s, found none: create it again")
+        return Admitted(
+            [], warning=f"vramcast: expected a figure within {ANSWER_SECONDS} s, found none: create it again"
+        )
     except Exception as error:
-        return Change([], warning=f"vramcast: {reason_of(error)}")
+        return Admitted([], warning=f"vramcast: {reason_of(error)}")
 
 
 async def _figures(engine: Engine, pod: PodRequest) -> Figures | None:

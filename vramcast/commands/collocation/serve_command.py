@@ -1,6 +1,7 @@
 """`vramcast serve`: answers jobs over HTTP."""
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from vramcast.device.profiles import DEFAULT_DEVICE
 from vramcast.errors import UserError, check_choice, check_count, check_probability
 
 _LARGEST_PORT = 65_535
+HISTORY = "VRAMCAST_HISTORY"
+"""The variable with the URL of the history, which may hold a password."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -33,6 +36,7 @@ def _serve(arguments: argparse.Namespace) -> None:
             raise UserError(f"expected a PEM file at {path}, found none: check the path")
     try:
         from vramcast.collocation.adapters.pod_resources import RESOURCES  # noqa: PLC0415
+        from vramcast.collocation.service.database import is_url  # noqa: PLC0415
         from vramcast.collocation.service.server import serve  # noqa: PLC0415
         from vramcast.collocation.service.settings import Limits, Settings  # noqa: PLC0415
     except ModuleNotFoundError as error:
@@ -51,7 +55,11 @@ def _serve(arguments: argparse.Namespace) -> None:
             token=read_token(arguments.token_file),
             named_specs=arguments.named_specs,
             prices=arguments.prices,
-            history=arguments.history,
+            history=Path(arguments.history)
+            if arguments.history and not is_url(arguments.history)
+            else arguments.history,
+            history_queue=arguments.history_queue,
+            import_history=arguments.import_history,
             tls_cert=arguments.tls_cert,
             tls_key=arguments.tls_key,
             kubernetes=not arguments.no_kubernetes,
@@ -76,7 +84,22 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, default=1, help="processes that simulate networks")
     parser.add_argument("--named-specs", type=Path, metavar="FILE", help="JSON lines of specs with names")
     parser.add_argument("--prices", type=Path, metavar="FILE", help="YAML: the price of an hour of each device")
-    parser.add_argument("--history", type=Path, metavar="FILE", help="the file of observations")
+    parser.add_argument(
+        "--history",
+        default=os.environ.get(HISTORY),
+        metavar="FILE|URL",
+        help=f"the database of observations: a file, or postgresql://... for replicas; default: ${HISTORY}",
+    )
+    parser.add_argument(
+        "--history-queue",
+        type=Path,
+        default=Path("vramcast-history.queue"),
+        metavar="FILE",
+        help="with a URL, the file of observations that wait while it does not answer; default: %(default)s",
+    )
+    parser.add_argument(
+        "--import-history", type=Path, metavar="FILE", help="a history of an earlier version, added once"
+    )
     parser.add_argument(
         "--token-file", type=Path, metavar="FILE", help=f"with the token that clients must send; default: ${TOKEN}"
     )
