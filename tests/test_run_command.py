@@ -52,7 +52,7 @@ def run_cold(capsys, *words):
 
 def test_commands_name_an_interpreter_and_a_program(tmp_path):
     path = script(tmp_path)
-    assert parse_command([sys.executable, "-u", path, "--lr", "1"]) == (
+    assert parse_command([sys.executable, "-u", path, "--lr", "1"])[:3] == (
         sys.executable, ("-u",), Program("file", path, ("--lr", "1"))
     )  # fmt: skip
     assert parse_command([path])[2] == Program("file", path, ())

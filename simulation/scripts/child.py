@@ -33,6 +33,7 @@ from vramcast.simulation.sandbox.file_protection.protection import NONE, OVERLAY
 from vramcast.simulation.sandbox.isolation import block_network, supervise
 from vramcast.simulation.scripts.command_line import Program
 from vramcast.simulation.scripts.deadline import Deadline
+from vramcast.simulation.scripts.notebooks import notebook_source
 from vramcast.simulation.scripts.report_memory import ReportMemory
 from vramcast.virtual_gpu.tracing.source_lines import is_fault_of_virtual_gpu, is_users, place_of
 
@@ -371,7 +372,7 @@ def _end_forked(error: BaseException | None) -> NoReturn:
 def _as_main(program: Program) -> Iterator[None]:
     """Let the program see the arguments and the path that `python` would give it."""
     sys.argv = [program.name if program.kind != "code" else "-c", *program.arguments]
-    first = str(Path(program.name).resolve().parent) if program.kind == "file" else str(Path.cwd())
+    first = str(Path(program.name).resolve().parent) if program.kind in ("file", "notebook") else str(Path.cwd())
     sys.path.insert(0, first)
     is_users(program.name)  # remembered, should the script delete its own file
     yield
@@ -381,10 +382,10 @@ def _execute(program: Program, source: "ScriptSource") -> None:
     if program.kind == "file" and get_importer(program.name) is None and not program.name.endswith(".pyc"):
         with io.open_code(program.name) as file:
             code = source.compiled(file.read(), program.name, is_main=True)
-        # not by runpy, which writes to sys.argv when the script has ended
-        main = sys.modules["__main__"] = ModuleType("__main__")
-        vars(main).update(__file__=program.name, __cached__=None, __package__="")
-        exec(code, vars(main))  # noqa: S102 - the user's own words
+        exec(code, _main_module(program.name))  # noqa: S102 - not by runpy, which writes to sys.argv at the end
+    elif program.kind == "notebook":
+        code = source.compiled(notebook_source(Path(program.name), program.parameters), program.name, is_main=True)
+        exec(code, _main_module(program.name))  # noqa: S102 - the user's own words
     elif program.kind == "file":
         runpy.run_path(program.name, run_name="__main__")
     elif program.kind == "module":
@@ -393,6 +394,13 @@ def _execute(program: Program, source: "ScriptSource") -> None:
     else:
         code = source.compiled(program.name, "<string>", is_main=True)
         exec(code, {"__name__": "__main__"})  # noqa: S102 - the user's own words
+
+
+def _main_module(name: str) -> dict[str, Any]:
+    """Return the names of a new main module."""
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    vars(main).update(__file__=name, __cached__=None, __package__="")
+    return vars(main)
 
 
 def _in_words(error: BaseException, *, kind: bool = True) -> str:

@@ -159,7 +159,9 @@ def _run_once(
         "results": list(map(_real_path, options.results)),
     }
     words = module_command("vramcast.simulation.scripts.child", python=command.interpreter, flags=command.flags)
-    with _EchoingChild(words, _environment(options), MOST_BYTES, term_seconds=SUPERVISOR_SECONDS) as child:
+    environment = {**_environment(options), **dict(command.variables)}
+    place = Path(command.directory) if command.directory else None
+    with _EchoingChild(words, environment, MOST_BYTES, place, term_seconds=SUPERVISOR_SECONDS) as child:
         child.send(request)
         return _received(child, options)
 
