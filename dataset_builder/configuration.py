@@ -13,8 +13,9 @@ from vramcast.dataset_builder.composition import Command, compose_config
 from vramcast.dataset_builder.executors import Executor, LocalExecutor, SerialExecutor
 from vramcast.dataset_builder.pipeline import Build
 from vramcast.dataset_builder.samplers import make_sampler
-from vramcast.dataset_builder.space import parse_space
-from vramcast.device.profiles import with_rules
+from vramcast.dataset_builder.samplers.mixed import MixedSampler
+from vramcast.dataset_builder.space import SpaceMixture, parse_space
+from vramcast.device.profiles import load_profile, with_rules
 from vramcast.errors import UserError, check_choice, check_count, check_flag
 from vramcast.virtual_gpu.canonical import canonical_json, from_mapping
 
@@ -58,9 +59,10 @@ def settings_of(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     family = settings["space"].get("family")
     if families and families[-1] != family:
         raise UserError(f"expected a space of the family {families[-1]}, found one of {family}: drop space= or family=")
-    if isinstance(settings["space"].get("factors"), dict):
-        # as pairs, because factors are drawn in this order and JSON objects are unordered
-        settings["space"]["factors"] = [list(pair) for pair in settings["space"]["factors"].items()]
+    for space in (settings["space"], *settings["space"].get("parts", {}).values()):
+        if isinstance(space.get("factors"), dict):
+            # as pairs, because factors are drawn in this order and JSON objects are unordered
+            space["factors"] = [list(pair) for pair in space["factors"].items()]
     backend = settings["backend"]
     if backend["name"] == "static" or (backend["name"] == "cuda" and not backend.get("verify_cap")):
         del settings["device"]  # shapes do not depend on the device, and a real GPU needs no profile
@@ -82,9 +84,10 @@ def make_build(settings: Mapping[str, Any], out: Path) -> Build:
     check_count("seed", settings["seed"], least=0)
     if settings["seed"] >= _SEEDS:
         raise UserError(f"expected seed to be below {_SEEDS}, found {settings['seed']}: change it")
+    space, sampler = parse_space(settings["space"]), make_sampler(**settings["sampler"])
     return Build(
-        space=parse_space(settings["space"]),
-        sampler=make_sampler(**settings["sampler"]),
+        space=space,
+        sampler=MixedSampler(sampler) if isinstance(space, SpaceMixture) else sampler,
         backend=make_backend(settings),
         n=settings["n"],
         seed=settings["seed"],
@@ -97,9 +100,11 @@ def make_backend(settings: Mapping[str, Any]) -> Backend:
     """Make the backend; each is imported only when it is used, because it needs torch or a driver."""
     options = dict(settings["backend"])
     name = options.pop("name", None)
-    check_choice("backend", name, ("static", "virtual", "cuda"))
+    check_choice("backend", name, ("static", "virtual", "cuda", "swept"))
     if name == "cuda":
         return _make_cuda(options, settings)
+    if name == "swept":
+        return _make_swept(options, settings["device"])
     unknown = sorted(options.keys() - ({"allocator"} if name == "virtual" else set()))
     if unknown:
         raise UserError(f"expected other settings of the backend {name}, found {unknown}: remove them")
@@ -113,6 +118,16 @@ def make_virtual(profile: Mapping[str, Any], allocator: str | None = None) -> Ba
     from vramcast.virtual_gpu.profile import parse_profile  # noqa: PLC0415
 
     return VirtualBackend(parse_profile(profile), AllocatorOptions.parse(allocator or ""))
+
+
+def _make_swept(options: Mapping[str, Any], device: Mapping[str, Any]) -> Backend:
+    """Make the virtual GPU that sweeps batch sizes, on the device of the build and others by name."""
+    from vramcast.dataset_builder.backends.swept import SweptBackend, SweptSettings  # noqa: PLC0415
+    from vramcast.virtual_gpu.profile import parse_profile  # noqa: PLC0415
+
+    chosen = from_mapping(SweptSettings, options, "the settings of the backend swept")
+    profiles = [parse_profile(device), *(load_profile(name) for name in chosen.devices)]
+    return SweptBackend(profiles, chosen)
 
 
 def _make_cuda(options: dict[str, Any], settings: Mapping[str, Any]) -> Backend:

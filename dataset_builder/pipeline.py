@@ -15,9 +15,11 @@ from vramcast.dataset_builder.samplers import Sampler
 from vramcast.dataset_builder.samplers.coverage import Coverage, coverage, coverage_report
 from vramcast.dataset_builder.space import Assignment, Space
 from vramcast.dataset_builder.store import JournalWriter
+from vramcast.dataset_builder.store.tables import TableWriter
 from vramcast.errors import UserError
 from vramcast.files.durable import replacing
 from vramcast.jobs.analysis.static import static_estimate
+from vramcast.jobs.families import FAMILIES
 from vramcast.jobs.filters import Rejected, check
 from vramcast.jobs.spec import Spec, StaticEstimate
 from vramcast.progress import bar
@@ -99,6 +101,8 @@ class _Selection:
             return True
         if spec.id in self.journal.rejected_ids:
             return False
+        if spec.family not in FAMILIES:  # of a library: only its own code knows
+            return True
         verdict = check(spec)
         if isinstance(verdict, Rejected):
             self.reason = verdict.reason
@@ -139,10 +143,15 @@ def run(
         selection = _Selection(build, journal)
         outcomes = executor.run(build.backend, selection.specs())
         try:
-            for spec, measured in outcomes:
-                row = make_row(build.backend, spec, measured, build.seed, versions, selection.static.pop(spec.id))
-                journal.append(row)
-                on_row(row)
+            with TableWriter(build.out) as tables:
+                for spec, measured in outcomes:
+                    if measured.table is not None:
+                        tables.append(spec, measured.table)
+                    static = selection.static.pop(spec.id, None)
+                    for row in _rows(build, spec, measured, versions, static):
+                        if row.spec.id not in journal.row_ids:
+                            journal.append(row)
+                            on_row(row)
         finally:
             outcomes.close()
         result.rows, result.rejected = len(journal.row_ids), len(journal.rejected_ids)
@@ -151,6 +160,15 @@ def run(
         with replacing(build.out / COVERAGE_NAME) as path:
             path.write_text(report_coverage(build, result.coverage))
     return result
+
+
+def _rows(
+    build: Build, spec: Spec, measured: BackendResult, versions: Mapping[str, str], static: StaticEstimate | None
+) -> Iterator[Row]:
+    """Yield the rows of a spec; its own comes last, so that with it all rows of the network are written."""
+    for sibling, outcome in (*measured.siblings, (spec, measured)):
+        estimate = static if measured.table is None else static_estimate(sibling.training, measured.table)
+        yield make_row(build.backend, sibling, outcome, build.seed, versions, estimate)
 
 
 def run_with_bar(build: Build, executor: Executor, title: str | None = None) -> BuildResult:
@@ -182,7 +200,7 @@ def make_row(
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         gpu_uuid=result.gpu_uuid,
     )
-    return Row(spec, static, result.measurement, provenance)
+    return Row(spec, static, result.measurement, provenance, result.needs)
 
 
 def software_versions() -> dict[str, str]:

@@ -4,7 +4,7 @@ They are plain dataclasses, so reading a row needs neither torch nor pandas.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from vramcast.jobs.spec import Spec, StaticEstimate
@@ -40,6 +40,9 @@ class Row:
     static: StaticEstimate | None
     measurement: Measurement
     provenance: Provenance
+    needs: Mapping[str, Measurement] = field(default_factory=dict)
+    """By device profile: what replays of the same trace without a memory limit took, with the status of one within the
+    limit. A device is left out if its figures are those of `measurement`."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a mapping that `from_json` reads."""
@@ -50,20 +53,30 @@ class Row:
             "static": dict(vars(self.static)) if self.static else None,
             "measurement": dict(vars(self.measurement)),
             "provenance": dict(vars(self.provenance)),
+            **({"needs": {device: _set_fields(item) for device, item in self.needs.items()}} if self.needs else {}),
         }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Read a mapping that `to_json` wrote."""
-        measurement = {**values["measurement"], "status": Status(values["measurement"]["status"])}
-        measurement["notes"] = tuple(measurement.get("notes", ()))
         static = values["static"]
         return cls(
             Spec.from_json(values["spec"]),
             StaticEstimate(**static) if static else None,
-            Measurement(**measurement),
+            _measurement(values["measurement"]),
             Provenance(**values["provenance"]),
+            {device: _measurement(item) for device, item in values.get("needs", {}).items()},
         )
+
+
+def _set_fields(measurement: Measurement) -> dict[str, Any]:
+    """Return the fields of a measurement that say something."""
+    return {name: value for name, value in vars(measurement).items() if value is not None and value != ()}
+
+
+def _measurement(values: Mapping[str, Any]) -> Measurement:
+    notes = tuple(values.get("notes", ()))
+    return Measurement(**{**values, "status": Status(values["status"]), "notes": notes})
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Spaces: factors with their levels and ranges, and the specs that their values describe."""
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -10,10 +11,11 @@ import numpy as np
 
 from vramcast.errors import UserError, check_count, check_flag
 from vramcast.jobs import expressions
-from vramcast.jobs.families import make_spec
+from vramcast.jobs.families import EXTERNAL_FAMILIES, make_spec
+from vramcast.jobs.families.drawn_configs import FUNCTIONS, names_of
 from vramcast.jobs.families.template import mutate
 from vramcast.jobs.spec import Spec
-from vramcast.virtual_gpu.canonical import from_mapping
+from vramcast.virtual_gpu.canonical import canonical_json, from_mapping
 from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 Assignment = dict[str, Any]
@@ -24,6 +26,7 @@ _SETTINGS: Mapping[str, tuple[str, ...]] = {
     "choice": (),
     "int": ("step", "log", "levels"),
     "float": ("log", "levels"),
+    "names": (),
 }
 """The kinds of factors in a configuration, and the settings of each kind."""
 
@@ -123,7 +126,7 @@ class Range(Factor):
 
 
 def parse_factor(name: str, settings: Mapping[str, Any]) -> Factor:
-    """Parse a factor: {choice: [...]}, {int: [low, high]} or {float: [low, high]}, with step, log and levels."""
+    """Parse a factor: {choice: [...]}, {names: timm}, {int: [low, high]} or {float: [low, high]}, with options."""
     kinds = [kind for kind in _SETTINGS if isinstance(settings, Mapping) and kind in settings]
     if len(kinds) != 1 or settings.keys() - {kinds[0], *_SETTINGS[kinds[0]]}:
         allowed = ", ".join(
@@ -131,6 +134,8 @@ def parse_factor(name: str, settings: Mapping[str, Any]) -> Factor:
         )
         raise UserError(f"expected factor {name} to have one of {allowed}, found {settings!r}: change the space")
     values = settings[kinds[0]]
+    if kinds[0] == "names":
+        return Choice(names_of(values))
     if kinds[0] == "choice":
         if not isinstance(values, list | tuple) or not values:
             raise UserError(f"expected factor {name} to have a list of choices, found {values!r}: change the space")
@@ -178,10 +183,30 @@ class Space:
 
     def spec(self, values: Assignment) -> Spec:
         """Return the spec of an assignment."""
-        scope = expressions.scope(values, {"mutate": mutate})
+        scope = expressions.scope(values, {"mutate": mutate, **FUNCTIONS})
         network = {key: _resolve(value, scope) for key, value in self.network.items()}
         training = {key: _resolve(value, scope) for key, value in self.training.items()}
-        return make_spec(self.family, network, from_mapping(TrainingSetup, training, "the training setup"))
+        setup = from_mapping(TrainingSetup, training, "the training setup")
+        if self.family in EXTERNAL_FAMILIES:
+            return Spec(self.family, json.loads(canonical_json(network)), setup)
+        return make_spec(self.family, network, setup)
+
+
+@dataclass(frozen=True)
+class SpaceMixture(Space):
+    """Several spaces, of which each configuration comes from one. An assignment has the part, and its own values.
+
+    Its only factor is the part, which is what coverage counts.
+    """
+
+    parts: Mapping[str, Space] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+    drawn: tuple[str, ...] = ()
+    """Parts that are always drawn uniformly: an array over the names of a library would be vast."""
+
+    def spec(self, values: Assignment) -> Spec:
+        """Return the spec of an assignment."""
+        return self.parts[values["part"]].spec(values["values"])
 
 
 def _resolve(value: Any, scope: dict[str, Any]) -> Any:
@@ -191,6 +216,33 @@ def _resolve(value: Any, scope: dict[str, Any]) -> Any:
 
 
 def parse_space(settings: Mapping[str, Any]) -> Space:
+    """Parse a space, or a mixture of spaces with their weights."""
+    return _parse_mixture(settings) if "parts" in settings else _parse_single(settings)
+
+
+def _parse_mixture(settings: Mapping[str, Any]) -> SpaceMixture:
+    parts, weights = settings["parts"], settings.get("weights", {})
+    if not isinstance(parts, Mapping) or not isinstance(weights, Mapping) or parts.keys() != weights.keys():
+        raise UserError(
+            f"expected parts and a weight for each in the space {settings.get('name')}, found the parts "
+            f"{sorted(parts)} and the weights {dict(weights)}: change the space"
+        )
+    for name, weight in weights.items():
+        if not isinstance(weight, int | float) or weight < 0:
+            raise UserError(f"expected a weight from 0 for the part {name}, found {weight!r}: change the space")
+    spaces = {name: _parse_single(part) for name, part in parts.items()}
+    drawn = tuple(settings.get("drawn", ()))
+    if set(drawn) - spaces.keys() or not any(weights.values()):
+        raise UserError(
+            f"expected drawn parts of {sorted(spaces)} and weights above 0, found {drawn}: change the space"
+        )
+    factors = {"part": Choice(tuple(spaces))}
+    return SpaceMixture(
+        str(settings["name"]), "mixture", factors, {}, {}, parts=spaces, weights=dict(weights), drawn=drawn
+    )
+
+
+def _parse_single(settings: Mapping[str, Any]) -> Space:
     """Parse a space; its factors are a mapping, or pairs of a name and settings."""
     values = {"structure": (), **settings}
     kinds: Mapping[str, type | tuple[type, ...]] = {

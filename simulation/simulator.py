@@ -231,14 +231,14 @@ class Simulator:
     ) -> tuple[Trace, list[list[int]]]:
         setup = self._setup_of(options)
         setup = replace(setup, accumulate=min(setup.accumulate, STEP_BATCHES))
-        prepared = self._prepared(setup)
+        job = self._prepared(setup)
         return trace_lengths(
-            prepared.subject,
-            lambda length: with_length(prepared.make_inputs(setup.batch_size), length),
-            prepared.training,
+            job.subject,
+            lambda length: with_length(job.make_inputs(setup.batch_size), length),
+            job.training,
             orders.traced,
             profile.compute_capability,
-            prepared.make_optimizer,
+            job.make_optimizer,
         )
 
     @contextmanager
@@ -259,15 +259,7 @@ class Simulator:
             self._setup, self._traces, self._replays = training, [], Replays(self.allocator)
 
     def _prepared(self, setup: TrainingSetup) -> PreparedJob:
-        """Prepare the job, and convert it to channels-last layout if the setup says so."""
-        job = self.job.prepare(setup)
-        if not setup.channels_last:
-            return job
-        return replace(
-            job,
-            subject=in_channels_last(job.subject),
-            make_inputs=lambda size: batch_in_channels_last(job.make_inputs(size)),
-        )
+        return prepared(self.job, setup)
 
     def _trace(self, compute_capability: float, owners: bool = True) -> _RankTraces:
         """Return the trace of each distinct rank; one for a run on one GPU.
@@ -284,43 +276,43 @@ class Simulator:
             if self._setup is None:
                 raise RuntimeError("there is no setup to trace")
             capability = RecordedCapability(compute_capability)
-            prepared = self._prepared(self._setup)
-            self._inputs = input_shapes(prepared.make_inputs(self._setup.batch_size))
-            self._traced_with = library_versions(prepared.subject)
+            job = self._prepared(self._setup)
+            self._inputs = input_shapes(job.make_inputs(self._setup.batch_size))
+            self._traced_with = library_versions(job.subject)
             if self._setup.parallel:
-                traces = self._trace_ranks(prepared, capability)
-                self._resolved = prepared.training
+                traces = self._trace_ranks(job, capability)
+                self._resolved = job.training
             else:
                 trace = trace_training(
-                    prepared.subject,
-                    prepared.make_inputs,
-                    prepared.training,
+                    job.subject,
+                    job.make_inputs,
+                    job.training,
                     compute_capability=capability,
-                    make_optimizer=prepared.make_optimizer,
+                    make_optimizer=job.make_optimizer,
                     owners=owners,
                 )
-                self._resolved = _with_known_optimizer(prepared, trace)
+                self._resolved = _with_known_optimizer(job, trace)
                 traces = [(RankGroup(0, 1), trace)]
             places = self.job.places
             for _, trace in traces:
                 trace.approximations = {
                     f"{phrase} (at {places[phrase]})" if phrase in places else phrase for phrase in trace.approximations
-                } | set(prepared.assumptions)
-            self._facts = prepared.facts
+                } | set(job.assumptions)
+            self._facts = job.facts
             self._traces.append((owners, capability, traces))
         return traces
 
-    def _trace_ranks(self, prepared: PreparedJob, compute_capability: float) -> _RankTraces:
+    def _trace_ranks(self, first: PreparedJob, compute_capability: float) -> _RankTraces:
         """Trace one rank of each kind; each wraps a subject of its own."""
         from vramcast.virtual_gpu.distributed.distinct_ranks import distinct_ranks  # noqa: PLC0415 - slow to import
         from vramcast.virtual_gpu.distributed.rank_session import trace_rank  # noqa: PLC0415
 
-        parallelism = prepared.training.parallelism
+        parallelism = first.training.parallelism
         if parallelism is None or self._setup is None:
             raise RuntimeError("there are no ranks to trace")
         traces: _RankTraces = []
-        for group in distinct_ranks(prepared.subject, parallelism):
-            job = self._prepared(self._setup) if traces else prepared
+        for group in distinct_ranks(first.subject, parallelism):
+            job = self._prepared(self._setup) if traces else first
             trace = trace_rank(
                 job.subject,
                 job.make_inputs,
@@ -338,6 +330,18 @@ class Simulator:
         traces = self._trace(profile.compute_capability)
         replays = [(group, self._replays.unbounded(trace, profile)) for group, trace in traces]
         return sorted(replays, key=lambda item: -item[1].replay.peak_reserved_bytes)
+
+
+def prepared(job: Job, setup: TrainingSetup) -> PreparedJob:
+    """Prepare a job, and convert it to channels-last layout if the setup says so."""
+    made = job.prepare(setup)
+    if not setup.channels_last:
+        return made
+    return replace(
+        made,
+        subject=in_channels_last(made.subject),
+        make_inputs=lambda size: batch_in_channels_last(made.make_inputs(size)),
+    )
 
 
 def _rank_peaks(ranks: Sequence[tuple[RankGroup, UnboundedReplay]]) -> tuple[RankPeaks, ...]:

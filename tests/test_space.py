@@ -14,7 +14,11 @@ from vramcast.device.profiles import CONF
 from vramcast.errors import UserError
 from vramcast.jobs.filters import Rejected, check
 
-PRESETS = sorted(path.stem for path in (CONF / "space").glob("*.yaml"))
+LIBRARIES = {"timm", "diffusion", "detector", "unet", "recurrent", "random", "universal"}
+PRESETS = sorted(
+    path.stem for path in (CONF / "space").glob("*.yaml") if path.stem not in LIBRARIES and path.stem[:3] != "hf_"
+)
+"""Spaces of networks with a filter."""
 GPUMEMNET_SEED = 99
 GPUMEMNET_DRAWS = 3000
 

@@ -19,7 +19,11 @@ class BackendResult:
     gpu_uuid: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     table: LayerTable | None = None
-    """The layers of a library's network, where they were requested."""
+    """The layers of the network, where they were requested."""
+    needs: Mapping[str, Measurement] = field(default_factory=dict)
+    """What the spec needs on other devices, or on this one if it does not fit: see `Row.needs`."""
+    siblings: "tuple[tuple[Spec, BackendResult], ...]" = ()
+    """Results of the same network with other batch sizes, which the backend got on the way."""
 
 
 class Backend(ABC):

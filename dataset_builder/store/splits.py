@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -74,6 +74,15 @@ def make_split(groups: Iterable[str], fractions: Mapping[str, float], seed: int)
     cuts = pairwise(_cuts(list(fractions.values()), len(ordered)))
     parts = {name: tuple(ordered[start:end]) for name, (start, end) in zip(fractions, cuts, strict=True)}
     return Split(seed, dict(fractions), parts)
+
+
+def make_wide_split(units: Mapping[str, str], fractions: Mapping[str, float], seed: int) -> Split:
+    """Split groups by the unit that each belongs to, such as its architecture, which stays in one part."""
+    split = make_split(units.values(), fractions, seed)
+    parts: dict[str, list[str]] = {name: [] for name in fractions}
+    for group in sorted(units):
+        parts[split.part_of(units[group])].append(group)
+    return replace(split, parts={name: tuple(groups) for name, groups in parts.items()})
 
 
 def make_folds(groups: Iterable[str], k: int, seed: int) -> Split:

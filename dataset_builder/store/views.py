@@ -63,7 +63,12 @@ def _flatten(row: Row) -> dict[str, Any]:
         "peak_bytes": measurement.peak_bytes,
         **{f"breakdown.{name}": value for name, value in measurement.breakdown.items()},
         **_members("provenance.", row.provenance),
+        **{f"needs.{device}.{name}": getattr(item, name) for device, item in row.needs.items() for name in _NEEDED},
     }
+
+
+_NEEDED = ("status", "allocated_bytes", "reserved_bytes", "device_used_bytes")
+"""Columns of what a row needs on other devices."""
 
 
 def _members(prefix: str, instance: Any) -> dict[str, Any]:
@@ -88,6 +93,11 @@ def _layout(names: set[str]) -> dict[str, str | None]:
         "peak_bytes": "Int64",
         **dict.fromkeys(breakdown, "Int64"),
         **_dtypes("provenance.", Provenance),
+        **{
+            name: "string" if name.endswith(".status") else "Int64"
+            for name in sorted(names)
+            if name.startswith("needs.")
+        },
     }
 
 

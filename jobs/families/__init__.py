@@ -30,6 +30,10 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
+EXTERNAL_FAMILIES = ("timm", "torchvision", "hf", "diffusers", "recurrent", "unet", "detector", "random")
+"""Families whose networks have no plan: only running them shows whether they can be trained."""
+
+
 def family_of(name: str) -> Family:
     """Return the family of this name."""
     if name not in FAMILIES:

@@ -1,6 +1,7 @@
 """Denoising networks of diffusers, with the inputs of its pipelines: noisy latents, times, encoded texts."""
 
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -32,7 +33,20 @@ def build_denoiser(network: Mapping[str, Any], build: Callable[[Callable[[], nn.
         raise UserError(f"expected a denoising network of {sorted(_INPUTS)}, found {name!r}: name one of these")
     subject: Any = build(lambda: architecture.from_config(dict(network.get("config", {}))))
     inputs = _INPUTS[name](subject.config, tuple(network.get("latents") or ()))
-    return KeywordInputs(subject, list(inputs)), tuple(inputs.values())
+    module = KeywordInputs(subject, list(inputs))
+    return DenoisingLoss(module) if network.get("with_loss") else module, tuple(inputs.values())
+
+
+class DenoisingLoss(nn.Module):
+    """A denoising network that returns its own loss, as a spec's network does."""
+
+    def __init__(self, subject: nn.Module) -> None:
+        super().__init__()
+        self.subject = subject
+
+    def forward(self, *batch: Tensor) -> SimpleNamespace:
+        """Return the loss of a batch."""
+        return SimpleNamespace(loss=denoising_step(self.subject, batch))
 
 
 def _square(config: Any, latents: tuple[int, ...]) -> InputTensor:

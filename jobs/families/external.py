@@ -12,7 +12,9 @@ from vramcast.errors import UserError
 from vramcast.jobs.families.diffusion import build_denoiser
 from vramcast.jobs.families.keyword_inputs import KeywordInputs
 from vramcast.jobs.families.libraries import import_library
+from vramcast.jobs.families.made_networks import detector, recurrent, unet
 from vramcast.jobs.families.meta_device import build_on_meta
+from vramcast.jobs.families.random_networks import random_network
 from vramcast.jobs.families.script_networks import build_script_network
 from vramcast.jobs.plan import InputTensor
 
@@ -90,6 +92,18 @@ def _script(network: Network, device: str) -> Built:
     return subject, (InputTensor(tuple(network["input_shape"])),)
 
 
+def _made(make: Callable[[Network], Built], network: Network, device: str) -> Built:
+    """Build a network of a form of our own."""
+    inputs: list[tuple[InputTensor, ...]] = []
+
+    def module() -> nn.Module:
+        made, own = make(network)
+        inputs.append(own)
+        return made
+
+    return _build_on(device, module), inputs[-1]
+
+
 _TRANSCRIPT_TOKENS = 128
 """Default number of tokens of a transcript."""
 
@@ -151,4 +165,8 @@ _BUILDERS: Mapping[str, Callable[[Network, str], Built]] = {
     "hf": _hugging_face,
     "diffusers": lambda network, device: build_denoiser(network, partial(_build_on, device)),
     "script": _script,
+    "recurrent": partial(_made, recurrent),
+    "unet": partial(_made, unet),
+    "detector": partial(_made, detector),
+    "random": partial(_made, random_network),
 }

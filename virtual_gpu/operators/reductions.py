@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vramcast.virtual_gpu.operators.shapes import SHAPES
-from vramcast.virtual_gpu.tracing.trace import Kernel, ReductionCall, Tracer
+from vramcast.virtual_gpu.tracing.trace import Kernel, ReductionCall, SumCall, Tracer
 
 aten = torch.ops.aten
 
@@ -48,12 +48,20 @@ def split_bytes(call: ReductionCall, multiprocessors: int, capability: float) ->
 
 def reduction_call(x: Tensor, dims: Sequence[int]) -> ReductionCall | None:
     """Return torch's layout of a sum over these dimensions, or None if torch does not consider a split."""
-    if x.dim() == 0:
-        return None
-    reduced = {dim % x.dim() for dim in dims}
-    inside = _merged([_Dimension(x.stride(dim), x.shape[dim]) for dim in reduced])
-    across = _merged([_Dimension(x.stride(dim), x.shape[dim]) for dim in range(x.dim()) if dim not in reduced])
-    if not inside or not across or x.numel() == 0:
+    return call_of_sum(_sum_call(x, dims))
+
+
+def _sum_call(x: Tensor, dims: Sequence[int]) -> SumCall:
+    reduced = tuple(sorted({dim % x.dim() for dim in dims})) if x.dim() else ()
+    return SumCall(tuple(x.shape), tuple(x.stride()), reduced, x.element_size())
+
+
+def call_of_sum(call: SumCall) -> ReductionCall | None:
+    """Return torch's layout of a sum, or None if torch does not consider a split."""
+    rank = len(call.shape)
+    inside = _merged([_Dimension(call.strides[dim], call.shape[dim]) for dim in call.dims])
+    across = _merged([_Dimension(call.strides[dim], call.shape[dim]) for dim in range(rank) if dim not in call.dims])
+    if not inside or not across or prod(call.shape) == 0:
         return None
     inputs, outputs = prod(item.size for item in inside), prod(item.size for item in across)
     side_by_side = inside[0].stride < across[0].stride
@@ -63,7 +71,7 @@ def reduction_call(x: Tensor, dims: Sequence[int]) -> ReductionCall | None:
     if values < min(height * _LEAST_VALUES, _MOST_VALUES):
         return None  # each row of a block has its own output
     step = 1 if side_by_side else width
-    accumulated = 8 if x.element_size() == 8 else 4
+    accumulated = 8 if call.element_bytes == 8 else 4
     return ReductionCall(
         blocks=-(-(outputs // vector) // step),
         threads=width * height,
@@ -101,6 +109,9 @@ def _block(wide: int, high: int, vector: int) -> tuple[int, int]:
 
 def record_sum_buffer(tracer: Tracer, x: Tensor, dims: Sequence[int]) -> None:
     """Record the buffer of a sum over these dimensions, for the duration of its kernel (gpu_reduce_kernel)."""
+    if tracer.postpones_sums:
+        tracer.workspace(_sum_call(x, dims))
+        return
     call = reduction_call(x, dims)
     if call is not None and call.values >= _MOST_VALUES:
         tracer.workspace(call)

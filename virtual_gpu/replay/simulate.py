@@ -84,17 +84,17 @@ def lower(trace: Trace, profile: DeviceProfile) -> Lowered:
     """Give each library call its workspace on a device."""
     sizes = [profile.workspace_bytes(call) for call in trace.calls]
     events, absent, workspaces = [], set(), []
-    for block, size in trace.events:
-        index = call_of(size) if block >= 0 else None
-        if index is None:
-            if size != FREE or block not in absent:
-                events.append((block, size))
-        elif sizes[index]:
+    for event in trace.events:
+        block, size = event
+        if size >= 0 or (size == FREE and block not in absent):  # nearly all
+            events.append(event)
+        elif (index := call_of(size)) is not None:
+            if not sizes[index]:
+                absent.add(block)
+                continue
             events.append((block, sizes[index]))
             if isinstance(trace.calls[index], ConvolutionCall):
                 workspaces.append(block)
-        else:
-            absent.add(block)
     return Lowered(events, frozenset(workspaces))
 
 

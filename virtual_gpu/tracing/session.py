@@ -40,13 +40,15 @@ def trace_training(
     compute_capability: float = 8.0,
     make_optimizer: MakeOptimizer | None = None,
     owners: bool = False,
+    postpone_sums: bool = False,
 ) -> Trace:
     """Trace a subject on the meta device through `epochs` epochs, each of some full batches and the smaller last one.
 
     `make_optimizer` replaces the optimizer that the setup names. With `owners`, the trace records the layer of each
-    block.
+    block; with `postpone_sums`, the layouts of sums in the place of their buffers (`SumCall`).
     """
     run = _Run(subject, make_inputs, setup, make_optimizer)
+    run.tracer.postpones_sums = postpone_sums
     with (
         cuda_paths(compute_capability),
         traced_resizes(run.tracer),

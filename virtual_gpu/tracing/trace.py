@@ -90,6 +90,16 @@ class ReductionCall:
 
 
 @dataclass(frozen=True)
+class SumCall:
+    """A sum by the layout of its input, for traces at several batch sizes: each makes its own `ReductionCall` of it."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dims: tuple[int, ...]
+    element_bytes: int
+
+
+@dataclass(frozen=True)
 class AttentionCall:
     """The gradient of memory-efficient attention, whose tiles depend on the device (see attention.py)."""
 
@@ -101,7 +111,7 @@ class AttentionCall:
     is_half: bool
 
 
-Call = ConvolutionCall | LibraryCall | ReductionCall | AttentionCall
+Call = ConvolutionCall | LibraryCall | ReductionCall | SumCall | AttentionCall
 
 
 @dataclass
@@ -234,6 +244,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._tried: set[Call] | None = set() if cudnn_benchmark else None
         self.phase = Use.ACTIVATIONS
         self.owner = ""
+        self.postpones_sums = False
+        """True if sums are recorded by their layout, so that traces at all batch sizes have the same events."""
         self._kernels = kernels
         self._live: dict[int, Any] = {}
         self._held: set[str] = set()

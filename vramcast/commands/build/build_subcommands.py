@@ -100,12 +100,19 @@ def view(arguments: argparse.Namespace) -> None:
 
 def split(arguments: argparse.Namespace) -> None:
     """Split the configurations of a build at random and write the split beside the rows."""
-    from vramcast.dataset_builder.store.splits import make_split
+    from vramcast.dataset_builder.store.splits import make_split, make_wide_split
 
     directory = locate(arguments.directory).parent
-    groups = [row.spec.group for row in read_journal(arguments.directory).rows]
+    specs = {row.spec.group: row.spec for row in read_journal(arguments.directory).rows}
     path = Path(arguments.output or directory / "split.json")
-    parts = make_split(groups, _fractions(arguments.fractions), arguments.seed)
+    fractions = _fractions(arguments.fractions)
+    if arguments.by == "architecture":
+        from vramcast.jobs.families.architecture_names import architecture_of
+
+        units = {group: architecture_of(spec) for group, spec in specs.items()}
+        parts = make_wide_split(units, fractions, arguments.seed)
+    else:
+        parts = make_split(specs, fractions, arguments.seed)
     parts.save(path)
     print(f"{', '.join(f'{name} {len(part)}' for name, part in parts.parts.items())} configurations, written to {path}")
 
@@ -199,6 +206,9 @@ def make_parser() -> CommandParser:
     subs["view"].add_argument("file", help="FILE.csv or FILE.parquet")
     subs["split"].add_argument("--fractions", default="train=0.8,validation=0.1,test=0.1")
     subs["split"].add_argument("--seed", type=int, default=0)
+    subs["split"].add_argument(
+        "--by", choices=("network", "architecture"), default="network", help="what stays in one part"
+    )
     subs["split"].add_argument("-o", "--output", metavar="FILE", help="default: split.json in the build directory")
     subs["import"].add_argument("file", help="a CSV table of GPUMemNet, of timm networks or of real networks")
     subs["import"].add_argument("--out", required=True, metavar="DIR")
