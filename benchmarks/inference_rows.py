@@ -1,8 +1,9 @@
-"""Compare public forward passes with their simulation: `python -m benchmarks.inference_rows --data DIR`.
+"""Compare public inference with its simulation: `python -m benchmarks.inference_rows --data DIR`.
 
 DIR holds optimum_inference_a100.csv. The networks are built by the installed transformers with what the release of the
-rows (4.35) did otherwise: it casts logits to fp32. Rows of GPTQ bases and of generation are counted and not simulated:
-that release holds two whole caches while it generates, and its ExLlama kernels have buffers of their own.
+rows (4.35) did otherwise: it casts logits to fp32, and while a token is decoded it holds the caches of the step before
+for all layers (its `generate` keeps `past_key_values` until the step is over). Rows of GPTQ bases are counted and not
+simulated: their ExLlama kernels have buffers of their own.
 """
 
 import argparse
@@ -10,7 +11,8 @@ import csv
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from statistics import median, quantiles
@@ -18,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import Tensor, nn
+from transformers import GenerationMixin, cache_utils
 
 from vramcast.commands.exit_codes import CommandParser, exit_code
 from vramcast.device.profiles import load_profile
@@ -25,7 +28,7 @@ from vramcast.errors import UserError
 from vramcast.jobs.building import build_job
 from vramcast.jobs.targets import BuildRequest, parse_target
 from vramcast.simulation.simulator import Simulator
-from vramcast.virtual_gpu.measurement import Measurement
+from vramcast.virtual_gpu.measurement import Measurement, Status
 
 _FILE = "optimum_inference_a100.csv"
 _MB = 1e6
@@ -56,30 +59,34 @@ def _compare(arguments: argparse.Namespace) -> None:
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     comparable = [row for row in rows if row["model"] in _SIZES and not row["backend.quantization_scheme"]]
+    for mode in ("forward", "generate"):
+        _print_rows(mode, comparable, len(rows))
+
+
+def _print_rows(mode: str, rows: Sequence[dict[str, str]], count: int) -> None:
     start = time.perf_counter()
     errors: dict[str, list[float]] = {"allocated": [], "reserved": []}
-    print(
-        f"{'network':28} {'kind':9} {'batch':>5}  {'allocated':>9} {'simulated':>9}  {'reserved':>9} {'simulated':>9}"
-    )
-    for row in comparable:
+    print(f"{mode:28} {'kind':9} {'batch':>5}  {'allocated':>9} {'simulated':>9}  {'reserved':>9} {'simulated':>9}")
+    for row in rows:
         size, length = (int(row[f"benchmark.input_shapes.{name}"]) for name in ("batch_size", "sequence_length"))
-        peak = _forward(row["model"], size, length)
+        new_tokens = int(row["benchmark.new_tokens"]) if mode == "generate" else None
+        peak = _simulated(row["model"], size, length, new_tokens)
         figures = []
         for name, simulated in (("allocated", peak.allocated_bytes), ("reserved", peak.reserved_bytes)):
-            measured = float(row[f"forward.max_memory_{name}(MB)"])
+            measured = float(row[f"{mode}.max_memory_{name}(MB)"])
             simulated_mb = (simulated or 0) / _MB
             errors[name].append(abs(simulated_mb - measured) / measured)
             figures.append(f"{measured:9,.0f} {simulated_mb:9,.0f}")
-        print(f"{row['model']:28} {row['experiment']:9} {size:5}  {'  '.join(figures)}")
+        print(f"{row['model']:28} {row['experiment']:9} {size:5}  {'  '.join(figures)}", flush=True)
     seconds = time.perf_counter() - start
-    print(f"{len(comparable)} of {len(rows)} rows, forward passes alone, in {seconds:.0f} s; MB = 1e6 bytes")
+    print(f"{len(rows)} of {count} rows in {seconds:.0f} s; MB = 1e6 bytes")
     for name, values in errors.items():
         print(f"{name:9} median error {median(values):.2%}, p90 {quantiles(values, n=10)[-1]:.2%}")
 
 
 @cache
-def _forward(name: str, size: int, length: int) -> Measurement:
-    """Simulate one forward pass in half precision on the device of the rows."""
+def _simulated(name: str, size: int, length: int, new_tokens: int | None) -> Measurement:
+    """Simulate one forward pass, or a generation, in half precision on the device of the rows."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **_SIZES[name]}), encoding="utf-8")
@@ -88,9 +95,35 @@ def _forward(name: str, size: int, length: int) -> Measurement:
     job.steps = 1
     network: Any = job.module
     network.subject.lm_head.register_forward_hook(_as_fp32)
-    options = {"batch_size": size, "dtype": "fp16", "mode": "inference"}
-    peaks = Simulator(job).simulate(options, [load_profile("a100_80gb")]).peaks["a100_80gb"]
-    return peaks.unbounded or peaks.bounded
+    options: dict[str, Any] = {"batch_size": size, "dtype": "fp16", "mode": "inference"}
+    if new_tokens is not None:
+        options |= {"mode": "generate", "new_tokens": new_tokens}
+    with _old_caches():
+        peaks = Simulator(job).simulate(options, [load_profile("a100_80gb")]).peaks["a100_80gb"]
+    return peaks.unbounded if peaks.unbounded and peaks.bounded.status is Status.OOM else peaks.bounded
+
+
+@contextmanager
+def _old_caches() -> Iterator[None]:
+    """Hold the cache of each layer from before a step until the step is over, as release 4.35 does."""
+    layers: Any = cache_utils.DynamicLayer
+    update, mixin = layers.update, GenerationMixin
+    end_of_step: Any = mixin._update_model_kwargs_for_generation
+    held: list[Any] = []
+
+    def updated(self: Any, *args: Any, **kwargs: Any) -> Any:
+        held.append((self.keys, self.values))
+        return update(self, *args, **kwargs)
+
+    def ended(self: Any, *args: Any, **kwargs: Any) -> Any:
+        held.clear()
+        return end_of_step(self, *args, **kwargs)
+
+    layers.update, mixin._update_model_kwargs_for_generation = updated, ended
+    try:
+        yield
+    finally:
+        layers.update, mixin._update_model_kwargs_for_generation = update, end_of_step
 
 
 def _as_fp32(_module: nn.Module, _inputs: Any, logits: Tensor) -> Tensor:

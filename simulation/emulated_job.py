@@ -36,7 +36,7 @@ from vramcast.virtual_gpu.cuda.run_record import StepRecord
 from vramcast.virtual_gpu.measurement import Status
 from vramcast.virtual_gpu.operators.contiguity import suggested_layout
 from vramcast.virtual_gpu.profile import DeviceProfile
-from vramcast.virtual_gpu.replay.simulate import replay_on
+from vramcast.virtual_gpu.replay.simulate import measurement_of, replay_on
 from vramcast.virtual_gpu.tracing.trace import Trace, Tracer, Use
 from vramcast.virtual_gpu.training.loop import MakeInputs, MakeOptimizer, TrainingLoop
 from vramcast.virtual_gpu.training.setup import TrainingSetup
@@ -136,7 +136,9 @@ class EmulatedJob:
     def _peaks(self, simulation: Simulation) -> Any:
         """Return the peaks on the first device: the loop itself ran without a memory limit."""
         peaks = simulation.peaks[self.profile.name]
-        replayed = replay_on(self.trace, self.profile, self._gpu.options)[1]
+        lowered, replayed = replay_on(self.trace, self.profile, self._gpu.options)
+        if replayed.oom_event is None and replayed.peak_reserved_bytes < (peaks.bounded.reserved_bytes or 0):
+            return replace(peaks, bounded=measurement_of(self.trace, self.profile, lowered, replayed))
         if replayed.oom_event is None:
             return peaks
         oom = replace(peaks.bounded, status=Status.OOM, evidence=replayed.oom_message)

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from vramcast.commands.classify.classify_command import main
 from vramcast.commands.classify.job_answers import JobAnswers
@@ -17,6 +18,7 @@ from vramcast.jobs.job import ModuleJob
 from vramcast.jobs.targets import BuildRequest, parse_target
 from vramcast.models.predictor import Predictor
 from vramcast.simulation.simulator import Simulator
+from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 MIB = 2**20
@@ -47,8 +49,8 @@ def _peak(job, **options):
 
 def _held_bytes(job, **options):
     """Return the memory that one more sample of a generation holds at the peak, without what all samples share."""
-    two, four = (_peak(job, batch_size=size, mode="generate", **options).allocated_bytes for size in (32, 64))
-    return (four - two) / 32
+    two, four = (_peak(job, batch_size=size, mode="generate", **options).allocated_bytes for size in (4, 8))
+    return (four - two) / 4
 
 
 def test_a_forward_pass_has_neither_gradients_nor_optimizer_state():
@@ -90,7 +92,7 @@ def test_a_network_is_run_in_evaluation_mode_without_gradients():
     ("config", "cached"),
     [
         (_LLAMA, lambda tokens: 2 * 2 * tokens * (2 * 32) * 4),  # layers, keys and values, tokens, heads of keys
-        (_MLA, lambda tokens: 2 * tokens * 8 * (32 + 16 + 32) * 4),  # keys and values are cached as they are expanded
+        (_MLA, lambda tokens: 2 * tokens * (64 + 16) * 4),  # latents and the rotated part of keys
     ],
     ids=["grouped-query", "latent attention"],
 )
@@ -211,3 +213,15 @@ def test_an_adapter_and_quantised_weights_need_no_training(tmp_path):
     assert adapted - plain == pytest.approx(2 * (1024 * 8 + 8 * 1024) * 4, rel=0.05)  # two layers, in fp32
     packed = _peak(job, quantize="gptq", **options).breakdown["parameters"]
     assert 0.25 * plain < packed < 0.4 * plain  # four bits, with scales; embeddings and head stay
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_inference_mode_takes_the_kernels_of_cuda(context):
+    with CudaEmulation(load_profile(_DEVICE)) as gpu, context():
+        q = torch.empty(2, 4, 512, 64, dtype=torch.float16, device="cuda")
+        before = gpu.memory.allocator.allocated_bytes
+        torch.cuda.reset_peak_memory_stats()
+        out = functional.scaled_dot_product_attention(q, q, q)
+        scores = 2 * 4 * 512 * 512 * 2
+        extra = torch.cuda.max_memory_allocated() - before
+        assert out.numel() * 2 <= extra < out.numel() * 2 + 2**16 < scores, "flash attention has no scores"

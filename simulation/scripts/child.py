@@ -125,7 +125,7 @@ class _Runner:
 
         from vramcast.simulation.scripts.launchers import unwrapped  # noqa: PLC0415
         from vramcast.simulation.scripts.observation import report_of  # noqa: PLC0415
-        from vramcast.simulation.scripts.stop_rule import AUTO, FORWARD_SECONDS, StopRule  # noqa: PLC0415
+        from vramcast.simulation.scripts.stop_rule import ALL, AUTO, FORWARD_SECONDS, StopRule  # noqa: PLC0415
         from vramcast.virtual_gpu.cuda.emulation import CudaEmulation  # noqa: PLC0415
         from vramcast.virtual_gpu.profile import parse_profile  # noqa: PLC0415
         from vramcast.virtual_gpu.replay.length_orders import LengthOrders  # noqa: PLC0415
@@ -156,6 +156,7 @@ class _Runner:
         self._rule = StopRule(
             self._gpu.record, self._gpu.forward, self._gpu.coverage, request["steps"], request["phases"]
         )
+        self._gpu.runs_all_steps = request["phases"] == ALL
         self._gpu.forward.is_allowed = request["steps"] is None and request["phases"] == AUTO
         self._gpu.forward.on_begin.append(Deadline(FORWARD_SECONDS, self._forward_timeout).start)
         self._process = getpid()

@@ -146,6 +146,10 @@ class CudaEmulation:
         self.history = TraceHistory(self.tracer, self.memory, self.record)
         self.record.after_stretch.append(self.history.end_stretch)
         self.memory.after_oom.append(self.record.forget_batch)
+        self.decodings: list[Any] = []
+        """Generations that are running, outermost first."""
+        self.runs_all_steps = False
+        """Steps of a generation are run although they are known from the ones before."""
         self.streams = Streams(self.device, self.tracer)
         self.compiled: WeakSet[nn.Module] = WeakSet()
         """Networks that the script compiles and that run as eager code."""

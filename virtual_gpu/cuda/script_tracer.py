@@ -2,7 +2,8 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -74,6 +75,24 @@ class ScriptTracer(Tracer):  # type: ignore[no-untyped-call]
         """Send events to the memory of a device from now on."""
         self._emit = play
 
+    @contextmanager
+    def rehearsal(self) -> Iterator[list[Event]]:
+        """Take what is allocated for a list of events that reach no device; what is alive afterwards is allocated."""
+        events: list[Event] = []
+        play = self._emit
+        self._emit = events.append
+        try:
+            yield events
+        finally:
+            self._emit = play
+            born = dict.fromkeys(block for block, size in events if block >= 0 and size != FREE)
+            for key, (block, reference) in list(self._live.items()):
+                storage = reference() if block in born else None
+                if storage is not None:
+                    del self._live[key]
+                    self.adopt(storage, self.trace.uses[block])
+            self.give_up(born)
+
     def is_device(self, tensor: Tensor) -> bool:
         """Return True for a tensor on the virtual GPU."""
         return is_meta(tensor) and storage_key(tensor) in self._live
@@ -99,7 +118,7 @@ class ScriptTracer(Tracer):  # type: ignore[no-untyped-call]
                 return out
         if torch.is_inference_mode_enabled() and operator_of(func).is_composite:
             with self:  # outside of inference mode, autograd takes such operators apart before they get here
-                return func.decompose(*args, **(kwargs or {}))
+                return _taken_apart(func, args, kwargs or {})
         if torch._C._get_tracing_state() is not None:
             return self._without_graph(func, types, args, kwargs)
         local = self.local
@@ -243,8 +262,16 @@ class ScriptTracer(Tracer):  # type: ignore[no-untyped-call]
 
     def adopt(self, storage: torch.UntypedStorage, use: Use) -> None:
         """Put a storage without data on the device until it dies."""
+        self._hold(storage, self._birth(storage.nbytes(), use))
+
+    def hand_over(self, block_owner: torch.UntypedStorage, storage: torch.UntypedStorage) -> None:
+        """Let a storage without data have the block of another one."""
+        block, reference = self._live[block_owner._cdata]
+        self._live[block_owner._cdata] = (None, reference)
+        self._hold(storage, block)
+
+    def _hold(self, storage: torch.UntypedStorage, block: int | None) -> None:
         key, live, values, emit = storage._cdata, self._live, self.values, self._emit
-        block = self._birth(storage.nbytes(), use)
 
         def gone(_: Any) -> None:
             last = live.pop(key)[0]  # a resize may have replaced the block
@@ -279,15 +306,26 @@ class ScriptTracer(Tracer):  # type: ignore[no-untyped-call]
 
     def _birth(self, size: int, use: Use) -> int:
         place = place_now() if size >= _PLACED_FROM_BYTES else None
-        operator = self.local.operator
-        if not self._unused:
+        return self._born(size, use, self.owner, place, self.local.operator)
+
+    def birth_like(self, size: int, block: int) -> int:
+        """Allocate a block for what another one holds, which may be gone."""
+        trace = self.trace
+        place, operator = self.source_lines[block], self.operator_names[block]
+        return self._born(size, Use(trace.uses[block]), trace.owners[block], place, operator)
+
+    def _born(self, size: int, use: Use, owner: str, place: str | None, operator: str) -> int:
+        trace = self.trace
+        if self._unused:
+            block = self._unused.pop()
+            self.operator_names[block], self.source_lines[block] = operator, place
+            trace.uses[block], trace.owners[block] = use, owner
+        else:
+            block = len(trace.uses)
             self.source_lines.append(place)
             self.operator_names.append(operator)
-            return super()._birth(size, use)
-        block = self._unused.pop()
-        trace = self.trace
-        self.operator_names[block] = operator
-        self.source_lines[block], trace.uses[block], trace.owners[block] = place, use, self.owner
+            trace.uses.append(use)
+            trace.owners.append(owner)
         if self.stream != MAIN_STREAM:
             trace.streams[block] = self.stream
         self._emit((block, size))
@@ -313,3 +351,11 @@ class ScriptTracer(Tracer):  # type: ignore[no-untyped-call]
             self.trace.uses[entry[0]] = use
             if owner is not None:
                 self.trace.owners[entry[0]] = owner
+
+
+def _taken_apart(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run a composite operator as autograd would: by CUDA's path for tensors without data (operators/cuda_paths.py)."""
+    has_path = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "AutogradMeta")
+    if has_path and any(map(is_meta, tensors_in(args, kwargs))):
+        return func._op_dk(torch._C.DispatchKey.AutogradMeta, *args, **kwargs)
+    return func.decompose(*args, **kwargs)

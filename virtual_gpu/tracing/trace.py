@@ -320,8 +320,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         entry = self._live.get(tensor.untyped_storage()._cdata)
         return entry[0] if entry else None
 
-    def rename(self, blocks: Mapping[int, int]) -> None:
-        """Give living storages other blocks."""
+    def rename(self, blocks: Mapping[int, int | None]) -> None:
+        """Give living storages other blocks, or none."""
         for key, (block, reference) in self._live.items():
             if block in blocks:
                 self._live[key] = (blocks[block], reference)

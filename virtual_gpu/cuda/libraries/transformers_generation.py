@@ -4,6 +4,8 @@ Only a real GPU knows which tokens end a sequence. Without one the greatest leng
 search asks whether it may stop at every step: an unknown answer is no.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from vramcast.virtual_gpu.cuda.devices import META
+from vramcast.virtual_gpu.cuda.libraries.transformers_decoding import (
+    decoding,
+    prompt_of,
+    rehearsal_of,
+    watch_decoding,
+)
 from vramcast.virtual_gpu.cuda.patches import Patches
 from vramcast.virtual_gpu.cuda.run_record import Peak
 
@@ -18,43 +27,63 @@ if TYPE_CHECKING:
     from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
 
 _LONGEST = "a generation runs to its greatest length: only a real GPU knows the tokens that end it"
-_EQUAL = "a generation like an earlier one is not run again: it would have no new peak"
+_AS_PROMPT = ("inputs", "input_ids", "attention_mask")
+_EQUAL = "a generation like an earlier one with a prompt as long is not run again: it would have no new peak"
 
 
 def _apply(module: ModuleType, patches: Patches, gpu: "CudaEmulation") -> None:
     mixin: Any = module.GenerationMixin
     original, record = mixin.generate, gpu.record
-    earlier: dict[Any, _Generation] = {}
+    earlier: dict[Any, list[_Generation]] = {}
 
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if gpu.decodings and gpu.decodings[-1].is_rehearsal:
+            return original(self, *args, **kwargs)
         gpu.assumptions.note(_LONGEST)
         config = kwargs.get("generation_config") or self.generation_config
         token = _token(config, self.generation_config)
-        key = None if record.generating else _signature(self, args, kwargs)
-        if key in earlier and gpu.forward.is_allowed and earlier[key].fits(gpu):
-            gpu.assumptions.note(_EQUAL)
-            return earlier[key].repeated(args, kwargs, token, gpu)
+        prompt = prompt_of(args, kwargs)
+        key = None if record.generating else _signature(self, prompt, args, kwargs)
+        if gpu.forward.is_allowed:
+            for item in earlier.get(key, ()):
+                if item.covers(prompt, gpu):
+                    gpu.assumptions.note(_EQUAL)
+                    return item.repeated(prompt, token, gpu)
         before, window = gpu.memory.allocator.allocated_bytes, Peak()
-        record.windows.append(window)
-        record.generating += 1
-        try:
+        rehearse = None if gpu.runs_all_steps else rehearsal_of(original, self, args, kwargs, config, token)
+        with _counted(gpu, window), decoding(gpu, rehearse) as steps:
             out = original(self, *args, **kwargs)
-        finally:
-            record.generating -= 1
-            record.windows.remove(window)
         if record.generating:  # drafts of an assistant
             return out
         if isinstance(out, Tensor):
+            if steps.length is not None:
+                out = _of_length(out, steps.length, gpu)
             if key is not None:
-                earlier[key] = _Generation(window.allocated_bytes - before, tuple(out.shape))
+                keeps_prompt = not self.config.is_encoder_decoder and _counts_new_tokens(config, kwargs)
+                extra = window.allocated_bytes - before
+                earlier.setdefault(key, []).append(_Generation(extra, tuple(out.shape), prompt.shape[1], keeps_prompt))
             return _without_ends(out, token, gpu)
         if isinstance(getattr(out, "sequences", None), Tensor):
             out["sequences"] = _without_ends(out.sequences, token, gpu)
         return out
 
     patches.set(mixin, "generate", generate)
+    watch_decoding(module, patches, gpu)
     if hasattr(mixin, "_beam_search_has_unfinished_sequences"):
         _beams(mixin, patches, gpu)
+
+
+@contextmanager
+def _counted(gpu: "CudaEmulation", window: Peak) -> Iterator[None]:
+    """Let what runs be a generation, and its peak one of the window."""
+    record = gpu.record
+    record.windows.append(window)
+    record.generating += 1
+    try:
+        yield
+    finally:
+        record.generating -= 1
+        record.windows.remove(window)
 
 
 @dataclass(frozen=True)
@@ -64,35 +93,48 @@ class _Generation:
     extra_bytes: int
     """Bytes of its peak above those that were allocated before."""
     shape: tuple[int, ...]
+    prompt: int
+    """The length of its prompt."""
+    grows_with_prompt: bool
 
-    def fits(self, gpu: "CudaEmulation") -> bool:
-        """Return True if an equal generation would have no new peak."""
-        return gpu.memory.allocator.allocated_bytes + self.extra_bytes <= gpu.record.peak.allocated_bytes
+    def covers(self, prompt: Tensor, gpu: "CudaEmulation") -> bool:
+        """Return True if a generation behind another prompt would have no new peak."""
+        fits = gpu.memory.allocator.allocated_bytes + self.extra_bytes <= gpu.record.peak.allocated_bytes
+        return fits and prompt.shape[1] <= self.prompt
 
-    def repeated(self, args: Any, kwargs: Any, token: int, gpu: "CudaEmulation") -> Tensor:
-        """Return what an equal generation would: the prompt with ordinary tokens."""
-        out = torch.full(self.shape, token, device=gpu.device)
-        prompt = next(item for item in (*args[:1], kwargs.get("inputs"), kwargs.get("input_ids")) if item is not None)
-        if prompt.dtype == out.dtype and prompt.shape[0] == out.shape[0] and prompt.shape[1] <= out.shape[1]:
+    def repeated(self, prompt: Tensor, token: int, gpu: "CudaEmulation") -> Tensor:
+        """Return what a generation behind another prompt would: the prompt with ordinary tokens."""
+        rows, length = self.shape
+        length -= self.prompt - prompt.shape[1] if self.grows_with_prompt else 0
+        out = torch.full((rows, length), token, device=gpu.device)
+        if prompt.dtype == out.dtype and prompt.shape[0] == rows and prompt.shape[1] <= length:
             out[:, : prompt.shape[1]] = prompt
         return out
 
 
-def _signature(network: Any, args: Any, kwargs: Any) -> Any:
-    """Return what an equal generation has in common with one; None if its prompt is not tokens."""
-    prompt = _prompt(args, kwargs)
+def _counts_new_tokens(config: Any, kwargs: Any) -> bool:
+    return any(value is not None for value in (kwargs.get("max_new_tokens"), getattr(config, "max_new_tokens", None)))
+
+
+def _signature(network: Any, prompt: Any, args: Any, kwargs: Any) -> Any:
+    """Return what a generation has in common with one that differs in the length of its prompt alone.
+
+    Return None if its prompt is not tokens.
+    """
     if not isinstance(prompt, Tensor) or prompt.dim() != 2 or prompt.is_floating_point():
         return None
-    shown = [f"{name}={_shown(value)}" for name, value in sorted(kwargs.items())]
-    return (id(network), network.training, torch.is_grad_enabled(), *map(_shown, args), *shown)
+    shown = [
+        f"{name}={_shown(value, prompt.shape if name in _AS_PROMPT else None)}"
+        for name, value in sorted(kwargs.items())
+    ]
+    first = [_shown(item, prompt.shape) for item in args]
+    return (id(network), network.training, torch.is_grad_enabled(), prompt.shape[0], *first, *shown)
 
 
-def _prompt(args: Any, kwargs: Any) -> Any:
-    return args[0] if args else kwargs.get("inputs", kwargs.get("input_ids"))
-
-
-def _shown(value: Any) -> str:
-    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+def _shown(value: Any, of_prompt: Any) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    return f"{value.dtype} {'as the prompt' if value.shape == of_prompt else tuple(value.shape)}"
 
 
 def _beams(mixin: Any, patches: Patches, gpu: "CudaEmulation") -> None:
@@ -131,6 +173,15 @@ def _without_ends(sequences: Tensor, token: int, gpu: "CudaEmulation") -> Tensor
         sequences = sequences.clone()  # a part of a larger tensor
         gpu.tracer.values.assume(sequences, token)
     return sequences
+
+
+def _of_length(sequences: Tensor, length: int, gpu: "CudaEmulation") -> Tensor:
+    """Return sequences of a greater length, whose block is as large already."""
+    with gpu.users_meta():
+        longer = torch.empty(sequences.shape[0], length, dtype=sequences.dtype, device=META)
+    gpu.tracer.hand_over(sequences.untyped_storage(), longer.untyped_storage())
+    longer[:, : sequences.shape[1]] = sequences
+    return longer
 
 
 def _lengthened(sequences: Tensor, length: int) -> Tensor:

@@ -49,7 +49,9 @@ def _apply_models(module: ModuleType, patches: Patches, gpu: "CudaEmulation") ->
         if config is None:
             config = cls.config_class.from_pretrained(name)
         weights = _weights(cls, config, kwargs, gpu)
-        return original(cls, None, *args, config=config, state_dict=weights, **kwargs)
+        network = original(cls, None, *args, config=config, state_dict=weights, **kwargs)
+        network.config.name_or_path = network.name_or_path = str(name)  # the same call may be made again by this name
+        return network
 
     patches.set(model_class, "from_pretrained", classmethod(from_pretrained))
 
