@@ -105,8 +105,8 @@ class DecodingSteps:
         """Return True if some steps are those to come, of which the last one comes `distance` after the last so far."""
         for back, step in enumerate(reversed(later)):
             place = distance - back
-            known = self.template(place, period)
-            if known.operations != step.operations or self.sizes(place, period) != step.sizes:
+            repeated = self.template(place, period)
+            if repeated.operations != step.operations or self.sizes(place, period) != step.sizes:
                 return False
         return True
 
