@@ -15,6 +15,7 @@ from vramcast.jobs.targets import GPUMEMNET
 from vramcast.models import load
 from vramcast.models.answer import Answer
 from vramcast.models.predictor import Question
+from vramcast.simulation.exported_job import read_export, simulated_on
 from vramcast.simulation.simulator import Simulator
 
 
@@ -24,6 +25,9 @@ def answers_on(job: Mapping[str, Any], devices: Collection[str], checkpoint: str
     if "target" in job:
         named = NamedJob.of(job)
         target, simulation = named.target, Simulator(build_job(named.build)).simulate(named.options, profiles)
+    elif "export" in job:
+        target, simulation = read_export(job["export"])
+        simulated_on(simulation, set(devices))
     else:
         target, spec = _spec(job)
         simulation = Simulator(SpecJob(spec)).simulate({}, profiles)

@@ -1,6 +1,8 @@
 """Slurm's plugins under a real Lua, with a stub of Slurm's API and a service on loopback."""
 
+import hashlib
 import importlib
+import json
 import re
 import shutil
 import subprocess
@@ -313,6 +315,36 @@ def test_the_client_side_waits_longer_and_reads_the_script(tmp_path: Path, lua: 
         assert commented["gres"] == "nvme:1,shard:7"
         assert slurm.call("slurm_cli_pre_submit", {"argv": ["/nowhere/job.sh"]}).keys() == {"argv"}
         assert slurm.call("slurm_cli_setup_defaults", {}) == slurm.call("slurm_cli_post_submit", {}) == {}
+
+
+@pytest.mark.parametrize("lua", ["lua51", "lua53"])
+def test_an_exported_job_is_read_by_the_command_and_never_by_slurmctld(
+    tmp_path: Path, lua: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("pass\n")
+    hashes = {"train.py": hashlib.sha256(b"pass\n").hexdigest(), "$(touch bad).py": "0" * 64, "gone.py": "0" * 64}
+    export = json.dumps({"vramcast_job": 1, "code": hashes}, separators=(",", ":"))
+    (tmp_path / "job.json").write_text(export)
+    (tmp_path / "large.json").write_text("{" + 200_000 * " " + "}")
+    script = "#!/bin/bash\n#VRAMCAST job.json\n"
+    (tmp_path / "job.sh").write_text(script)
+    with loopback((200, ANSWER)) as service:
+        slurm = Slurm(tmp_path, "cli_filter", service.url, lua)
+        assert slurm.call("slurm_cli_pre_submit", {"argv": ["job.sh"]})["gres"] == "shard:7"
+        assert service.asked[0][1].decode() == export
+        assert not any("changed" in line for line in slurm.lua.globals().slurm.logged.values())
+        (tmp_path / "train.py").write_text("print()\n")
+        slurm.call("slurm_cli_pre_submit", {"argv": ["job.sh"]})
+        assert any("train.py changed since" in line for line in slurm.lua.globals().slurm.logged.values())
+        for missing in ("none.json", "large.json"):
+            assert "gres" not in slurm.call("slurm_cli_pre_submit", {"comment": f"vramcast:{missing}"})
+        assert len(service.asked) == 2
+        daemon = Slurm(tmp_path, "job_submit", service.url, lua)
+        assert "tres_per_node" not in daemon.call("slurm_job_submit", {"script": script})
+        assert any("reads no files" in line for line in daemon.lua.globals().slurm.logged.values())
+        assert len(service.asked) == 2
+    assert not (tmp_path / "bad").exists()
 
 
 def test_the_token_is_sent_but_not_on_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

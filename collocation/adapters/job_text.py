@@ -11,6 +11,8 @@ from vramcast.jobs.targets import LIBRARIES
 _LONGEST = 200_000
 """Kubernetes allows 256 KiB for all annotations of an object (apimachinery, validation/objectmeta.go)."""
 
+FORMAT = "vramcast_job"
+"""The key of an exported job (simulation/exported_job.py), named here because clients import nothing of it."""
 _LONGEST_NUMBER = 20
 
 
@@ -30,6 +32,8 @@ def job_of_text(text: str) -> dict[str, Any]:
         job = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise UserError(f"expected a job as JSON or a name, found text that is neither ({error}): fix it") from error
+    if FORMAT in job:
+        return {"export": job}
     return {"spec": job} if "family" in job else dict(job)
 
 

@@ -31,6 +31,7 @@ from vramcast.collocation.service.old_history import import_history
 from vramcast.collocation.service.operations import JobForecast, OperationsLog
 from vramcast.collocation.service.requests import (
     AnyJobBody,
+    ExportJobBody,
     FeaturesJobBody,
     FileJobBody,
     ForgetBody,
@@ -47,6 +48,7 @@ from vramcast.collocation.service.tables import (
     check_quick,
     id_of_file,
     id_of_table,
+    question_of_export,
     question_of_features,
     question_of_file,
     question_of_network,
@@ -252,9 +254,7 @@ class Engine:
 
     def _title(self, job: AnyJobBody) -> str:
         """Return the name of a job for operators."""
-        if isinstance(job, FileJobBody):
-            return "file"
-        return target_of(job, self.traced(job)) if isinstance(job, TracedBody) else "layer table"
+        return target_of(job, self.traced(job)) if isinstance(job, TracedBody) else title_of(job)
 
     async def observe(self, observation: ObservationBody | ForgetBody) -> dict[str, Any]:
         """Store or remove an observation, and return the history of its job as it is sent to the client."""
@@ -302,7 +302,7 @@ class Engine:
 
     async def _check(self, job: AnyJobBody, device: str) -> None:
         """Refuse a job that `classify` would refuse. Nothing is traced."""
-        if isinstance(job, FileJobBody | TableJobBody | FeaturesJobBody):
+        if isinstance(job, FileJobBody | TableJobBody | FeaturesJobBody | ExportJobBody):
             await self._question(job, device, (device,))
             return
         spec, limits = self.traced(job), self.settings.limits
@@ -354,6 +354,8 @@ class Engine:
             return await self.batcher.call(question_of_features, job, profile)
         if isinstance(job, FileJobBody):
             return await self.batcher.call(question_of_file, job, await self._network(job), profile)
+        if isinstance(job, ExportJobBody):
+            return await self.batcher.call(question_of_export, job, profile)
         traced = self.traced(job)
         if isinstance(traced, NamedJob) and is_quick(job):
             check_quick(traced.training)
@@ -428,6 +430,13 @@ def check_peak(peak_mib: float, profile: DeviceProfile) -> None:
 def is_quick(job: AnyJobBody) -> bool:
     """Return whether a job is answered from its layers alone."""
     return isinstance(job, TargetJobBody) and job.quick
+
+
+def title_of(job: AnyJobBody) -> str:
+    """Return the name of a job that is not simulated here."""
+    if isinstance(job, ExportJobBody):
+        return str(job.export.target)
+    return "file" if isinstance(job, FileJobBody) else "layer table"
 
 
 def target_of(job: TracedBody, traced: TracedJob) -> str:

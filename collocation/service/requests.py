@@ -12,7 +12,7 @@ from vramcast.jobs.job_request import NAMED_KEYS, TRAINING_OPTIONS
 from vramcast.jobs.spec import NETWORK_INPUT
 from vramcast.models.advice.unknowns import UNKNOWNS
 from vramcast.virtual_gpu.distributed.parallelism import PARALLEL_OPTIONS
-from vramcast.virtual_gpu.training.setup import OPTIONS, Option, TrainingSetup
+from vramcast.virtual_gpu.training.setup import LOSSES, OPTIONS, Option, TrainingSetup
 
 Made = TypeVar("Made")
 _LARGEST = 2**40
@@ -24,6 +24,7 @@ Bytes = Annotated[int, Field(ge=0, le=2**50)]
 Mib = Annotated[float, Field(ge=0, le=2**30, allow_inf_nan=False)]
 Text = Annotated[str, Field(max_length=100)]
 Shape = Annotated[list[Amount], Field(max_length=8)]
+Notes = Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=64)]
 Factor = int | float | str | bool | None | list[list[Count]]
 
 
@@ -45,15 +46,15 @@ def _kind(option: Option) -> Any:
     return kind
 
 
-def _training_fields() -> dict[str, Any]:
-    """Return the fields of a request's training, as `TrainingSetup` defines its options."""
+def _training_fields(**more: Any) -> dict[str, Any]:
+    """Return the fields of a request's training, as `TrainingSetup` defines its options; `more` replaces some."""
     kinds: dict[str, Any] = {}
     for item in fields(TrainingSetup):
         option = OPTIONS[item.name]
         kind = _kind(option)
         default = ... if item.default is MISSING else item.default
         kinds[item.name] = (kind | None if default is None else kind, Field(default, description=option.help))
-    return kinds
+    return {**kinds, **more}
 
 
 _DEGREE = Annotated[int, Field(ge=1, le=4096)]
@@ -151,6 +152,49 @@ class FeaturesBody(StrictBody):
     family: Text | None = None
 
 
+class ExportTraining(
+    create_model("ExportTrainingOptions", __base__=StrictBody, **_training_fields(loss=(Literal[LOSSES], LOSSES[0])))  # type: ignore[misc]
+):
+    """How a network was trained where its code is; it may have a loss of its own."""
+
+
+class MeasurementBody(StrictBody):
+    """The peaks of a simulated run."""
+
+    status: Literal["ok", "oom"]
+    requested_bytes: Bytes | None = None
+    allocated_bytes: Bytes | None = None
+    reserved_bytes: Bytes
+    device_used_bytes: Bytes | None = None
+    trial_bytes: Bytes | None = None
+    tried_bytes: Bytes | None = None
+    breakdown: Annotated[dict[Text, Bytes], Field(max_length=32)] = {}
+    notes: Notes = []
+
+
+class PeaksBody(StrictBody):
+    """The peaks on a device, and without its limit where they differ."""
+
+    bounded: MeasurementBody
+    unbounded: MeasurementBody | None = None
+
+
+class ExportBody(StrictBody):
+    """A job as `vramcast classify --export` and `vramcast run --export` write it."""
+
+    vramcast_job: Literal[1]
+    version: Text = ""
+    target: Annotated[str, Field(min_length=1, max_length=400)]
+    training: ExportTraining
+    family: Text | None = None
+    table: TableBody
+    peaks: Annotated[dict[Text, PeaksBody], Field(min_length=1, max_length=64)]
+    """By device."""
+    notes: Notes = []
+    code: Annotated[dict[str, Text], Field(max_length=1000)] = {}
+    """SHA-256 of the files of the code, which clients compare; the service has no files."""
+
+
 class JobOptions(StrictBody):
     """The options of every job."""
 
@@ -234,9 +278,15 @@ class FeaturesJobBody(JobOptions):
     features: FeaturesBody
 
 
+class ExportJobBody(JobOptions):
+    """A job that was simulated where its code is."""
+
+    export: ExportBody
+
+
 def _kind_of(value: Any) -> str:
     """Return the form of a job; without any, the spec is missing."""
-    for kind in ("jobs", "target", "name", "file", "table", "features"):
+    for kind in ("jobs", "target", "name", "file", "table", "features", "export"):
         if (isinstance(value, dict) and kind in value) or (isinstance(value, BaseModel) and hasattr(value, kind)):
             return kind
     return "spec"
@@ -249,9 +299,10 @@ _One = (
     | Annotated[FileJobBody, Tag("file")]
     | Annotated[TableJobBody, Tag("table")]
     | Annotated[FeaturesJobBody, Tag("features")]
+    | Annotated[ExportJobBody, Tag("export")]
 )
 JobBody = Annotated[_One, Discriminator(_kind_of)]
-AnyJobBody = SpecJobBody | TargetJobBody | NamedJobBody | FileJobBody | TableJobBody | FeaturesJobBody
+AnyJobBody = SpecJobBody | TargetJobBody | NamedJobBody | FileJobBody | TableJobBody | FeaturesJobBody | ExportJobBody
 
 
 class JobsBody(StrictBody):

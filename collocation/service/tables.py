@@ -3,12 +3,20 @@
 from dataclasses import replace
 
 from vramcast.collocation.named_job import NamedJob
-from vramcast.collocation.service.requests import FeaturesJobBody, FileJobBody, TableBody, TableJobBody, TrainingBody
+from vramcast.collocation.service.requests import (
+    ExportJobBody,
+    FeaturesJobBody,
+    FileJobBody,
+    TableBody,
+    TableJobBody,
+    TrainingBody,
+)
 from vramcast.errors import UserError
 from vramcast.jobs.analysis.optimizers import OPTIMIZERS
 from vramcast.jobs.network_files.description import NetworkDescription
 from vramcast.jobs.spec import LayerRecord, LayerTable
 from vramcast.models.predictor import Question
+from vramcast.simulation.exported_job import read_export, simulated_on
 from vramcast.virtual_gpu.canonical import content_hash, without_defaults
 from vramcast.virtual_gpu.measurement import Measurement, Status
 from vramcast.virtual_gpu.profile import DeviceProfile
@@ -20,8 +28,13 @@ def training_of(body: TrainingBody) -> TrainingSetup:
     return TrainingSetup(**body.model_dump(exclude_unset=True))
 
 
-def id_of_table(job: TableJobBody | FeaturesJobBody) -> str:
+def id_of_table(job: TableJobBody | FeaturesJobBody | ExportJobBody) -> str:
     """Return a hash over everything that decides the memory, like the id of a spec; names of layers do not."""
+    if isinstance(job, ExportJobBody):
+        export = job.export
+        table = export.table.model_dump(exclude={"layers": {"__all__": {"name"}}}, exclude_none=True)
+        training = TrainingSetup(**export.training.model_dump(exclude_unset=True)).without_rate
+        return content_hash({"table": table, "training": without_defaults(training), "exported": True})
     body = job if isinstance(job, TableJobBody) else job.features
     table = body.table.model_dump(exclude={"layers": {"__all__": {"name"}}}, exclude_none=True)
     simulated = None if isinstance(job, TableJobBody) else job.features.simulated.model_dump()
@@ -63,6 +76,14 @@ def id_of_file(job: FileJobBody, network: NetworkDescription) -> str:
     layers = [replace(layer, name="").to_json() for layer in network.table.layers]
     training = without_defaults(training_of(job.training).without_rate)
     return content_hash({"layers": layers, "input": network.table.input_elements, "training": training})
+
+
+def question_of_export(job: ExportJobBody, profile: DeviceProfile) -> Question:
+    """Return the question for a job that was simulated where its code is."""
+    target, simulation = read_export(job.export.model_dump(exclude_unset=True))
+    _check_known(simulation.training)
+    simulated_on(simulation, {profile.name})
+    return Question.of_simulation(target, simulation, profile)
 
 
 def question_of_features(job: FeaturesJobBody, profile: DeviceProfile) -> Question:

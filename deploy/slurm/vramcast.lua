@@ -21,7 +21,8 @@ local settings = {
     user_seconds = 5, -- for the answer: a new network is simulated
     pause_seconds = 10, -- after a timeout, nothing is asked for so long
     longest = 20000, -- characters of a description
-    mark = "#VRAMCAST", -- in a script: '#VRAMCAST {"family": ...}' or '#VRAMCAST name'
+    longest_file = 200000, -- of an exported job
+    mark = "#VRAMCAST", -- in a script: '#VRAMCAST {"family": ...}', '#VRAMCAST name', or '#VRAMCAST job.json', an exported job
     prefix = "vramcast:", -- in a comment: 'vramcast:name'
 }
 
@@ -53,6 +54,46 @@ local function description_of(script, comment)
         return trimmed(comment:sub(#settings.prefix + 1))
     end
     return nil
+end
+
+-- Return the first file of an exported job's code that is not as it was; names that a shell would interpret are left out.
+local function changed_file(export)
+    for path, hash in export:gmatch('"([%w%._/-]+)":"(%x+)"') do
+        local file = #hash == 64 and path:sub(1, 1) ~= "-" and io.open(path, "r")
+        local pipe = file and io.popen("sha256sum " .. path .. " 2>/dev/null", "r")
+        local sum = pipe and (pipe:read("*a") or ""):match("^%x+")
+        if file then
+            file:close()
+        end
+        if pipe then
+            pipe:close()
+        end
+        if sum and sum ~= hash then
+            return path
+        end
+    end
+    return nil
+end
+
+-- Return the contents of an exported job in place of the name of its file. Only a command of the user reads files.
+local function with_export(description)
+    if not description or not description:match("^[^{%s]+%.json$") then
+        return description
+    end
+    local file = io.open(description, "r")
+    local text = file and file:read(settings.longest_file + 1)
+    if file then
+        file:close()
+    end
+    if not text or #text > settings.longest_file then
+        slurm.log_info("vramcast: no exported job of at most %d characters in %s", settings.longest_file, description)
+        return nil
+    end
+    local changed = changed_file(text)
+    if changed then
+        slurm.log_info("vramcast: %s changed since %s was exported: export it again", changed, description)
+    end
+    return text
 end
 
 -- A value in curl's configuration file (man curl, --config).
@@ -148,9 +189,8 @@ local function ask(description, seconds)
     return parsed(text)
 end
 
--- Return the answer for the job in a script or comment; nil if there is no job, or no answer, which is logged.
-local function answer_for(script, comment, seconds)
-    local description = description_of(script, comment)
+-- Return the answer for a described job; nil if there is no job, or no answer, which is logged.
+local function answer_for(description, seconds)
     if not description then
         return nil
     elseif os.time() < paused_until then
@@ -244,7 +284,12 @@ local function size_in_slurmctld(job)
     if decided(job.tres_per_job, job.tres_per_node, job.tres_per_socket, job.tres_per_task) or wants_none(job.script) then
         return false -- also after cli_filter, which has told the user
     end
-    local answer = answer_for(job.script, job.comment, settings.slurmctld_seconds)
+    local description = description_of(job.script, job.comment)
+    if description and description:match("^[^{%s]+%.json$") then
+        slurm.log_info("vramcast: slurmctld reads no files of users: %s is for cli_filter.lua", description)
+        return false
+    end
+    local answer = answer_for(description, settings.slurmctld_seconds)
     if not answer then
         return false
     end
@@ -290,7 +335,7 @@ local function size_in_command(options)
     if os.getenv("SLURM_JOB_ID") and options["type"] ~= "sbatch" then
         return false -- a step of a job, whose shards are allocated
     end
-    local answer = answer_for(script_of(options), options["comment"], settings.user_seconds)
+    local answer = answer_for(with_export(description_of(script_of(options), options["comment"])), settings.user_seconds)
     if not answer then
         return false
     end

@@ -98,6 +98,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--fast", action="store_true", default=None, help="answer from the layers alone after one forward pass")
     add("--check", action="store_true", help="exit with 1 if the job does not fit safely")
     add("--jobs", metavar="FILE", help="classify many jobs, one JSON object a line; with --json")
+    add("--export", type=Path, metavar="FILE", help="write the job for schedulers that cannot run its code")
     add("--plot", type=Path, metavar="FILE", help="draw the memory over the steps (.png or .svg)")
     return parser
 
@@ -183,12 +184,18 @@ def _one(arguments: argparse.Namespace, simulators: Simulators) -> int:
         from vramcast.models.timeline import check_picture
 
         check_picture(arguments.plot)
+    if arguments.export:
+        from vramcast.simulation.exported_job import check_export_path
+
+        check_export_path(arguments.export)
     with progress(request.target):
         subject = simulators.start(request)
         text, answer = _rendered(arguments, request, subject, simulators, start)
     print(text, end="")
     if arguments.plot:
         _plot(arguments.plot, request, simulators.start(request))
+    if arguments.export:
+        _export(arguments.export, request, simulators.start(request))
     return checked(arguments.check, answer.verdict == FITS)
 
 
@@ -256,6 +263,22 @@ def progress(target: str) -> Iterator[None]:
         print(f"simulated {target} in {time.perf_counter() - start:.1f} s", file=sys.stderr)
 
 
+def _export(path: Path, request: ClassifyRequest, subject: Any) -> None:
+    from vramcast.device.profiles import gpu_profiles, load_profile
+    from vramcast.jobs.spec import LayerTable
+    from vramcast.jobs.targets import parse_target
+    from vramcast.simulation.exported_job import exported_job, write_export
+
+    if isinstance(subject, LayerTable):
+        raise UserError(f"expected a network to export to {path}, found a layer table: send the table itself")
+    profiles = {item.name: item for item in (load_profile(request.device), *gpu_profiles())}
+    simulation = subject.simulate(request.options, list(profiles.values()))
+    target = None if is_document(request.target) else parse_target(request.target)
+    code = Path(target.name) if target is not None and target.kind == "file" else None
+    write_export(path, exported_job(request.target, simulation, code))
+    print(f"{path} written", file=sys.stderr)
+
+
 def _plot(path: Path, request: ClassifyRequest, subject: Any) -> None:
     from vramcast.device.profiles import load_profile
     from vramcast.models.timeline import draw_timeline, timeline_table
@@ -272,9 +295,9 @@ def _many(arguments: argparse.Namespace, simulators: Simulators) -> int:
     """Classify the jobs of a file; return the exit code, which tells whether a line failed."""
     if not arguments.json:
         raise UserError("expected --json beside --jobs, found none: add it")
-    if arguments.target is not None or arguments.plot:
-        extra = arguments.target or "--plot"
-        raise UserError(f"expected neither a target nor --plot beside --jobs, found {extra}: leave it out")
+    if arguments.target is not None or arguments.plot or arguments.export:
+        extra = arguments.target or ("--plot" if arguments.plot else "--export")
+        raise UserError(f"expected neither a target nor --plot or --export beside --jobs, found {extra}: leave it out")
     lines = list(numbered_lines(_contents(arguments.jobs)))
     from vramcast.commands.classify.job_answers import answer_request
 

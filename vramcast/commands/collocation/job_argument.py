@@ -6,16 +6,30 @@ from typing import Any
 
 from vramcast.collocation.adapters.job_text import job_of_text
 from vramcast.errors import UserError
+from vramcast.jobs.code_files import changed_files
 from vramcast.jobs.targets import GPUMEMNET, LIBRARIES
 
-FORMS = "a spec as JSON, a file with one, gpumemnet:NAME, 'timm:resnet50 batch_size=32', or - for stdin"
+FORMS = (
+    "a spec as JSON, a file with one or with an export, gpumemnet:NAME, 'timm:resnet50 batch_size=32', or - for stdin"
+)
 
 _NAMES = (GPUMEMNET, *(f"{library}:" for library in LIBRARIES))
 
 
 def read_job(argument: str) -> dict[str, Any]:
     """Return the job as the service accepts it."""
-    return job_of_text(_text(argument))
+    job = job_of_text(_text(argument))
+    if "export" in job:
+        _compare_code(argument, job["export"])
+    return job
+
+
+def _compare_code(argument: str, export: dict[str, Any]) -> None:
+    """Say on stderr which files of the code have changed since a job was exported."""
+    hashes = export.get("code")
+    if isinstance(hashes, dict) and (changed := changed_files(hashes, Path.cwd())):
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        print(f"vramcast: {changed[0]}{more} changed since {argument} was exported: export it again", file=sys.stderr)
 
 
 def _text(argument: str) -> str:

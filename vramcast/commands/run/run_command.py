@@ -66,6 +66,9 @@ def make_parser() -> CommandParser:
     parser.add_argument("--checkpoint", default=CHECKPOINT, metavar="NAME", help="the estimator: a name or directory")
     parser.add_argument("--check", action="store_true", help="exit with 1 if the job does not fit safely")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--export", type=Path, metavar="FILE", help="write the job for schedulers that cannot run its code"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the memory over the run (.png or .svg)")
     parser.add_argument("--snapshot", type=Path, metavar="FILE", help="write a snapshot for pytorch.org/memory_viz")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help=argparse.SUPPRESS)
@@ -77,6 +80,10 @@ def _run(argv: list[str]) -> int:
     arguments = make_parser().parse_args(own)
     options = _options(arguments)
     parsed = parse_command([*arguments.command, *command])  # a wrong one is refused before torch is imported
+    if arguments.export:
+        from vramcast.simulation.exported_job import check_export_path  # noqa: PLC0415
+
+        check_export_path(arguments.export)
     if arguments.plot:
         from vramcast.models.timeline import check_picture  # noqa: PLC0415
 
@@ -189,6 +196,7 @@ def _print(
     devices = list({item.name: item for item in (profile, *gpu_profiles())}.values())
     questions = [Question.of_simulation(title, simulation, item) for item in devices]
     answers = predictor.answers(questions, arguments.risk, arguments.bucket_mib)
+    simulated_mib = answers[0].safe_mib
     answers = [covers_long_run(replace(item, missing=report.missing), report) for item in answers]
     answer = replace(answers[0], seconds=time.perf_counter() - start)
     names = {item.name for item in gpu_profiles()}
@@ -204,4 +212,23 @@ def _print(
 
         draw_timeline(timeline_table(report.curve), f"{title} on {profile.title}, simulated", arguments.plot)
         print(f"{arguments.plot} written", file=sys.stderr)
+    if arguments.export:
+        _export(arguments.export, command, report, answer, simulated_mib)
     return answer
+
+
+def _export(path: Path, command: ScriptCommand, report: RunReport, answer: Answer, simulated_mib: float) -> None:
+    """Write the job, with notes on what an answer elsewhere cannot know of the run."""
+    from vramcast.simulation.exported_job import exported_job, write_export  # noqa: PLC0415
+
+    simulation: Any = report.simulation
+    code = Path(command.program.name) if command.program.kind == "file" else None
+    missing = tuple(f"the run did not reach: {phase}" for phase in answer.missing)
+    grown = (
+        f"batches vary: {answer.safe_mib:.0f} MiB is safe for a long run on {answer.device}, {simulated_mib:.0f} for "
+        "the simulated steps"
+    )
+    job = exported_job(command.program.title, simulation, code)
+    notes = [*job["notes"], *missing, *([grown] if answer.safe_mib > simulated_mib else ())]
+    write_export(path, {**job, "notes": notes})
+    print(f"{path} written", file=sys.stderr)
