@@ -43,7 +43,7 @@ def test_the_answer_is_that_of_classify() -> None:
         answer = (await service.post("/v1/classify", job)).json
         for name in ("estimate_mib", "safe_mib", "reserved_mib", "breakdown_mib", "target", "verdict"):
             assert answer[name] == expected.to_dict()[name]
-        quick = (await service.post("/v1/classify", {**job, "quick": True})).json
+        quick = (await service.post("/v1/classify", {**job, "fast": True})).json
         assert (quick["checkpoint"], quick["reserved_mib"]) == ("universal_layers", None)
         assert quick["estimate_mib"] == pytest.approx(expected.estimate_mib, rel=0.5)
 
@@ -59,7 +59,7 @@ def test_a_network_is_built_once_for_all_its_trainings(monkeypatch: pytest.Monke
     tracing._BUILT.clear()
 
     async def scenario(service: Service) -> None:
-        for more in ({}, {"batch_size": 8}, {"dtype": "bf16"}, {"quick": True}):
+        for more in ({}, {"batch_size": 8}, {"dtype": "bf16"}, {"fast": True}):
             assert (await service.post("/v1/classify", {**RESNET, **more})).status == 200
         answer = (await service.post("/v1/classify", {**RESNET, "max_batch": True})).json
         assert answer["max_batch_size"] > 8
@@ -83,7 +83,7 @@ def test_a_network_is_built_once_for_all_its_trainings(monkeypatch: pytest.Monke
         ({"target": "hf:gpt2", "step": "f"}, "Extra inputs"),
         ({"target": "timm:resnet18", "length": 8}, "beside an hf: target"),
         ({"target": "hf:gpt2", "parallel": "fsdp2"}, "world_size"),
-        ({"target": "hf:gpt2", "parallel": "ddp", "world_size": 2, "quick": True}, "one GPU beside quick"),
+        ({"target": "hf:gpt2", "parallel": "ddp", "world_size": 2, "fast": True}, "one GPU beside fast"),
         ({"target": "hf:gpt2", "quantize": "nf4"}, "expected an adapter"),
         ({"target": "hf:gpt2", "batch_size": 0}, "greater than or equal to 1"),
     ],

@@ -46,7 +46,7 @@ def test_a_form_is_a_job_that_the_service_accepts_and_its_text_is_the_same_job()
     ]
     made = evaluated(
         "values[0].map((form) => { const job = logic.jobOf({...logic.START, ...form});"
-        "return [job, logic.textOf(job), logic.isQuick(job), logic.commandOf(job, 't4'), logic.yamlOf(job)]; })",
+        "return [job, logic.textOf(job), logic.isFast(job), logic.commandOf(job, 't4'), logic.yamlOf(job)]; })",
         forms,
     )
     for job, text, _, command, yaml in made:
@@ -55,7 +55,7 @@ def test_a_form_is_a_job_that_the_service_accepts_and_its_text_is_the_same_job()
         assert command.startswith(f"vramcast classify {job['target']} --batch-size ")
         assert command.endswith("--device t4")
         assert f'vramcast/job: "{job["target"]} ' in yaml
-    assert [quick for _, _, quick, _, _ in made] == [True, False, True, False, False]
+    assert [fast for _, _, fast, _, _ in made] == [True, True, True, False, False]
     assert made[1][0]["lora"] == "r=8,targets=all-linear"
     assert "--optimizer 'sgd(momentum=0.9)'" in made[2][3]
 

@@ -45,7 +45,7 @@ from vramcast.collocation.service.searches import JobVariants, Searches
 from vramcast.collocation.service.settings import Limits, Settings
 from vramcast.collocation.service.storage_access import StorageAccess
 from vramcast.collocation.service.tables import (
-    check_quick,
+    check_fast,
     id_of_file,
     id_of_table,
     question_of_export,
@@ -214,7 +214,7 @@ class Engine:
     async def estimates(self, job: AnyJobBody, devices: Iterable[str | None]) -> dict[str | None, EstimatedJob]:
         """Return the answers to a job on several devices, for which it is traced once."""
         names = self._names(job, devices)
-        if isinstance(job, TracedBody) and not is_quick(job):
+        if isinstance(job, TracedBody) and not is_fast(job):
             await self.traces.simulation(self.traced(job), tuple(sorted(set(names.values()))))
         job_id = await self._job_id(job)
         estimates = await asyncio.gather(*(self._on(job, job_id, name, names.values()) for name in names.values()))
@@ -247,7 +247,7 @@ class Engine:
     async def _on(self, job: AnyJobBody, job_id: bytes, device: str, devices: Iterable[str]) -> EstimatedJob:
         estimated = await self._ask(await self._question(job, device, tuple(sorted(set(devices)))), job)
         key = _key(job_id, device)
-        if not is_quick(job):  # nobody reserves by a quick answer
+        if not is_fast(job):  # nobody reserves by a fast answer
             answer = estimated.answer
             self.operations.forecast(key, JobForecast(self._title(job), answer.estimate_mib, answer.safe_mib))
         return replace(estimated, observed=await self.history.get(key))
@@ -357,8 +357,8 @@ class Engine:
         if isinstance(job, ExportJobBody):
             return await self.batcher.call(question_of_export, job, profile)
         traced = self.traced(job)
-        if isinstance(traced, NamedJob) and is_quick(job):
-            check_quick(traced.training)
+        if isinstance(traced, NamedJob) and is_fast(job):
+            check_fast(traced.training)
             table = await self.traces.table(traced)
             return await self.batcher.call(question_of_network, traced, table, profile)
         simulation = await self.traces.simulation(traced, traced_on)
@@ -427,9 +427,9 @@ def check_peak(peak_mib: float, profile: DeviceProfile) -> None:
         )
 
 
-def is_quick(job: AnyJobBody) -> bool:
+def is_fast(job: AnyJobBody) -> bool:
     """Return whether a job is answered from its layers alone."""
-    return isinstance(job, TargetJobBody) and job.quick
+    return isinstance(job, TargetJobBody) and job.fast
 
 
 def title_of(job: AnyJobBody) -> str:

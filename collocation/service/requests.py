@@ -232,7 +232,7 @@ class NamedJobBody(JobOptions):
 class TargetJobBody(create_model("TargetOptions", __base__=JobOptions, **_named_fields())):  # type: ignore[misc]
     """A network of a library by its name, as in timm:resnet50 or hf:gpt2, with the options of `vramcast classify`."""
 
-    quick: bool = False
+    fast: bool = False
     """Answer from the layers alone, by the learned estimator for tables: nothing is simulated."""
 
     @property
@@ -241,7 +241,7 @@ class TargetJobBody(create_model("TargetOptions", __base__=JobOptions, **_named_
         return {
             name: value
             for name, value in self.model_dump(exclude_unset=True).items()
-            if value is not None and name not in ("quick", *JobOptions.model_fields)
+            if value is not None and name not in ("fast", *JobOptions.model_fields)
         }
 
 

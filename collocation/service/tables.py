@@ -52,18 +52,19 @@ def question_of_table_body(job: TableJobBody, profile: DeviceProfile) -> Questio
 
 def question_of_network(job: NamedJob, table: LayerTable, profile: DeviceProfile) -> Question:
     """Return the question for the layers of a named network, of which nothing was simulated."""
-    return Question.of_table(job.target, table, job.training, profile, job.build.target.kind)
+    description = NetworkDescription(table, family=job.build.target.kind)
+    return Question.of_description(job.target, description, job.training, [profile])[0]
 
 
-def check_quick(training: TrainingSetup) -> None:
-    """Raise if layers alone cannot answer a training."""
+def check_fast(training: TrainingSetup) -> None:
+    """Raise if layers alone cannot answer a training, before the network is built."""
     if training.parallel:
         raise UserError(
-            f"expected one GPU beside quick, found parallel={training.parallel}: a rank must be simulated; leave quick "
+            f"expected one GPU beside fast, found parallel={training.parallel}: a rank must be simulated; leave fast "
             "out"
         )
     _check_known(training)
-    check_trained_whole(training)
+    check_trained_whole(replace(training, adapter=None, quantize=None))
 
 
 def question_of_file(job: FileJobBody, network: NetworkDescription, profile: DeviceProfile) -> Question:

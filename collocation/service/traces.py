@@ -69,7 +69,7 @@ class Traces:
         return curve
 
     async def table(self, job: NamedJob) -> LayerTable:
-        """Return the layers of a named network, which are the same for all its trainings."""
+        """Return the layers of a named network, which are the same for all trainings with the same adapter."""
         table: LayerTable = await self._result(tracing.trace_table, job, ())
         return table
 
@@ -128,6 +128,8 @@ def _pool_limits(limits: Limits) -> PoolLimits:
 
 
 def _key(function: _Function, job: TracedJob, devices: tuple[str, ...]) -> bytes:
-    """Return the key of a result. Layers do not depend on the training."""
-    name = job.network if function is tracing.trace_table and isinstance(job, NamedJob) else job.id
+    """Return the key of a result. Of the training, layers depend on the adapter alone."""
+    name = job.id
+    if function is tracing.trace_table and isinstance(job, NamedJob):
+        name = f"{job.network} {job.training.adapter} {job.training.quantize}"
     return content_key(function.__name__.encode(), name.encode(), *(item.encode() for item in devices))

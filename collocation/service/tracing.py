@@ -49,8 +49,8 @@ def trace_curve(question: TraceQuestion) -> Curve:
 
 
 def trace_table(question: TraceQuestion) -> LayerTable:
-    """Return the layers of a named network, without a simulation."""
-    return _simulator(question).table()
+    """Return the layers of a named network after one forward pass; of its training, the adapter alone matters."""
+    return _simulator(question).job.details(question.job.training)
 
 
 def network_names() -> dict[str, list[str]]:

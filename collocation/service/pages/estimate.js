@@ -57,9 +57,9 @@ async function update() {
   tell("");
   waiting();
   try {
-    if (logic.isQuick(job)) {
+    if (logic.isFast(job)) {
       await pause(QUICK_PAUSE, signal);
-      call("/v1/classify", {...job, ...options, quick: true}, signal).then((answer) => { if (mine === version && shown !== "simulated") show(answer); }).catch(() => {});
+      call("/v1/classify", {...job, ...options, fast: true}, signal).then((answer) => { if (mine === version && shown !== "simulated") show(answer); }).catch(() => {});
     }
     await pause(SIMULATION_PAUSE, signal);
     const answer = await call("/v1/classify", {...job, ...options}, signal);

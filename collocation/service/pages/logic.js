@@ -47,8 +47,8 @@ export function jobOf(form) {
   return job;
 }
 
-// Layers alone say nothing about adapters, ranks, or a network that is not trained.
-export const isQuick = (job) => !job.lora && !job.parallel && !job.mode && job.optimizer !== "adamw8bit";
+// Layers alone say nothing about ranks, or a network that is not trained.
+export const isFast = (job) => !job.parallel && !job.mode && job.optimizer !== "adamw8bit";
 
 const quoted = (text) => /^[\w@%+=:,./-]+$/.test(text) ? text : "'" + text.replaceAll("'", "'\\''") + "'";
 
