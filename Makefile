@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test compat stacks bench soak slurm manifests breadth study lint clean
+.PHONY: demo test compat stacks bench soak slurm kube manifests breadth study lint clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -72,7 +72,14 @@ soak: $(STAMP)
 # says why it is skipped. Everything is in a temporary folder, on free ports of loopback.
 slurm: export OMP_NUM_THREADS := 1
 slurm: $(STAMP)
-	$(BIN)/pytest benchmarks/clusters -vv -rs
+	$(BIN)/pytest benchmarks/clusters/test_slurm_live.py -vv -rs
+
+# Manifests, webhook, claims and extender under a live API server and scheduler, in a minute or two: KUBE_BIN (or envtest's
+# KUBEBUILDER_ASSETS) is a folder with etcd, kube-apiserver, kube-scheduler and kubectl, 1.34 or newer. Otherwise it says why it is skipped.
+kube: export OMP_NUM_THREADS := 1
+kube: export KUBE_BIN := $(KUBE_BIN)
+kube: $(STAMP)
+	$(BIN)/pytest benchmarks/clusters/test_kube_live.py -vv -rs
 
 # The plain manifests, which are the chart with its default values.
 manifests: $(STAMP)

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import postgresql
 import pytest
 from history_files import HEADER, A, B, C, acknowledged_before_a_kill, line, read_peaks
 from observations import JOB, classify, observe
 from served import Service, serving
 from sqlalchemy import text
 
+from benchmarks.clusters import postgresql
 from vramcast.collocation.observed_peak import ObservedPeak
 from vramcast.collocation.placement import GpuState
 from vramcast.collocation.service import history as history_module

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of its own: a temporary folder, a free port of loopback, killed and started by tests."""
+"""A PostgreSQL server in a temporary folder, on a free port of loopback, which tests and benchmarks kill and start."""
 
 import os
 import pwd
