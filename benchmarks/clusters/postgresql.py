@@ -19,9 +19,9 @@ _USER = "postgres"
 
 def binaries() -> Path | None:
     """Return the newest folder with initdb; None if PostgreSQL is not installed."""
-    found = shutil.which("initdb")
+    initdb = shutil.which("initdb")
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
-    return Path(found).resolve().parent if found else folders[-1] if folders else None
+    return Path(initdb).resolve().parent if initdb else folders[-1] if folders else None
 
 
 def missing() -> str | None:

@@ -95,10 +95,10 @@ def test_the_manifests_are_accepted(cluster: Cluster) -> None:
     cluster.kubectl("create", "namespace", "vramcast", check=False)
     for name in ("vramcast.yaml", "examples.yaml"):
         documents = yaml.safe_load_all((DEPLOY / name).read_text(encoding="utf-8"))
-        known = [item for item in documents if not item["apiVersion"].startswith("cert-manager.io/")]
-        text = "\n---\n".join(json.dumps(item) for item in known)
+        ours = [item for item in documents if not item["apiVersion"].startswith("cert-manager.io/")]
+        text = "\n---\n".join(json.dumps(item) for item in ours)
         output = cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", text=text)
-        assert output.count("(server dry run)") == len(known), output
+        assert output.count("(server dry run)") == len(ours), output
 
 
 def test_a_claim_gets_its_amount(cluster: Cluster) -> None:
@@ -164,7 +164,7 @@ def test_a_pod_that_fits_nowhere_is_not_filtered_again_and_again(cluster: Cluste
 
 
 def test_a_dead_service_admits_pods_unchanged(cluster: Cluster) -> None:
-    """This is the last test: nothing starts the service again."""
+    """Kill the service; nothing starts it again, so this is the last test."""
     cluster.process.kill()
     cluster.process.wait(30)
     start = time.monotonic()

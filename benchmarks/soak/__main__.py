@@ -12,14 +12,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from benchmarks.soak import extreme_traces, kills, run_attacks, service_attacks
+from benchmarks.soak import extreme_traces, kills, replicas, run_attacks, service_attacks
 from benchmarks.soak.mutated_requests import FAMILIES, mutated
 from benchmarks.soak.running_service import RunningService, running_service
 
-REQUESTS, KILLS, TRACES = 20_000, 60, 3_000
+REQUESTS, KILLS, TRACES, PLACEMENTS = 20_000, 60, 3_000, 10_000
 SEQUENCES, SCRIPTS, RUN_KILLS = 1_000, 520, 30
 """Of `run`: sequences of file operations under each way of protection, scripts with attacks, and kills."""
-PARTS = ("traces", "attacks", "requests", "kills", "run")
+PARTS = ("traces", "attacks", "requests", "kills", "replicas", "run")
 _THREADS = 4
 _CHUNK = 200
 _SEQUENCES_OF_A_RUN = 100
@@ -123,6 +123,15 @@ class Soak:
             self.state["acknowledged"] = acknowledged
             self.advance("kills", number + 1, faults)
         print(f"{total} kills, {len(acknowledged):,} acknowledged observations", flush=True)
+
+    def run_replicas(self) -> None:
+        """Place pods by two replicas that share a database."""
+        if self.done("replicas"):
+            return
+        counts, faults = replicas.placed(self.directory, self.count(PLACEMENTS))
+        self.state["figures"]["replicas"] = counts
+        self.advance("replicas", 1, faults)
+        print(f"placements by two replicas: {counts}", flush=True)
 
     def run_run(self) -> None:
         """Attack `vramcast run`: with file operations, with scripts, and by kills."""
