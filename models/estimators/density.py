@@ -8,9 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name that every PyTorch reader knows
+
+Array = NDArray[np.float64]
 
 LEAST_SCALE = 5e-4
 """Smallest scale of a component, in units of the logarithm: repeated measurements of one job differ by more."""
@@ -80,24 +84,10 @@ class Mixture:
         return torch.where(finite > level, value, torch.full_like(value, torch.inf))
 
     def _solve(self, levels: Tensor, low: Tensor, high: Tensor) -> Tensor:
-        """Return the points [n] where the distribution functions reach the levels [n], between two bounds.
-
-        Newton's steps; a step is a bisection instead where Newton's leaves the bounds or gains less than one.
-        """
-        weights, point, last = self.log_weights[:, :-1].exp(), (low + high) / 2, high - low
-        for _ in range(_STEPS):
-            shares = torch.sigmoid(self._standard(point))
-            error = (weights * shares).sum(1) - levels
-            slope = (weights * shares * (1 - shares) / self.scales).sum(1)
-            low, high = torch.where(error < 0, point, low), torch.where(error < 0, high, point)
-            newton = point - error / slope
-            good = (newton >= low) & (newton <= high) & ((newton - point).abs() < 0.5 * last)
-            following = torch.where(good, newton, (low + high) / 2)
-            last = (following - point).abs()
-            point = following
-            if bool((last <= _PRECISION * point.abs().clamp(min=1)).all()):
-                break
-        return point
+        """Return the points [n] where the distribution functions reach the levels [n], between two bounds."""
+        weights = self.log_weights[:, :-1].exp()
+        arrays = (item.numpy() for item in (weights, self.locations, self.scales, levels, low, high))
+        return torch.from_numpy(_solved(*arrays))
 
     def given_finite(self) -> Self:
         """Return the mixture conditioned on a finite value."""
@@ -124,6 +114,28 @@ class Mixture:
 
     def _standard(self, points: Tensor) -> Tensor:
         return (points[:, None] - self.locations) / self.scales
+
+
+def _solved(weights: Array, locations: Array, scales: Array, levels: Array, low: Array, high: Array) -> Array:
+    """Return the points [n] by Newton's steps; numpy starts an operation in a fifth of torch's time.
+
+    A step is a bisection instead where Newton's leaves the bounds or does not halve the last one.
+    """
+    point, last = (low + high) / 2, high - low
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for _ in range(_STEPS):
+            halves = np.tanh((point[:, None] - locations) / (2 * scales))
+            error = (weights * (1 + halves)).sum(1) / 2 - levels
+            slope = (weights * (1 - halves * halves) / scales).sum(1) / 4
+            low, high = np.where(error < 0, point, low), np.where(error < 0, high, point)
+            newton = point - error / slope
+            good = (newton >= low) & (newton <= high) & (np.abs(newton - point) < 0.5 * last)
+            following = np.where(good, newton, (low + high) / 2)
+            last = np.abs(following - point)
+            point = following
+            if (last <= _PRECISION * np.maximum(np.abs(point), 1)).all():
+                break
+    return point
 
 
 def mixed(mixtures: Sequence[Mixture]) -> Mixture:

@@ -104,9 +104,7 @@ class ExampleEncoder:
         numbers = self.matrix(examples) if matrix is None else matrix
         clipped = np.where(self.scale.varies, numbers.clip(-_CLIP, _CLIP), 0)
         vector = torch.from_numpy(clipped).float()
-        return Inputs(
-            vector, *_padded([self._sequence(example) if with_tokens else _NO_TOKENS for example in examples])
-        )
+        return Inputs(vector, *_padded(list(map(self._sequence, examples))) if with_tokens else _empty(len(examples)))
 
     def _source(self, example: Example) -> list[float]:
         if example.source not in self.sources:
@@ -143,7 +141,12 @@ Sequenced = tuple[Tensor, Tensor]
 
 _NO_LAYER = Token("", (0.0,) * len(TOKEN_NUMBERS))
 """For a network without layers, because attention needs at least one token."""
-_NO_TOKENS: Sequenced = (torch.zeros(0, dtype=torch.long), torch.zeros(0, len(TOKEN_NUMBERS)))
+
+
+def _empty(count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return kinds, numbers and padding of sequences without tokens."""
+    numbers = torch.zeros(count, 0, len(TOKEN_NUMBERS))
+    return torch.zeros(count, 0, dtype=torch.long), numbers, torch.ones(count, 0, dtype=torch.bool)
 
 
 def _padded(sequences: Sequence[Sequenced]) -> tuple[Tensor, Tensor, Tensor]:
