@@ -2,14 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from vramcast.errors import UserError
-from vramcast.jobs.analysis.schedule import Schedule, ScheduledPeak
 from vramcast.jobs.spec import LayerRecord, StaticEstimate
 from vramcast.models.layer_columns import LayerColumns
 from vramcast.simulation.result import OrderPeaks
 from vramcast.virtual_gpu.measurement import Measurement
 from vramcast.virtual_gpu.training.setup import TrainingSetup
+
+if TYPE_CHECKING:  # schedules need the rules of devices, and commands read answers without them
+    from vramcast.jobs.analysis.schedule import Schedule, ScheduledPeak
 
 UNBOUNDED_BYTES = 2**50
 """The capacity of a device without a memory limit."""
@@ -71,7 +74,7 @@ class Example:
     """True for a rank on a device whose profile has no measured memory of NCCL."""
     orders: OrderPeaks | None = None
     """The memory with each order of batches, if their lengths vary."""
-    schedule: Schedule | None = None
+    schedule: "Schedule | None" = None
     """The training run as its layer table tells it."""
 
     @property
@@ -100,7 +103,7 @@ class Example:
         return self.simulated
 
     @property
-    def scheduled(self) -> ScheduledPeak:
+    def scheduled(self) -> "ScheduledPeak":
         """The memory that the schedule takes; an error where there is none."""
         if self.schedule is None:
             raise UserError(f"expected the layer table of {self.id}, found none: give it, or use features=gpumemnet")

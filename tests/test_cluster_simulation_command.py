@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from clusters import GB, job, trace, truth
+from network_files import exported_program, written
 
 from benchmarks.collocation.jobs import lines
 from benchmarks.performance.simulator_scale import generated_trace
@@ -184,6 +185,16 @@ def test_our_bounds_leave_out_jobs_without_a_definition(tmp_path: Path, capsys: 
     assert (name, batch, measured) == ("mnist_train", "32", "1,500")
     assert -0.5 < float(error.rstrip("%")) / 100 < 0
     assert float(ratio) == pytest.approx(float(bound.replace(",", "")) / 1500, abs=0.01)
+
+
+def test_a_job_that_a_file_defines_is_answered_from_its_layers(tmp_path: Path) -> None:
+    written(tmp_path, "small.pt2", exported_program())
+    definitions = tmp_path / "definitions.yaml"
+    definitions.write_text("small.pt2: [pair]\n")
+    submitted = TraceJob("pair", gpus=1, batch_size=64, peak_bytes=1, solo_s=1.0)
+    store = SimulationStore(tmp_path / "cache", 1)
+    (answer,) = answers([submitted, submitted], "a100_40gb", AnswerSettings(), store, definitions)
+    assert (answer.target, answer.batch_size, answer.checkpoint) == ("pair", 64, "universal_layers")
 
 
 def test_bad_definitions_are_refused(tmp_path: Path) -> None:

@@ -22,13 +22,20 @@ from network_files import (
     written,
 )
 
+from vramcast.cli import main
+from vramcast.commands.classify.simulators import described
 from vramcast.errors import UserError
 from vramcast.jobs.analysis.layers import detailed_table
+from vramcast.jobs.building import build_job
 from vramcast.jobs.network_files.description import NetworkDescription
 from vramcast.jobs.network_files.exported_program import DTYPES
 from vramcast.jobs.network_files.keras_graph import read_keras
 from vramcast.jobs.network_files.reading import read_network_bytes, read_network_file
 from vramcast.jobs.spec import LayerTable
+from vramcast.jobs.targets import BuildRequest, Target, parse_target
+from vramcast.simulation.sandbox.client import ChildSimulator
+from vramcast.simulation.simulator import Simulator
+from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +156,46 @@ def test_a_network_of_keras_without_sizes_takes_them_from_the_input() -> None:
     with pytest.raises(UserError, match="expected an input of known sizes"):
         read_keras(value)
     assert read_keras(value, ((SIDE, SIDE, 3),)) == read_keras(keras_value())
+
+
+def test_a_command_answers_for_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(written(tmp_path, "program", exported_program()))
+    assert main(["classify", path, "--batch-size", "64", "--optimizer", "sgd", "--json", "--max-batch"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["checkpoint"], answer["verdict"], answer["reserved_mib"]) == ("universal_layers", "fits", None)
+    assert answer["max_batch_size"] > 1000
+    for words, message in (
+        (["--input", "3,16,16"], "expected no --input beside a file that states its shapes"),
+        (["--optimizer", "paged_adamw_8bit"], "beside layers alone, found"),
+        (["--channels-last"], "expected no channels_last"),
+        (["--strategies", "--json"], "expected no strategies beside layers alone"),
+    ):
+        assert main(["classify", path, "--batch-size", "64", *words]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_network_of_code_is_described_after_one_forward_pass(tmp_path: Path, recorded: LayerTable) -> None:
+    source = (Path(__file__).parent / "support" / "network_files.py").read_text(encoding="utf-8")
+    path = written(tmp_path, "net.py", source.encode())
+    request = BuildRequest(target=parse_target(f"{path}:small_network"), inputs=(f"3,{SIDE},{SIDE}",))
+    with ChildSimulator(request) as child:
+        network = child.describe({"batch_size": 32, "optimizer": "sgd", "dtype": "bf16"})
+    assert rows(network.table) == rows(recorded)
+    assert saved(network.table) == saved(recorded)
+    assert network.training == TrainingSetup(batch_size=32, optimizer="SGD", dtype="bf16")
+    assert network.family == "module"
+
+
+def test_a_config_of_transformers_is_built_by_the_library(tmp_path: Path) -> None:
+    path = written(tmp_path, "config.json", json.dumps(config_value()).encode())
+    found = described(str(path))
+    assert isinstance(found, Target)
+    pytest.importorskip("transformers")
+    job = build_job(BuildRequest(target=found, inputs=("16",)))
+    network = Simulator(job).describe({"batch_size": 4})
+    counts = network.table.counts
+    assert counts["Linear"] == 2 * 7 + 1
+    assert network.table.parameters == sum(item.numel() for item in job.module.parameters())
 
 
 def test_a_safetensors_header_brackets_the_network(tmp_path: Path, recorded: LayerTable) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from loopback import loopback
+from network_files import exported_program, written
 from served import GPUMEMNET, MLP
 
 from vramcast.commands.collocation import place_command as place
@@ -42,6 +43,21 @@ def test_a_network_is_classified_for_each_device(tmp_path: Path, capsys: pytest.
     needs = {item["gpu"]: item["need_mib"] for item in result["placements"]}
     assert needs["2"] < needs["0"], "the context of a T4 is smaller"
     assert set(result["answers"]) == {"a100_40gb", "t4"}
+
+
+def test_a_file_without_code_is_classified_from_its_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, "two words", exported_program())
+    job = f"'{path}' batch_size=64 optimizer=sgd"
+    assert place.main([job, "--gpu", "0=30000", "--json"]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)["answers"].values()
+    assert (answer["batch_size"], answer["checkpoint"]) == (64, "universal_layers")
+    for words, message in (
+        (f"'{path}' optimizer=sgd", "expected batch_size=N"),
+        (f"'{path}' batch_size=4 color=red", "expected training options among"),
+        (f"'{tmp_path}/none.onnx' batch_size=4", "expected a spec as JSON"),
+    ):
+        assert place.main([words, "--gpu", "0=30000"]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_a_job_file_of_carma_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,21 +38,27 @@ def job_of_text(text: str) -> dict[str, Any]:
 
 
 def _target_job(text: str) -> dict[str, Any]:
+    target, options = options_of_text(text)
+    return {"target": target, **options}
+
+
+def options_of_text(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the first word of a text, and the options after it: 'network.onnx batch_size=64 checkpointing'."""
     try:
         target, *words = shlex.split(text)
     except ValueError as error:
         raise UserError(f"expected options such as batch_size=64, found open quotes ({error}): close them") from error
-    job: dict[str, Any] = {"target": target}
+    job: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.removeprefix("--").partition("=")
         name = name.replace("-", "_")
-        if not name.isidentifier() or name in job:
+        if not name.isidentifier() or name in (*job, "target"):
             raise UserError(
                 f"expected options such as batch_size=64 after {target[:100]}, each once, found {word[:100]!r}: "
                 "write name=value"
             )
         job[name] = _literal(value) if equals else True
-    return job
+    return target, job
 
 
 def _literal(text: str) -> Any:

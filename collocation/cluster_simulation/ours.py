@@ -1,4 +1,7 @@
-"""Our own reservations for the jobs of a trace: networks are built, simulated and classified. Imports torch."""
+"""Our own reservations for the jobs of a trace: networks are built, simulated and classified. Imports torch.
+
+A job that a file without code defines is classified from its layers.
+"""
 
 import math
 import sys
@@ -12,12 +15,16 @@ from vramcast.defaults import CHECKPOINT, RISK
 from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError, check_count
 from vramcast.files.yaml_text import parse_yaml
+from vramcast.jobs.network_files.description import NetworkDescription
+from vramcast.jobs.network_files.reading import read_network_file
 from vramcast.jobs.recipes import spec_of_recipe
 from vramcast.jobs.spec import Spec
+from vramcast.jobs.targets import is_document
 from vramcast.models import load
 from vramcast.models.answer import Answer
-from vramcast.models.predictor import Question
+from vramcast.models.predictor import Question, table_training
 from vramcast.virtual_gpu.allocator.sizes import MIB
+from vramcast.virtual_gpu.profile import DeviceProfile
 
 DEFINITIONS = Path(__file__).with_name("definitions.yaml")
 
@@ -36,9 +43,27 @@ class AnswerSettings:
 
 
 def specs_of(jobs: Iterable[TraceJob], definitions: Path = DEFINITIONS) -> dict[str, Spec]:
-    """Return the specs of the jobs with a definition, each with its own batch size."""
+    """Return the specs of the jobs that a recipe defines, each with its own batch size."""
     recipe_of = _recipes(definitions)
-    return {job.name: spec_of_recipe(recipe_of[job.name], job.batch_size) for job in jobs if job.name in recipe_of}
+    return {
+        job.name: spec_of_recipe(recipe_of[job.name], job.batch_size)
+        for job in jobs
+        if job.name in recipe_of and not is_document(recipe_of[job.name])
+    }
+
+
+def _questions_of_files(jobs: Iterable[TraceJob], profile: DeviceProfile, definitions: Path) -> list[Question]:
+    """Return the questions about jobs that a file without code defines: their layers are known, and no simulation."""
+    recipe_of = _recipes(definitions)
+    questions = []
+    for job in jobs:
+        if is_document(name := recipe_of.get(job.name, "")):
+            network = read_network_file(definitions.parent / name)
+            if not isinstance(network, NetworkDescription):
+                raise UserError(f"expected the layers of a network, found {name}: name another file in {definitions}")
+            training = table_training({"batch_size": job.batch_size})
+            questions += Question.of_description(job.name, network, training, [profile])
+    return questions
 
 
 def bounds_bytes(
@@ -71,6 +96,7 @@ def answers(
         for name, spec in specs.items()
         if spec.id in simulations
     ]
+    questions += _questions_of_files({job.name: job for job in jobs}.values(), profile, definitions)
     absent = sorted({job.name for job in jobs} - {question.target for question in questions})
     if absent:
         print(f"note: no network is defined for {', '.join(absent)}: a whole device is reserved", file=sys.stderr)
