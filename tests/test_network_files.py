@@ -22,6 +22,7 @@ from network_files import (
     written,
 )
 
+from vramcast.child.messages import DONE
 from vramcast.cli import main
 from vramcast.commands.classify.simulators import described
 from vramcast.errors import UserError
@@ -33,7 +34,7 @@ from vramcast.jobs.network_files.keras_graph import read_keras
 from vramcast.jobs.network_files.reading import read_network_bytes, read_network_file
 from vramcast.jobs.spec import LayerTable
 from vramcast.jobs.targets import BuildRequest, Target, parse_target
-from vramcast.simulation.sandbox.client import ChildSimulator
+from vramcast.simulation.sandbox.child import _Service
 from vramcast.simulation.simulator import Simulator
 from vramcast.virtual_gpu.training.setup import TrainingSetup
 
@@ -174,12 +175,18 @@ def test_a_command_answers_for_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
         assert message in capsys.readouterr().err
 
 
-def test_a_network_of_code_is_described_after_one_forward_pass(tmp_path: Path, recorded: LayerTable) -> None:
+def test_a_network_of_code_is_described_after_one_forward_pass(
+    tmp_path: Path, recorded: LayerTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
     source = (Path(__file__).parent / "support" / "network_files.py").read_text(encoding="utf-8")
     path = written(tmp_path, "net.py", source.encode())
     request = BuildRequest(target=parse_target(f"{path}:small_network"), inputs=(f"3,{SIDE},{SIDE}",))
-    with ChildSimulator(request) as child:
-        network = child.describe({"batch_size": 32, "optimizer": "sgd", "dtype": "bf16"})
+    child = _Service("allowed")  # the child process without its process
+    assert child.answer({"do": "build", "request": request.to_json()})[0]["event"] == DONE
+    options = {"batch_size": 32, "optimizer": "sgd", "dtype": "bf16"}
+    answer, _ = child.answer({"do": "describe", "options": options})
+    network = NetworkDescription.from_json(json.loads(json.dumps(answer["description"])))
     assert rows(network.table) == rows(recorded)
     assert saved(network.table) == saved(recorded)
     assert network.training == TrainingSetup(batch_size=32, optimizer="SGD", dtype="bf16")
