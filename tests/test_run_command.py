@@ -7,6 +7,7 @@ import random
 import sys
 from dataclasses import replace
 from textwrap import dedent
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,11 +16,13 @@ from warm_runs import HOST
 
 import vramcast
 from vramcast.cli import main
-from vramcast.commands.run.long_runs import growth_factor, is_ordered
+from vramcast.commands.run.long_runs import covers_long_run, growth_factor, is_ordered
 from vramcast.errors import UserError
+from vramcast.models.answer import Answer, Bucket
 from vramcast.simulation.scripts import report_html
 from vramcast.simulation.scripts.command_line import Program, parse_command
 from vramcast.simulation.scripts.launchers import unwrapped
+from vramcast.simulation.scripts.report import StepPeak
 from vramcast.virtual_gpu.allocator.sizes import MIB
 from vramcast.virtual_gpu.tracing.capability import RecordedCapability
 from vramcast.virtual_gpu.tracing.source_lines import is_fault_of_virtual_gpu
@@ -268,6 +271,26 @@ def test_a_hundred_steps_of_random_lengths_cover_a_thousand():
     context = thousand["breakdown_mib"]["context"]
     assert hundred["safe_mib"] >= thousand["reserved_mib"] + context, "the safe figure covers the longer run"
     assert hundred["safe_mib"] < 2.5 * (thousand["reserved_mib"] + context), "and is not absurd"
+
+
+@pytest.mark.parametrize("capacity_mib", [700.0, 1400.0, 2500.0, 8000.0])
+def test_the_safe_figure_of_a_long_run_and_its_probability_come_from_one_distribution(capacity_mib):
+    source = random.Random(2)
+    sizes = [int((400 + source.expovariate(1 / 60)) * 2**20) for _ in range(60)]
+    steps = tuple(StepPeak(size, size, "backward", ()) for size in sizes)
+    bucket = Bucket(index=0, lower_mib=0, upper_mib=1024, probability=1)
+    answer = Answer(
+        target="graphs.py", batch_size=1, device="any", bucket=bucket, estimate_mib=650, safe_mib=690,
+        allocated_mib=600, reserved_mib=620, capacity_mib=capacity_mib, oom_probability=0.0, risk=0.01,
+        out_of_distribution=False, checkpoint="any", profile="any", seconds=1.0, breakdown_mib={"context": 100.0},
+    )  # fmt: skip
+    long = covers_long_run(answer, SimpleNamespace(steps=steps, has_stopped=True, forwarded_after=None))
+    assert long.safe_mib > answer.safe_mib, "steps that differ in what they allocate vary, whatever their batches are"
+    assert (long.oom_probability > long.risk) == (long.safe_mib > capacity_mib) == (long.verdict == "tight")
+    ended = SimpleNamespace(steps=steps, has_stopped=False, forwarded_after=None)
+    assert covers_long_run(answer, ended) == answer, "a script that came to its own end is not extrapolated"
+    same = SimpleNamespace(steps=steps[:2] * 30, has_stopped=True, forwarded_after=None)
+    assert covers_long_run(answer, same) == answer, "two networks that step by turns do not vary"
 
 
 def test_the_growth_of_exponential_peaks_is_found():

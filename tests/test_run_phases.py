@@ -167,3 +167,11 @@ def test_a_trainer_of_any_release_waits_for_the_evaluation_of_its_arguments(opti
     assert "eval_strategy=steps" in expected()
     running.evaluate()
     assert expected() is None
+
+
+def test_graphs_in_an_object_vary_by_what_they_allocate(tmp_path):
+    report = run("graphs.py", "60", tmp_path=tmp_path)
+    whole = run("graphs.py", "60", tmp_path=tmp_path, phases="all")
+    assert len({step.shapes for step in report.steps}) == 1, "the network's argument is no tensor"
+    assert len(report.steps) > 25 and len(whole.steps) == 60
+    assert 0.7 * peaks(whole)[0] < peaks(report)[0] <= peaks(whole)[0]

@@ -8,13 +8,14 @@ result covers 1,000 steps. It holds for batches in random order alone, which `is
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import NormalDist
 
 from vramcast.models.answer import Answer
 from vramcast.simulation.scripts.report import RunReport
+from vramcast.simulation.scripts.stop_rule import TRAINING, sizes_vary
 
 LONG_RUN_STEPS = 1000
 _TAILS = (0.1, 0.2)
@@ -23,6 +24,8 @@ _LEAST = 5
 _ORDERED = 0.5
 """Correlation of the ranks of neighbouring steps from which they are not in random order; that has 0 +- 0.1."""
 _FEWEST_FOR_ORDER = 20
+_LEAST_RISK = 1e-6
+_HALVINGS = 40
 
 
 def growth_factor(peaks: Sequence[int], risk: float, steps: int = LONG_RUN_STEPS) -> float:
@@ -67,21 +70,43 @@ def is_ordered(peaks: Sequence[int]) -> bool:
 
 
 def covers_long_run(answer: Answer, report: RunReport) -> Answer:
-    """Raise the safe figure to that of a long run, if the run was stopped and its batches vary."""
-    varies = len({step.shapes for step in report.steps}) > 1
+    """Let safe figure and probability be those of a long run, if the run was stopped and its steps vary.
+
+    Both come from one distribution: the figure at a risk grows as the risk falls, and the probability of running out of
+    memory is the risk whose figure is what the device has.
+    """
+    training = [step for step in report.steps if step.phase in TRAINING]
+    peaks = [step.allocated_bytes for step in training[1:]]
+    varies = len({step.shapes for step in report.steps}) > 1 or sizes_vary(peaks)
     if not varies or not (report.has_stopped or report.forwarded_after is not None):
         return answer
-    peaks = [step.allocated_bytes for step in report.steps[1:]]
-    factor = growth_factor(peaks, answer.risk)
     context_mib = answer.breakdown_mib.get("context", 0.0)
+
+    def figure_mib(risk: float) -> float:
+        return context_mib + growth_factor(peaks, risk) * (answer.safe_mib - context_mib)
+
+    safe_mib = figure_mib(answer.risk)
     notes = [
-        f"batches vary: the safe figure is for {LONG_RUN_STEPS:,} steps, {factor - 1:.0%} above the peak of this run; "
-        "a run with more --steps needs less margin"
+        f"batches vary: the safe figure is for {LONG_RUN_STEPS:,} steps, {growth_factor(peaks, answer.risk) - 1:.0%} "
+        "above the peak of this run; a run with more --steps needs less margin"
     ]
     if is_ordered(peaks):
         notes.append(
             "batches are in an order, as if sorted or grouped by length: longer ones may follow, and no risk can be "
             "stated; run a whole epoch with --steps"
         )
-    safe_mib = context_mib + factor * (answer.safe_mib - context_mib)
-    return replace(answer, safe_mib=safe_mib, notes=(*answer.notes, *notes))
+    oom = max(answer.oom_probability, _risk_of(figure_mib, answer.capacity_mib))
+    return replace(answer, safe_mib=safe_mib, oom_probability=oom, notes=(*answer.notes, *notes))
+
+
+def _risk_of(figure_mib: Callable[[float], float], capacity_mib: float) -> float:
+    """Return the risk at which a figure that falls with it is the capacity: 0 and 1 where it never is."""
+    low, high = _LEAST_RISK, 1 - _LEAST_RISK
+    if figure_mib(low) <= capacity_mib:
+        return 0.0
+    if figure_mib(high) >= capacity_mib:
+        return 1.0
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if figure_mib(middle) > capacity_mib else (low, middle)
+    return high
