@@ -54,6 +54,7 @@ def _reason(record: Record) -> str | None:
     """Return the reason why a row cannot be rebuilt, whatever its network."""
     reasons = {
         "ran out of memory": record["outcome"] != "ok" or not record["value_gib"],
+        "the number of GPUs is not stated": "n_gpus not stated" in record["notes"],
         "torch.compile is not stated": record["compile"].startswith("?"),
         "float8 with an all-gather in float8": "all-gather" in record["notes"],
         "a form of float8 that is not rebuilt": _float8(record) == "other",

@@ -85,6 +85,7 @@ def test_the_strategy_of_torchtitan_follows_its_row() -> None:
         ({"parallelism": "FSDP 32 x TP 8"}, "tensor"),
         ({"value_gib": ""}, "out of memory"),
         ({"notes": "step 1 of 10"}, "first step"),
+        ({"notes": "SDPA; n_gpus not stated"}, "number of GPUs"),
         ({"model": "Mamba 3B"}, "Mamba 3B"),
         ({"gpu": "MI300X"}, "MI300X"),
     ],
