@@ -1,6 +1,7 @@
 """DistributedDataParallel under torchrun."""
 
 import os
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ blocks = [nn.Sequential(nn.Linear(1024, 1024, bias=False), nn.ReLU()) for _ in r
 model = nn.Sequential(*blocks, nn.Linear(1024, 16, bias=False)).to(rank)
 model = DistributedDataParallel(model, device_ids=[rank])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+dist.distributed_c10d._set_pg_timeout(timedelta(seconds=100))  # as torchtitan does: it asks for NCCL's class
 for _ in range(4):
     x, y = torch.randn(4, 1024).cuda(), torch.randint(16, (4,)).cuda()
     optimizer.zero_grad()

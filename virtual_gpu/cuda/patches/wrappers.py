@@ -19,6 +19,10 @@ _NCCL = (2, 27, 5)
 """A release of NCCL, for code that asks: none runs."""
 
 
+class _AbsentNccl:
+    """NCCL's process group, of which there is no instance: torch asks whether a backend is one."""
+
+
 def apply(patches: Patches, gpu: "CudaEmulation") -> None:
     """Replace the wrappers around a network."""
     _data_parallel(patches, gpu)
@@ -61,6 +65,8 @@ def _process_group(patches: Patches, gpu: "CudaEmulation") -> None:
         patches.set(owner, "init_process_group", init)
         patches.set(owner, "is_nccl_available", lambda: True)
         patches.set(owner, "get_backend", lambda group=None: "nccl")
+    if not hasattr(c10d, "ProcessGroupNCCL"):  # a build without NCCL, which now says that it has it
+        patches.set(c10d, "ProcessGroupNCCL", _AbsentNccl)
     patches.set(importlib.import_module("torch.cuda.nccl"), "version", lambda: _NCCL)
     patches.set(parallel.DistributedDataParallel, "__init__", wrap)
     patches.set_where_present(parallel, {"_verify_param_shape_across_processes": lambda *args, **kwargs: None})
