@@ -100,6 +100,7 @@ def test_the_answer_follows_the_form(browser: Any, url: str) -> None:
     )
     assert browser.find_element(By.ID, "batch_size").get_attribute("value") == "4096"
     until(browser, lambda page: text(page, "summary") != before)
+    until(browser, lambda page: not page.find_elements(By.CSS_SELECTOR, ".stale"))
     assert "batch_size=4096" in browser.current_url
     assert "--batch-size 4096" in text(browser, "copies")
     quiet(browser)

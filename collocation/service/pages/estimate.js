@@ -4,6 +4,7 @@ import {askToken, by, call, drawn, made, row, tell} from "./shared.js";
 
 const QUICK_PAUSE = 60, SIMULATION_PAUSE = 350, ADVICE_PAUSE = 250;
 const WIDEST = 760, NARROWEST = 320, HEIGHT = 260, LEFT = 62;
+const STALE = ["line", "legend", "cards", "changes"];
 const FIELDS = Object.keys(logic.START);
 const SLIDERS = [["batch", "batch_size", logic.BATCHES], ["length", "length", logic.LENGTHS], ["rank", "rank", logic.RANKS]];
 let names = [], version = 0, aborting = new AbortController(), timers = [], shown = null;
@@ -78,7 +79,12 @@ async function advise(job, answer, signal) {
   const parts = [timeline, advice];
   for (const part of parts) {
     try { await part(job, answer, signal); }
-    catch (error) { if (error.name === "AbortError") throw error; by(part === timeline ? "line-state" : "cards-state").textContent = error.message; }
+    catch (error) {
+      if (error.name === "AbortError") throw error;
+      by(part === timeline ? "line-state" : "cards-state").textContent = error.message;
+      for (const name of part === timeline ? ["line", "legend"] : ["cards"]) by(name).replaceChildren();
+      if (part === advice) by("changes-section").hidden = true;
+    }
   }
 }
 
@@ -86,8 +92,14 @@ function waiting() {
   shown = null;
   badge("Simulating…", true);
   for (const [name, words] of [["line-state", "Shown with the simulation."], ["cards-state", "Shown with the simulation."]]) { by(name).textContent = words; by(name).hidden = false; }
+  for (const name of STALE) by(name).classList.add("stale");
+  by("strategies-table").hidden = true;
+  by("strategies-state").textContent = "Each strategy is simulated, which takes some seconds.";
   by("answer").setAttribute("aria-busy", "true");
 }
+
+// Parts of the job before are dimmed until they are drawn again, and dropped where that fails.
+function fresh(...parts) { for (const name of parts) by(name).classList.remove("stale"); }
 
 function fail(error) {
   tell(error.message);
@@ -146,6 +158,7 @@ async function timeline(job, answer, signal) {
   const {device, risk, ...rest} = job;
   const line = await call("/v1/timeline", {job: {...rest, device}}, signal);
   by("line").replaceChildren(picture(line, answer));
+  fresh("line", "legend");
   const uses = Object.entries(answer.breakdown_mib).filter(([, size]) => size >= 0.5).sort((a, b) => b[1] - a[1]);
   by("legend").replaceChildren(...uses.map(([name, size]) => {
     const item = made("li"); item.append(made("span", "", "swatch " + name), made("span", logic.partName(name)), made("b", logic.gib(size))); return item; }));
@@ -209,6 +222,7 @@ function outcome(first, item) {
 }
 
 function cards(answers, chosen) {
+  fresh("cards", "changes");
   by("cards").replaceChildren(...answers.map((item) => {
     const verdict = logic.verdictOf(item), card = made("li", "", item.device === chosen ? "chosen" : "");
     const meter = made("div", "", "meter " + logic.colourOf(verdict)), bar = made("div");
@@ -335,7 +349,8 @@ async function askOwn() {
     show(answer);
     by("answer").setAttribute("aria-busy", "false");
     badge(logic.sourceOf(answer) + ", from JSON", false);
-    if (!job.table && !job.features) await advise(asked, answer, aborting.signal);
+    if (job.spec || job.name || job.target) await advise(asked, answer, aborting.signal);
+    else for (const name of STALE) by(name).replaceChildren(); // nothing of it is simulated here
   } catch (error) {
     if (error.name !== "AbortError") fail(error instanceof SyntaxError ? new Error("Expected JSON, found: " + error.message) : error);
   }
