@@ -23,9 +23,12 @@ DEVICE = "a100_80gb"
 ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "collected_logits.py": ((), ("--steps",)),
     "generate_eos.py": (("sample",), ("beam",)),
+    "graphs.py": (("60",),),
+    "grpo.py": (("tiny", "32"),),
     "hf_metrics.py": (("100",),),
     "hf_trainer.py": (("--fixed", "--evaluate"),),
     "lightning_fit.py": (("bf16-mixed",),),
+    "seq2seq_generate.py": (("48",),),
 }
 _NOT_ALONE = ("ranks_", "accelerate_", "qlora", "tiny_text", "saves", "mistral_trainer", "random_lengths")
 """Beginnings of scripts that need a launcher or a folder, are modules of others, or take hours to their end."""
