@@ -14,10 +14,12 @@ import pytest
 from json_patches import patched
 from served import MLP, Service, serving
 
-from vramcast.collocation.adapters.claims import GPU_CLASS
+from vramcast.collocation.adapters.claims import GPU_CLASS, template_of
 from vramcast.collocation.service import webhook
 from vramcast.collocation.service.cluster_api import ClusterApi
 from vramcast.collocation.service.settings import Settings
+from vramcast.device.profiles import device_names, load_profile
+from vramcast.virtual_gpu.allocator.sizes import MIB
 
 JOB = {"vramcast/job": json.dumps(MLP)}
 GPU = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
@@ -170,7 +172,7 @@ def test_a_pod_that_asks_by_annotation_gets_a_template(tmp_path: Path) -> None:
             (request,) = asked_of(template)
             amount = int(request["capacity"]["requests"]["memory"].removesuffix("Mi"))
             assert request["count"] == 4
-            assert 0 <= amount - int(after["metadata"]["annotations"]["vramcast/need-mib"]) < 256
+            assert 0 <= amount - int(after["metadata"]["annotations"]["vramcast/need-mib"]) < 128
             (reference,) = after["spec"]["resourceClaims"]
             assert reference["resourceClaimTemplateName"] == template["metadata"]["name"]
             assert after["spec"]["containers"][0]["resources"]["claims"] == [{"name": reference["name"]}]
@@ -181,6 +183,13 @@ def test_a_pod_that_asks_by_annotation_gets_a_template(tmp_path: Path) -> None:
             assert len(cluster.made) == before
 
     run(scenario)
+
+
+@pytest.mark.parametrize("device", device_names())
+def test_a_template_for_a_whole_device_fits_it(device: str) -> None:
+    profile = load_profile(device)
+    (request,) = asked_of(template_of(profile.available_bytes / MIB, 1, GPU_CLASS))
+    assert int(request["capacity"]["requests"]["memory"].removesuffix("Mi")) <= profile.total_mib
 
 
 def test_a_pod_without_a_template_is_admitted_unchanged(tmp_path: Path) -> None:

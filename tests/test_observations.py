@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import resource
 import threading
 import time
@@ -181,7 +182,7 @@ def test_the_jobs_observed_longest_ago_are_forgotten_first() -> None:
 def test_concurrent_observations_are_all_counted_and_share_a_sync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = Settings(history=tmp_path / "history.db")
+    settings = Settings(history=tmp_path / "history.db", limits=Limits(store_seconds=30))
     commits, change = [], Storage.change
 
     def counted(self: Storage, changes: Sequence[Change]) -> Any:
@@ -329,3 +330,34 @@ def test_the_command_and_the_client_report_and_remove_observations(
         ):
             assert observe_command.main([spec, *words, "--service", url]) == 2
             assert capsys.readouterr().err.startswith("vramcast observe: expected")
+
+
+def test_metrics_compare_runs_with_their_forecasts() -> None:
+    async def scenario(service: Service) -> None:
+        await observe(service, JOB, 900)  # without a forecast
+        answer = await classify(service, JOB)
+        estimate_mib, safe_mib = answer["estimate_mib"], answer["safe_mib"]
+        for peak_mib in (estimate_mib + 1, safe_mib - 1, safe_mib + 1):
+            await observe(service, JOB, round(peak_mib, 3))
+        text = (await service.get("/metrics")).body.decode()
+        for forecast, count in (("none", 1), ("safe", 2), ("too low", 1)):
+            assert f'vramcast_forecast_runs_total{{device="t4",forecast="{forecast}"}} {count}.0' in text
+        assert 'vramcast_peak_to_estimate_ratio_bucket{device="t4",le="1.05"} 1.0' in text
+        assert 'vramcast_peak_to_estimate_ratio_count{device="t4"} 3.0' in text
+
+    run(scenario)
+
+
+def test_the_dashboard_shows_metrics_that_exist() -> None:
+    path = Path(__file__).parents[1] / "deploy" / "grafana" / "vramcast.json"
+    queries = [target["expr"] for panel in json.loads(path.read_text("utf-8"))["panels"] for target in panel["targets"]]
+    names = {name for query in queries for name in re.findall(r"vramcast_[a-z_]+", query)}
+
+    async def scenario(service: Service) -> None:
+        await classify(service, JOB)
+        await observe(service, JOB, 900)
+        text = (await service.get("/metrics")).body.decode()
+        assert len(names) > 8
+        assert {name for name in names if f"\n{name}" not in text} == set()
+
+    run(scenario)

@@ -22,8 +22,9 @@ API = "resource.k8s.io/v1"
 _CAPACITY = "memory"
 _CLAIM = "vramcast"
 """The name of a claim within its pod."""
-_STEP_MIB = 256
-"""Amounts of our own templates are rounded up to it, so that a namespace has hundreds of them, never thousands."""
+_STEP_MIB = 128
+"""Amounts of our own templates are rounded up to it, so that a namespace has hundreds of them. It is less than what any
+driver takes, so that the amount of a job that needs a whole device does not exceed the device."""
 _MOST_REQUESTS = 32
 """Of a claim (resource/v1, DeviceRequestsMaxSize)."""
 

@@ -18,8 +18,8 @@ _ENDED_SECONDS = 600.0
 _CLEANED_AFTER = 100
 _MOST_NAMES = 500
 """Nodes that are named in a question; for more, all approvals are read."""
-_ANSWER_SECONDS = 0.1
-"""Time for the database: kube-scheduler waits 200 ms."""
+_ANSWER_SECONDS = 1.0
+"""Time for the database. kube-scheduler waits only 200 ms, but an approval that comes late counts for the next pods."""
 
 _OF_ALL = "SELECT pod, node, gpu, need_mib, free_mib FROM approved WHERE until > :now AND pod <> :pod"
 _ALL = text(f"{_OF_ALL} ORDER BY id")

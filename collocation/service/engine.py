@@ -295,7 +295,8 @@ class Engine:
             raise
         if isinstance(observation, ObservationBody) and observed:
             peak_bytes = math.ceil(observation.peak_mib * MIB)
-            self.operations.observe(key, self._title(observation.job), device, peak_bytes, observation.user)
+            run = self.operations.observe(key, self._title(observation.job), device, peak_bytes, observation.user)
+            self.metrics.compared(device, run.peak_mib, run.estimate_mib, run.safe_mib)
         self.metrics.observations.labels("remembered" if observed else "forgotten").inc()
         figures = observed_json(observed) if observed else {"runs": 0, "peak_mib": None}
         return {"status": "ok", "device": device, **figures}

@@ -64,7 +64,7 @@ class History:
         self._shared = isinstance(place, str) and is_url(place)
         self.storage = Storage(place if self._shared or place is None else Path(place), limits.history_jobs)
         self.access = StorageAccess(self.storage)
-        self._queue = Storage(queue, limits.history_jobs) if queue and self._shared else None
+        self._queue = Storage(queue, limits.history_jobs, "--history-queue") if queue and self._shared else None
         self._queued = self._queue.count_waiting() if self._queue else 0
         self._cache: OrderedDict[bytes, ObservedPeak | None] = OrderedDict()
         self._is_cache_sound = not self._shared

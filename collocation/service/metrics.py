@@ -14,6 +14,7 @@ from prometheus_client import (
 )
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_RATIOS = (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 2.0, 4.0)
 
 
 class ServiceMetrics:
@@ -39,6 +40,16 @@ class ServiceMetrics:
         self.observations = Counter(
             "vramcast_observations_total", "Observations by outcome", ["outcome"], registry=registry
         )
+        self.peak_ratio = Histogram(
+            "vramcast_peak_to_estimate_ratio",
+            "Observed peaks of forecast jobs, divided by their estimates",
+            ["device"],
+            buckets=_RATIOS,
+            registry=registry,
+        )
+        self.forecast_runs = Counter(
+            "vramcast_forecast_runs_total", "Observed runs by forecast", ["device", "forecast"], registry=registry
+        )
         self._timed: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
 
     def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
@@ -57,6 +68,14 @@ class ServiceMetrics:
         count, timer = self._timed[key]
         count.inc()
         timer.observe(seconds)
+
+    def compared(self, device: str, peak_mib: float, estimate_mib: float | None, safe_mib: float | None) -> None:
+        """Compare the peak of a run with the forecast of its job, if there was one."""
+        if not estimate_mib or safe_mib is None:
+            self.forecast_runs.labels(device, "none").inc()
+            return
+        self.peak_ratio.labels(device).observe(peak_mib / estimate_mib)
+        self.forecast_runs.labels(device, "safe" if peak_mib <= safe_mib else "too low").inc()
 
     def text(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""

@@ -58,20 +58,20 @@ class OperationsLog:
         while len(self._forecasts) > _FORECASTS:
             self._forecasts.popitem(last=False)
 
-    def observe(self, key: bytes, target: str, device: str, peak_bytes: int, user: str | None) -> None:
-        """Add a run."""
+    def observe(self, key: bytes, target: str, device: str, peak_bytes: int, user: str | None) -> ObservedRun:
+        """Add a run, and return it with the forecast of its job."""
         forecast = self._forecasts.get(key)
-        self._runs.appendleft(
-            ObservedRun(
-                at=_now(),
-                target=target,
-                device=device,
-                user=user,
-                peak_mib=peak_bytes / MIB,
-                estimate_mib=forecast.estimate_mib if forecast else None,
-                safe_mib=forecast.safe_mib if forecast else None,
-            )
+        run = ObservedRun(
+            at=_now(),
+            target=target,
+            device=device,
+            user=user,
+            peak_mib=peak_bytes / MIB,
+            estimate_mib=forecast.estimate_mib if forecast else None,
+            safe_mib=forecast.safe_mib if forecast else None,
         )
+        self._runs.appendleft(run)
+        return run
 
     def to_json(self) -> dict[str, Any]:
         """Return runs, the latest first, and groups of them."""

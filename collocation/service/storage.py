@@ -57,7 +57,7 @@ class Changed:
 class Storage:
     """One database: a file with one writer, a server that replicas share, or memory."""
 
-    def __init__(self, place: str | Path | None, most_jobs: int) -> None:
+    def __init__(self, place: str | Path | None, most_jobs: int, option: str = "--history") -> None:
         self.is_shared = isinstance(place, str)
         self.is_inline = place is None
         """True if calls take microseconds, and need no thread."""
@@ -71,7 +71,7 @@ class Storage:
             if path:
                 _check_file(path)
                 lock = path.with_name(f"{path.name}.lock")
-                stack.enter_context(held(lock, path, "service", "--history FILE"))
+                stack.enter_context(held(lock, path, "service", f"{option} FILE"))
             self.engine: Engine = open_database(path or place)
             stack.callback(self.engine.dispose)
             if not self.is_shared:
