@@ -26,8 +26,8 @@ _LAUNCHER = {
     "mixed_precision": "no",
     "num_machines": "1",
 }
-"""The accelerate.yaml of the benchmark, as its rows describe it. Parameters that FSDP wraps as they are are the default
-of the launcher; the Trainer sets mixed precision itself."""
+"""The accelerate.yaml of the benchmark, as its rows describe it; `fsdp_use_orig_params` and how weights are loaded are
+not stated there, and follow the launcher's default and fms-hf-tuning. The Trainer sets mixed precision itself."""
 _MEAN = (
     "samples of padded batches have their mean length; their lengths are not published, and figures are lower bounds"
 )
