@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 from vramcast.errors import UserError, check_count
+from vramcast.jobs.network_files.limits import checked_shape, shown
 from vramcast.jobs.spec import NETWORK_INPUT, LayerRecord, LayerTable
 
 _FLOAT_BYTES = 4
@@ -19,6 +20,7 @@ _TOTAL = re.compile(r"^(Total|Trainable) params:\s*([\d,]+)", re.MULTILINE)
 _INPUT = re.compile(r"^Input size \(MB\):\s*([\d.]+)", re.MULTILINE)
 _PASSES = re.compile(r"^Forward/backward pass size \(MB\):\s*([\d.]+)", re.MULTILINE)
 _LONGEST_TEXT = 4 << 20
+_MOST_ELEMENTS = 2**50
 _ROUNDING_MB = 0.005
 _MOST_HIDDEN = 0.1
 """Share of the activations that may lie below the depth that torchinfo printed."""
@@ -31,7 +33,12 @@ def read_table(value: Any) -> LayerTable:
     if len(value) > _LONGEST_TEXT:
         raise UserError(f"expected a summary of at most {_LONGEST_TEXT} characters, found {len(value)}: name another")
     try:
-        return _parse_text(value)
+        table = _parse_text(value)
+        for layer in table.layers:
+            checked_shape(layer.output_shape, layer.kind)
+            check_count(f"the parameters of {shown(layer.name)}", layer.parameters, least=0, most=_MOST_ELEMENTS)
+        check_count("the elements of the input", table.input_elements, least=0, most=_MOST_ELEMENTS)
+        return table
     except (ValueError, OverflowError, IndexError) as error:  # a number of thousands of digits, a row that is cut off
         if isinstance(error, UserError):
             raise
@@ -46,27 +53,29 @@ def _parse_json(value: Any) -> LayerTable:
     layers = tuple(_layer(item, index) for index, item in enumerate(values["layers"]))
     shapes = values.get("trainable_shapes") or [[layer.parameters] for layer in layers if layer.parameters]
     if not isinstance(shapes, list) or not all(map(_is_shape, shapes)):
-        raise UserError(f"expected trainable_shapes as lists of whole numbers, found {shapes!r}: change them")
+        raise UserError(f"expected trainable_shapes as lists of whole numbers, found {shown(shapes)}: change them")
     elements: Any = values.get("input_elements")
     if elements is None:
         raise UserError("expected 'input_elements', those of one sample, in a layer table, found none: add it")
-    check_count("input_elements", elements)
+    check_count("input_elements", elements, most=_MOST_ELEMENTS)
     return LayerTable(layers, tuple(map(tuple, shapes)), elements)
 
 
 def _is_shape(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(size, int) and size > 0 for size in value)
+    return isinstance(value, list | tuple) and all(
+        isinstance(size, int) and 0 < size <= _MOST_ELEMENTS for size in value
+    )
 
 
 def _layer(item: Any, index: int) -> LayerRecord:
     if not isinstance(item, Mapping) or "kind" not in item:
-        raise UserError(f"expected a layer with its 'kind', found {item!r} at place {index}: add it")
+        raise UserError(f"expected a layer with its 'kind', found {shown(item)} at place {index}: add it")
     shape, parameters = item.get("output_shape", []), item.get("parameters", 0)
     if not _is_shape(shape):
-        raise UserError(f"expected the output_shape of layer {index} as whole numbers, found {shape!r}: change it")
-    check_count(f"the parameters of layer {index}", parameters, least=0)
+        raise UserError(f"expected the output_shape of layer {index} as whole numbers, found {shown(shape)}: change it")
+    check_count(f"the parameters of layer {index}", parameters, least=0, most=_MOST_ELEMENTS)
     activations = item.get("activations", prod(shape) if shape else 0)
-    check_count(f"the activations of layer {index}", activations, least=0)
+    check_count(f"the activations of layer {index}", activations, least=0, most=_MOST_ELEMENTS)
     functional = bool(item.get("functional", False))
     return LayerRecord(
         str(item.get("name", index)), str(item["kind"]), tuple(shape), activations, parameters, functional,
@@ -83,11 +92,11 @@ def _details(item: Mapping[str, Any], index: int) -> dict[str, Any]:
         name: item[name] for name in (*_COUNTS, "kernel", "stride", "inputs", "dtype") if item.get(name) is not None
     }
     for name in details.keys() & set(_COUNTS):
-        check_count(f"{name} of layer {index}", details[name], least=0)
+        check_count(f"{name} of layer {index}", details[name], least=0, most=_MOST_ELEMENTS)
     for name in details.keys() & {"kernel", "stride"}:
         if not _is_shape(details[name]):
             raise UserError(
-                f"expected the {name} of layer {index} as whole numbers, found {details[name]!r}: change it"
+                f"expected the {name} of layer {index} as whole numbers, found {shown(details[name])}: change it"
             )
         details[name] = tuple(details[name])
     if "inputs" in details:
@@ -100,7 +109,7 @@ def _inputs(places: Any, index: int) -> tuple[int, ...]:
     if not isinstance(places, list | tuple) or not all(isinstance(at, int) and at in earlier for at in places):
         raise UserError(
             f"expected the inputs of layer {index} as places of earlier layers, or {NETWORK_INPUT} for the network's "
-            f"input, found {places!r}: change them"
+            f"input, found {shown(places)}: change them"
         )
     return tuple(sorted(set(places)))
 

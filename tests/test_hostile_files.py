@@ -207,3 +207,40 @@ def test_sound_files_are_read_after_all_that() -> None:
             if name.endswith(".onnx"):
                 pytest.importorskip("onnx")
             assert isinstance(read_network_bytes(content, _INPUTS.get(name, ())), NetworkDescription | dict)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        {"kind": "Linear", "output_shape": [10**400]},
+        {"kind": "Linear", "output_shape": [5], "activations": 10**400},
+        {"kind": "Linear", "output_shape": [5], "parameters": 2**60},
+        {"kind": "Linear", "output_shape": [-5]},
+        {"kind": "Linear", "output_shape": ["x" * 10_000]},
+        {"output_shape": [5], "name": "x" * 10_000},
+    ],
+)
+def test_layers_of_impossible_sizes_are_refused_in_a_short_sentence(layer: dict[str, Any]) -> None:
+    sentence = refusal(json.dumps({"input_elements": 1, "layers": [layer]}).encode())
+    assert sentence.startswith("expected ")
+    assert len(sentence) < 600
+
+
+def test_values_nested_in_a_graph_are_refused() -> None:
+    def change(graph: Any) -> None:
+        argument: Any = {"as_none": True}
+        for _ in range(400):
+            argument = {"as_optional_tensor": argument}
+        graph["nodes"][0]["inputs"][0]["arg"] = argument
+
+    try:
+        assert isinstance(read_network_bytes(changed_graph(change)), NetworkDescription)
+    except UserError as error:
+        assert str(error).startswith("expected")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("2,565", "9" * 30), ("[-1, 5]", "[-1, -5]"), ("[-1, 5]", f"[-1, {10**30}]")]
+)
+def test_summaries_of_impossible_sizes_are_refused(before: str, after: str) -> None:
+    assert refusal(forms()["summary.txt"].decode().replace(before, after).encode()).startswith("expected ")

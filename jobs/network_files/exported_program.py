@@ -81,7 +81,7 @@ def read_exported_program(value: Any) -> LayerTable:
     """Return the layer table of the JSON in an archive of torch.export, in the order of the graph."""
     try:
         return _Graph.of(value).table()
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(

@@ -48,7 +48,9 @@ def read_keras(value: Any, inputs: tuple[Shape, ...] = ()) -> LayerTable:
     try:
         reader = _Reader(inputs)
         reader.network(mapping_of(value, "the network"), [], "", 0)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(
             f"expected a network as Keras' to_json writes it, found one without {shown(str(error))}: write it again"
         ) from error

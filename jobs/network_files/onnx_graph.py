@@ -67,6 +67,7 @@ _FORMULAS = {
     "ReduceMean": "mean", "ReduceSum": "sum", "Resize": "interpolate", "Upsample": "interpolate",
     "Attention": "scaled_dot_product_attention", "GatherElements": "gather", "MatMul": "matmul",
 }  # fmt: skip
+_REPEATED = ("Loop", "Scan")
 _BUFFERS = {"BatchNormalization": (3, 4)}
 """Places of inputs that are no parameters: running means and variances."""
 
@@ -80,6 +81,8 @@ def read_onnx(source: Path | bytes, inputs: Sequence[Shape] = ()) -> tuple[Layer
     except Exception as error:  # google.protobuf's DecodeError, from one of its several implementations
         raise UserError(f"expected a sound ONNX file, found: {shown(str(error))}; export it again") from error
     check_operations(len(model.graph.node), "the graph")
+    if repeated := next((node.op_type for node in model.graph.node if node.op_type in _REPEATED), None):
+        raise UserError(f"expected a graph that runs once, found {repeated}, whose steps are not known: unroll it")
     if model.functions:
         raise UserError(
             "expected an ONNX file without functions of its own, found some: inline them by "

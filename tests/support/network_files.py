@@ -148,6 +148,31 @@ def forms() -> dict[str, bytes]:
         "keras.json": json.dumps(keras_value()).encode(),
         "small.safetensors": safetensors_file(),
         "config.json": json.dumps(config_value()).encode(),
+        "table.json": json.dumps(
+            {
+                "input_elements": 768,
+                "layers": [
+                    {"name": "a", "kind": "Conv2d", "output_shape": [8, 16, 16], "parameters": 216, "inputs": [-1]},
+                    {"name": "b", "kind": "ReLU", "output_shape": [8, 16, 16], "saved": 2048, "inputs": [0]},
+                    {"name": "c", "kind": "Linear", "output_shape": [5], "parameters": 10245, "trainable": 10245},
+                ],
+                "trainable_shapes": [[8, 3, 3, 3], [5, 2048], [5]],
+            }
+        ).encode(),
+        "info.txt": """
+==========================================================================================
+Layer (type:depth-idx)                   Output Shape              Param #
+==========================================================================================
+SmallNetwork                             [2, 5]                    --
+├─Conv2d: 1-1                            [2, 8, 16, 16]            216
+├─ReLU: 1-2                              [2, 8, 16, 16]            --
+├─Linear: 1-3                            [2, 5]                    10,245
+==========================================================================================
+Total params: 10,461
+Trainable params: 10,461
+Input size (MB): 0.01
+Forward/backward pass size (MB): 0.03
+""".encode(),
         "summary.txt": b"""
 ----------------------------------------------------------------
         Layer (type)               Output Shape         Param #
