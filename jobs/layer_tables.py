@@ -33,16 +33,20 @@ def read_table(value: Any) -> LayerTable:
     if len(value) > _LONGEST_TEXT:
         raise UserError(f"expected a summary of at most {_LONGEST_TEXT} characters, found {len(value)}: name another")
     try:
-        table = _parse_text(value)
-        for layer in table.layers:
-            checked_shape(layer.output_shape, layer.kind)
-            check_count(f"the parameters of {shown(layer.name)}", layer.parameters, least=0, most=_MOST_ELEMENTS)
-        check_count("the elements of the input", table.input_elements, least=0, most=_MOST_ELEMENTS)
-        return table
+        return _checked(_parse_text(value))
     except (ValueError, OverflowError, IndexError) as error:  # a number of thousands of digits, a row that is cut off
         if isinstance(error, UserError):
             raise
         raise UserError(f"expected the text of torchinfo or torchsummary, found: {error}; print it again") from error
+
+
+def _checked(table: LayerTable) -> LayerTable:
+    """Return a table whose sizes a device could hold."""
+    for layer in table.layers:
+        checked_shape(layer.output_shape, layer.kind)
+        check_count(f"the parameters of {shown(layer.name)}", layer.parameters, least=0, most=_MOST_ELEMENTS)
+    check_count("the elements of the input", table.input_elements, least=0, most=_MOST_ELEMENTS)
+    return table
 
 
 def _parse_json(value: Any) -> LayerTable:
