@@ -135,13 +135,16 @@ class _Runner:
         self._request = request
         self._way = protection.way
         self._others = [parse_profile(item) for item in request["devices"]]
-        self._program = unwrapped(Program.from_json(request["program"]), request["rank"], request["world_size"])
+        several = request["devices_of_process"] > 1
+        ranks = (0, 1) if several else (request["rank"], request["world_size"])
+        self._program = unwrapped(Program.from_json(request["program"]), *ranks)
         self._gpu = CudaEmulation(
             parse_profile(request["device"]),
             unbounded=request["unbounded"],
             nonzero_fraction=request["nonzero_fraction"],
             index=int(os.environ.get("LOCAL_RANK", "0")),
-            device_count=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            device_count=request["devices_of_process"] if several else int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            observed=request["rank"] if several else None,
             stand_ins=request["stand_ins"],
             files_are_protected=protection.way != NONE,
             watches_source=True,

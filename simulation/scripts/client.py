@@ -21,7 +21,7 @@ from vramcast.child.process import (
 )
 from vramcast.child.process_tree import continue_stopped, descendants
 from vramcast.errors import UserError
-from vramcast.simulation.result import Peaks
+from vramcast.simulation.result import Peaks, RankPeaks
 from vramcast.simulation.sandbox.failures import NetworkError, raise_failure
 from vramcast.simulation.sandbox.file_protection.changes import Changes
 from vramcast.simulation.sandbox.file_protection.kernel import can_refuse_writes
@@ -29,7 +29,7 @@ from vramcast.simulation.sandbox.file_protection.protection import FORCED, REDIR
 from vramcast.simulation.sandbox.isolation import SECRET_WORDS, SUPERVISOR_SECONDS, clean_environment
 from vramcast.simulation.scripts.child import FILES, NO_SNAPSHOT, REPORTING, STARTED
 from vramcast.simulation.scripts.command_line import ScriptCommand
-from vramcast.simulation.scripts.ranks import with_distinct_ranks
+from vramcast.simulation.scripts.ranks import peaks_of_rank, with_distinct_ranks
 from vramcast.simulation.scripts.report import RunReport
 from vramcast.simulation.scripts.report_memory import MOST_BYTES
 from vramcast.simulation.scripts.stop_rule import AUTO
@@ -69,6 +69,8 @@ class RunOptions:
     snapshot: Path | None = None
     rank: int | None = None
     """The rank of a run on several GPUs that is simulated; None for all that differ."""
+    devices: int = 1
+    """Devices of one process, each of which is observed in a run of its own."""
     stand_ins: tuple[str, ...] = ()
     """Libraries that a stand-in replaces where they are absent."""
     protection: str | None = None
@@ -85,6 +87,8 @@ def run_script(
     command: ScriptCommand, profile: "DeviceProfile", others: Sequence["DeviceProfile"], options: RunOptions
 ) -> RunReport:
     """Run a command on a virtual GPU; on several, each rank that may differ from the first."""
+    if options.devices > 1:
+        return _run_on_devices(command, profile, others, options)
     report = _run_with_need(command, profile, others, options)
 
     def run_rank(rank: int) -> RunReport:
@@ -94,6 +98,31 @@ def run_script(
     if options.rank is None:
         return with_distinct_ranks(report, run_rank, profile.name)
     return replace(report, assumptions=(*report.assumptions, f"rank {options.rank} alone is simulated"))
+
+
+def _run_on_devices(
+    command: ScriptCommand, profile: "DeviceProfile", others: Sequence["DeviceProfile"], options: RunOptions
+) -> RunReport:
+    """Run a command once for each device of its process; return the report of the device that takes most."""
+    if command.program.kind in ("torchrun", "accelerate"):
+        raise UserError(
+            f"expected --devices beside a command that runs in one process, found {command.program.kind}: leave "
+            "--devices out, each process of a launcher has a device of its own"
+        )
+    reports: list[tuple[RankPeaks, RunReport]] = []
+    for ordinal in range(options.devices):
+        print(f"vramcast run: cuda:{ordinal} of {options.devices}", file=sys.stderr)
+        report = _run_with_need(command, profile, others, replace(options, rank=ordinal))
+        if report.failure and not report.ran_out_of_memory:
+            return report
+        if report.simulation is not None:
+            reports.append((peaks_of_rank(report, ordinal, 1, profile.name), report))
+    if not reports:
+        return report
+    peaks, largest = max(reports, key=lambda item: (item[0].reserved_bytes, item[0].allocated_bytes))
+    note = f"the figures are those of cuda:{peaks.rank}, the device that takes most of {options.devices} in the process"
+    devices = tuple(item for item, _ in reports)
+    return replace(largest, devices=devices, assumptions=(note, *largest.assumptions))
 
 
 def _run_with_need(
@@ -152,6 +181,7 @@ def _run_once(
         "keep_files": options.keep_files,
         "unprotected": options.unprotected,
         "rank": options.rank or 0,
+        "devices_of_process": options.devices,
         "stand_ins": list(options.stand_ins),
         "world_size": options.world_size,
         "orders": asdict(options.orders) if options.orders else None,

@@ -20,16 +20,20 @@ def with_distinct_ranks(first: RunReport, run: Callable[[int], RunReport], devic
         report = run(group.rank) if group.rank else first
         if report.simulation is None or (report.failure and not report.ran_out_of_memory):
             return report  # the error of a rank is the error of the run
-        peak = report.simulation.peaks[device]
-        need = peak.unbounded or peak.bounded
-        peaks = RankPeaks(group.rank, group.count, need.allocated_bytes or 0, need.reserved_bytes or 0)
-        reports.append((peaks, report))
+        reports.append((peaks_of_rank(report, group.rank, group.count, device), report))
     if not reports:
         return first
     reports.sort(key=lambda item: (item[0].reserved_bytes, item[0].allocated_bytes), reverse=True)
     largest = reports[0][1]
     simulation: Simulation = replace(_simulation(largest), ranks=_merged([peaks for peaks, _ in reports]))
     return replace(largest, simulation=simulation)
+
+
+def peaks_of_rank(report: RunReport, rank: int, count: int, device: str) -> RankPeaks:
+    """Return the need of a rank, or of one device of a process, on a kind of device."""
+    peak = _simulation(report).peaks[device]
+    need = peak.unbounded or peak.bounded
+    return RankPeaks(rank, count, need.allocated_bytes or 0, need.reserved_bytes or 0)
 
 
 def _simulation(report: RunReport) -> Simulation:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from vramcast.simulation.result import Curve, Simulation
+from vramcast.simulation.result import Curve, RankPeaks, Simulation
 from vramcast.simulation.sandbox.file_protection.changes import Changes
 from vramcast.simulation.scripts.report_html import report_html
 from vramcast.virtual_gpu.distributed.parallelism import RankGroup
@@ -84,6 +84,8 @@ class RunReport:
     """Checkpoints that were kept in memory, where files are not protected."""
     changes: Changes = Changes("none")  # noqa: RUF009 - immutable
     """Of files, in the script's view."""
+    devices: tuple[RankPeaks, ...] = ()
+    """The peaks of each device that one process used, by ordinal; empty for a process with one."""
     reserved_by_order: tuple[int | None, ...] = ()
     """The reserved peak with each order of batches that was asked for; None where it runs out of memory."""
 
@@ -104,7 +106,7 @@ class RunReport:
     def to_json(self) -> dict[str, Any]:
         """Return a mapping that `from_json` reads back."""
         values = {name: value for name, value in vars(self).items() if name not in ("simulation", "curve")}
-        for name in ("phases", "steps", "lines", "rank_groups"):
+        for name in ("phases", "steps", "lines", "rank_groups", "devices"):
             values[name] = [asdict(item) for item in values[name]]
         values["simulation"] = self.simulation.to_json() if self.simulation else None
         values["changes"] = self.changes.to_json()
@@ -120,6 +122,7 @@ class RunReport:
         read["changes"] = Changes.from_json(read["changes"])
         read["phases"] = tuple(PhasePeak(**item) for item in read["phases"])
         read["lines"] = tuple(LineCost(**item) for item in read["lines"])
+        read["devices"] = tuple(RankPeaks(**item) for item in read["devices"])
         read["rank_groups"] = tuple(RankGroup(**item) for item in read["rank_groups"])
         read["steps"] = tuple(
             StepPeak(**{**item, "shapes": tuple(tuple(shape) for shape in item["shapes"])}) for item in read["steps"]

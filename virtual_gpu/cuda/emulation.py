@@ -18,7 +18,7 @@ from vramcast.errors import UserError
 from vramcast.virtual_gpu.allocator.allocator import AllocatorOptions
 from vramcast.virtual_gpu.cuda import libraries
 from vramcast.virtual_gpu.cuda.assumptions import Assumptions
-from vramcast.virtual_gpu.cuda.devices import META, ordinal_of
+from vramcast.virtual_gpu.cuda.devices import META, Device, ordinal_of
 from vramcast.virtual_gpu.cuda.evaluation_growth import EvaluationGrowth
 from vramcast.virtual_gpu.cuda.fast_forward import FastForward
 from vramcast.virtual_gpu.cuda.host_values import MOST_FLOATS
@@ -43,6 +43,7 @@ from vramcast.virtual_gpu.cuda.run_record import RunRecord
 from vramcast.virtual_gpu.cuda.script_memory import ScriptMemory
 from vramcast.virtual_gpu.cuda.script_source import ScriptSource
 from vramcast.virtual_gpu.cuda.script_tracer import ScriptTracer
+from vramcast.virtual_gpu.cuda.several_devices import SeveralDevices
 from vramcast.virtual_gpu.cuda.snapshot import snapshot_of
 from vramcast.virtual_gpu.cuda.streams import Streams
 from vramcast.virtual_gpu.cuda.trace_history import TraceHistory
@@ -94,6 +95,7 @@ class CudaEmulation:
         nonzero_fraction: The part of its places that a mask with unknown values selects.
         index: The ordinal of the device, for a process of several ranks.
         device_count: How many devices the script sees.
+        observed: The ordinal of the device whose memory is traced, where a process has several; None where it has one.
         stand_ins: Libraries that the script imports and that a stand-in replaces where they are absent.
         files_are_protected: Changes of files never reach the disk, so that checkpoints without data may be written.
         watches_source: Compile the user's modules with probes, so that their loops can end early.
@@ -109,6 +111,7 @@ class CudaEmulation:
         nonzero_fraction: float = 1.0,
         index: int = 0,
         device_count: int = 1,
+        observed: int | None = None,
         stand_ins: Sequence[str] = (),
         files_are_protected: bool = False,
         watches_source: bool = False,
@@ -134,6 +137,8 @@ class CudaEmulation:
         self.options = options or options_of_environment()
         self.memory = ScriptMemory(self.tracer.trace, profile, self.options, unbounded=unbounded)
         self.tracer.connect(self.memory.play)
+        self.several = None if observed is None else SeveralDevices(device_count, observed)
+        self.tracer.several = self.several
         self.record = RunRecord(self.tracer)
         self.memory.watchers.append(self.record.note)
         self.tracer.ends_no_sequence = lambda: self.record.generating > 0 and not self.record.running
@@ -231,11 +236,25 @@ class CudaEmulation:
     def check_ordinal(self, device: Any) -> None:
         """Raise the error of CUDA for a device that is not there."""
         ordinal = ordinal_of(device)
-        if ordinal is not None and ordinal != self.device.index:
+        if self.several is not None:
+            if ordinal is not None and not 0 <= ordinal < self.several.count:
+                raise RuntimeError(
+                    f"CUDA error: invalid device ordinal: found cuda:{ordinal} among {self.several.count} devices"
+                )
+        elif ordinal is not None and ordinal != self.device.index:
             raise RuntimeError(
                 f"CUDA error: invalid device ordinal: expected cuda:{self.device.index}, found cuda:{ordinal}: "
-                "a virtual GPU is one device in each process"
+                "a virtual GPU is one device in each process; --devices N gives a process several"
             )
+
+    def resolved(self, device: Any) -> torch.device:
+        """Return a device argument that names CUDA with its ordinal, after a check."""
+        self.check_ordinal(device)
+        return self.device if self.several is None else self.several.resolved(device)
+
+    def device_of(self, tensor: Tensor) -> torch.device:
+        """Return the device of a tensor that is on one."""
+        return self.device if self.several is None else Device("cuda", self.several.of(tensor))
 
     def filled(self, tensor: Tensor) -> Tensor:
         """Return a host tensor with placeholders in the place of one without data."""

@@ -16,6 +16,7 @@ from vramcast.virtual_gpu.cuda.devices import META, is_meta
 from vramcast.virtual_gpu.cuda.host_values import HostValues
 from vramcast.virtual_gpu.cuda.operators import aten, operator_of, tensors_in
 from vramcast.virtual_gpu.cuda.reading import Reader
+from vramcast.virtual_gpu.cuda.several_devices import SeveralDevices
 from vramcast.virtual_gpu.cuda.sparse import SparseOperators, is_sparse, storage_key
 from vramcast.virtual_gpu.distributed.parallelism import NOT_DISTRIBUTED
 from vramcast.virtual_gpu.replay.replay import FREE, Event
@@ -56,6 +57,8 @@ class ScriptTracer(Tracer):  # type: ignore[no-untyped-call]
         """The line of the user's code that block i was made for."""
         self.operator_names: list[str] = []
         """The operator that block i was made by."""
+        self.several: SeveralDevices | None = None
+        """The devices of a process that has more than one."""
         self.hollow: dict[int, Any] = {}
         """Host storages without data, by address: large parameters before they are moved."""
         self.ends_no_sequence: Callable[[], bool] = lambda: False
@@ -161,6 +164,12 @@ class ScriptTracer(Tracer):  # type: ignore[no-untyped-call]
             return self._on_host(func, args, kwargs, hollow, device)
         if on_device and on_host and not func._schema.name.startswith(_TAKE_HOST_TENSORS):
             self._check_same_device(func, tensors)
+        if self.several is not None:
+            with self.several.running(func, tensors, device):
+                return self._run_on_device(func, types, args, kwargs, to_device)
+        return self._run_on_device(func, types, args, kwargs, to_device)
+
+    def _run_on_device(self, func: Any, types: Any, args: Any, kwargs: Any, to_device: bool) -> Any:
         special = self._special.get(func)
         if special is not None:
             out = special(args, kwargs)
@@ -262,7 +271,8 @@ class ScriptTracer(Tracer):  # type: ignore[no-untyped-call]
 
     def adopt(self, storage: torch.UntypedStorage, use: Use) -> None:
         """Put a storage without data on the device until it dies."""
-        self._hold(storage, self._birth(storage.nbytes(), use))
+        is_elsewhere = self.several is not None and self.several.is_elsewhere
+        self._hold(storage, None if is_elsewhere else self._birth(storage.nbytes(), use))
 
     def hand_over(self, block_owner: torch.UntypedStorage, storage: torch.UntypedStorage) -> None:
         """Let a storage without data have the block of another one."""
@@ -271,11 +281,15 @@ class ScriptTracer(Tracer):  # type: ignore[no-untyped-call]
         self._hold(storage, block)
 
     def _hold(self, storage: torch.UntypedStorage, block: int | None) -> None:
-        key, live, values, emit = storage._cdata, self._live, self.values, self._emit
+        key, live, values, emit, several = storage._cdata, self._live, self.values, self._emit, self.several
+        if several is not None:
+            several.add(key)
 
         def gone(_: Any) -> None:
             last = live.pop(key)[0]  # a resize may have replaced the block
             values.forget_storage(key)
+            if several is not None:
+                several.forget(key)
             if last is not None:
                 emit((last, FREE))
 
@@ -296,7 +310,23 @@ class ScriptTracer(Tracer):  # type: ignore[no-untyped-call]
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Note that a storage changed its size."""
         self.values.forget_storage(storage._cdata)
-        super().resized(storage)
+        if self.several is None or self.several.of_key(storage._cdata) == self.several.observed:
+            super().resized(storage)
+
+    def hold(self, library: str) -> None:
+        """Record a block of a library, unless another device runs."""
+        if self.several is None or not self.several.is_elsewhere:
+            super().hold(library)
+
+    def workspace(self, call: Call, use: Use = Use.WORKSPACE) -> None:
+        """Record a block for a library call, unless another device runs."""
+        if self.several is None or not self.several.is_elsewhere:
+            super().workspace(call, use)
+
+    def temporary(self, size_bytes: int) -> None:
+        """Record a block of a kernel, unless another device runs."""
+        if self.several is None or not self.several.is_elsewhere:
+            super().temporary(size_bytes)
 
     def _try_algorithms(self, call: Call) -> None:
         """Follow the switch cudnn.benchmark, which a script may turn at any time."""

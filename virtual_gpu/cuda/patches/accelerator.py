@@ -93,6 +93,8 @@ def _groups(patches: Patches, gpu: "CudaEmulation") -> None:
 
     def grouped(*args: Any, **kwargs: Any) -> Any:
         groups = original(*args, **kwargs)
+        if gpu.several is not None:
+            return gpu.several.group(groups)
         return {
             (gpu.device if device is not None and device.type == "meta" else device, dtype): tensors
             for (device, dtype), tensors in groups.items()

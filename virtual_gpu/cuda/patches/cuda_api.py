@@ -14,6 +14,7 @@ from vramcast.virtual_gpu.replay.replay import EMPTY_CACHE
 
 if TYPE_CHECKING:
     from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
+    from vramcast.virtual_gpu.cuda.several_devices import SeveralDevices
 
 _VERSION = "12.8"
 _CUDNN_VERSION = 91002
@@ -64,21 +65,28 @@ def _device_functions(gpu: "CudaEmulation") -> dict[str, Any]:
 
     def set_device(device: Any) -> None:
         gpu.check_ordinal(device)
+        if gpu.several is not None:
+            gpu.several.local.current = gpu.several.resolved(device).index
+
+    def current() -> int:
+        return gpu.device.index if gpu.several is None else gpu.several.local.current
+
+    guard = _DeviceGuard if gpu.several is None else _guard_of(gpu.several)
 
     def is_modern() -> bool:
         return bool(gpu.capability >= 8.0)
 
     return {
         "is_initialized": lambda: True, "_is_compiled": lambda: True, "device_count": lambda: gpu.device_count,
-        "current_device": lambda: gpu.device.index, "set_device": set_device, "_lazy_init": lambda: None,
+        "current_device": current, "set_device": set_device, "_lazy_init": lambda: None,
         "init": lambda: None, "get_device_name": lambda device=None: profile.title,
         "get_device_properties": lambda device=None: properties,
         "get_arch_list": lambda: [f"sm_{capability[0]}{capability[1]}"],
         "get_device_capability": lambda device=None: capability,
         "synchronize": lambda device=None: gpu.streams.synchronize(),
         "is_bf16_supported": lambda including_emulation=True: including_emulation or is_modern(),
-        "is_tf32_supported": is_modern, "ipc_collect": lambda: None, "device": _DeviceGuard,
-        "device_of": _DeviceGuard, "_device": _DeviceGuard, "utilization": lambda device=None: 0,
+        "is_tf32_supported": is_modern, "ipc_collect": lambda: None, "device": guard,
+        "device_of": guard, "_device": guard, "utilization": lambda device=None: 0,
         "can_device_access_peer": lambda device, peer: False, "_sleep": lambda cycles: None,
         "is_current_stream_capturing": lambda: False, "_exchange_device": lambda device: gpu.device.index,
         "_maybe_exchange_device": lambda device: gpu.device.index, "temperature": lambda device=None: 40,
@@ -95,6 +103,25 @@ class _DeviceGuard(nullcontext[None]):
     def __init__(self, device: Any = None) -> None:
         super().__init__()
         self.idx = self.prev_idx = 0
+
+
+def _guard_of(several: "SeveralDevices") -> Any:
+    """Return what stands for torch.cuda.device and torch.cuda.device_of."""
+
+    class Guard:
+        """Makes a device the current one."""
+
+        def __init__(self, device: Any) -> None:
+            is_tensor = isinstance(device, torch.Tensor)
+            self._context = several.current((device.device if device.is_cuda else None) if is_tensor else device)
+
+        def __enter__(self) -> None:
+            self._context.__enter__()
+
+        def __exit__(self, *error: Any) -> None:
+            self._context.__exit__(*error)
+
+    return Guard
 
 
 def _memory_functions(gpu: "CudaEmulation") -> dict[str, Any]:

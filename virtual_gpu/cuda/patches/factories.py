@@ -87,8 +87,7 @@ def _from_shape(gpu: "CudaEmulation", original: Any) -> Any:
         device = kwargs.get("device")
         pinned = kwargs.pop("pin_memory", False)
         if names_cuda(device):
-            gpu.check_ordinal(device)
-            kwargs["device"] = gpu.device
+            kwargs["device"] = gpu.resolved(device)
         elif _is_meta_name(default_device() if device is None else device):
             with gpu.users_meta():
                 return original(*args, **kwargs)
@@ -113,10 +112,10 @@ def _from_values(gpu: "CudaEmulation", original: Any) -> Any:
                     return original(data, *args, **kwargs)
             made = original(data, *args, **kwargs)
             return made.pin_memory() if pinned else made
-        gpu.check_ordinal(device)
+        resolved = gpu.resolved(device)
         requires_grad = kwargs.pop("requires_grad", False)
         kwargs["device"] = None if isinstance(data, Tensor) else "cpu"
-        moved = original(data, *args, **kwargs).to(gpu.device)
+        moved = original(data, *args, **kwargs).to(resolved)
         return moved.requires_grad_(True) if requires_grad else moved
 
     return make

@@ -29,19 +29,19 @@ def apply(patches: Patches, gpu: "CudaEmulation") -> None:
 
 
 def _attributes(patches: Patches, gpu: "CudaEmulation") -> None:
-    tracer, cuda = gpu.tracer, gpu.device
+    tracer = gpu.tracer
     on_device, hollow = tracer.looks_like_device, tracer.looks_hollow
 
     def device(self: Tensor) -> torch.device:
         if not is_meta(self):
             return real_device(self)
-        return cuda if on_device(self) else CPU if hollow(self) else real_device(self)
+        return gpu.device_of(self) if on_device(self) else CPU if hollow(self) else real_device(self)
 
     patches.set(Tensor, "device", property(device))
     patches.set(Tensor, "is_cuda", property(on_device))
     patches.set(Tensor, "is_cpu", property(lambda self: device(self).type == "cpu"))
     patches.set(Tensor, "is_meta", property(lambda self: is_meta(self) and not on_device(self) and not hollow(self)))
-    patches.set(Tensor, "get_device", lambda self: cuda.index if on_device(self) else -1)
+    patches.set(Tensor, "get_device", lambda self: gpu.device_of(self).index if on_device(self) else -1)
     patches.set(Tensor, "record_stream", lambda self, stream: tracer.record_stream(self, stream.stream_id))
     patches.set(Tensor, "pin_memory", _pinned)
     patches.set(Tensor, "is_pinned", lambda self, device=None: self.__dict__.get("_is_pinned", False))
@@ -63,17 +63,17 @@ def _pinned(self: Tensor, device: Any = None) -> Tensor:
 
 
 def _moves(patches: Patches, gpu: "CudaEmulation") -> None:
-    tracer, cuda = gpu.tracer, gpu.device
+    tracer = gpu.tracer
     real_to, real_type = _Base.to, Tensor.type
 
     def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         args, kwargs = _without_other(args, kwargs)
         target = kwargs["device"] if "device" in kwargs else args[0] if args else None
         if names_cuda(target):
-            gpu.check_ordinal(target)
+            wanted = gpu.resolved(target)
             if tracer.looks_like_device(self):
-                return _converted(self, real_to, *_without_device(args, kwargs))
-            args, kwargs = _with_device(args, kwargs, cuda)
+                return _between(gpu, self, wanted, real_to, *_without_device(args, kwargs))
+            args, kwargs = _with_device(args, kwargs, wanted)
             return real_to(self, *args, **kwargs)
         if target in (None, "cpu", CPU):
             if tracer.looks_hollow(self):
@@ -93,12 +93,12 @@ def _moves(patches: Patches, gpu: "CudaEmulation") -> None:
             return f"torch.{_TYPE_NAMES[self.dtype]}Tensor" if tracer.looks_hollow(self) else real_type(self)
         name = dtype if isinstance(dtype, str) else getattr(dtype, "_legacy_name", "")
         if name.startswith("torch.cuda."):
-            return to(self, cuda, dtype=_dtype_named(name))
+            return to(self, "cuda", dtype=_dtype_named(name))
         return to(self, dtype=dtype) if isinstance(dtype, torch.dtype) else real_type(self, dtype, non_blocking)
 
     def cuda_(self: Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Tensor:
         extra = {} if memory_format is None else {"memory_format": memory_format}
-        return to(self, cuda if device is None else device, non_blocking=non_blocking, **extra)
+        return to(self, "cuda" if device is None else device, non_blocking=non_blocking, **extra)
 
     patches.set(Tensor, "to", to)
     patches.set(Tensor, "cuda", cuda_)
@@ -133,6 +133,14 @@ def _dtype(args: Any, kwargs: Any) -> torch.dtype | None:
 
 def _dtype_named(name: str) -> torch.dtype:
     return next(dtype for dtype, text in _TYPE_NAMES.items() if name == f"torch.cuda.{text}Tensor")
+
+
+def _between(gpu: "CudaEmulation", self: Tensor, wanted: torch.device, real_to: Any, args: Any, kwargs: Any) -> Tensor:
+    """Convert a tensor on a device, and move it if that is not the wanted one."""
+    if gpu.several is None or gpu.several.of(self) == wanted.index:
+        return _converted(self, real_to, args, kwargs)
+    kwargs = {**kwargs, "copy": True}
+    return gpu.several.moved(self, wanted.index, lambda item: _converted(item, real_to, args, kwargs))
 
 
 def _converted(self: Tensor, real_to: Any, args: Any, kwargs: Any) -> Tensor:
@@ -228,7 +236,7 @@ def _storages(patches: Patches, gpu: "CudaEmulation") -> None:
 
     def device(self: Any) -> torch.device:
         if outside(self):
-            return gpu.device
+            return gpu.device if gpu.several is None else torch.device("cuda", gpu.several.of_key(self._cdata))
         real: torch.device = real_device_of.__get__(self)
         return CPU if not tracer.local.depth and self._cdata in hollow else real
 

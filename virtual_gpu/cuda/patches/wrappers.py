@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from vramcast.virtual_gpu.cuda.patches import Patches
+from vramcast.virtual_gpu.cuda.several_devices import apply_communication
 
 if TYPE_CHECKING:
     from vramcast.virtual_gpu.cuda.emulation import CudaEmulation
@@ -31,6 +32,10 @@ def apply(patches: Patches, gpu: "CudaEmulation") -> None:
 
 
 def _data_parallel(patches: Patches, gpu: "CudaEmulation") -> None:
+    if gpu.several is not None:
+        apply_communication(patches)
+        return
+
     def forward(self: nn.DataParallel[Any], *args: Any, **kwargs: Any) -> Any:
         gpu.assumptions.note_once(_PARALLEL)
         return self.module(*args, **kwargs)
@@ -67,6 +72,7 @@ def _process_group(patches: Patches, gpu: "CudaEmulation") -> None:
         patches.set(owner, "get_backend", lambda group=None: "nccl")
     if not hasattr(c10d, "ProcessGroupNCCL"):  # a build without NCCL, which now says that it has it
         patches.set(c10d, "ProcessGroupNCCL", _AbsentNccl)
+    patches.set_where_present(importlib.import_module("torch.distributed.device_mesh"), {"init_process_group": init})
     patches.set(importlib.import_module("torch.cuda.nccl"), "version", lambda: _NCCL)
     patches.set(parallel.DistributedDataParallel, "__init__", wrap)
     patches.set_where_present(parallel, {"_verify_param_shape_across_processes": lambda *args, **kwargs: None})

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vramcast.models.predictor import Predictor
 
 _SCRIPT_ERROR = 3
+_MOST_DEVICES = 64
 _REPORT = "this is an error of vramcast, not of the script: please report it with the traceback above"
 
 
@@ -55,6 +56,9 @@ def make_parser() -> CommandParser:
         "--assume-nonzero", default="all", metavar="all|FRACTION", help="places that a mask with unknown values selects"
     )
     parser.add_argument("--rank", type=int, metavar="N", help="the only rank to simulate; default: all that differ")
+    parser.add_argument(
+        "--devices", type=int, metavar="N", help="devices that one process sees; default: CUDA_VISIBLE_DEVICES, or 1"
+    )
     parser.add_argument(
         "--stand-in", action="append", default=[], choices=["flash_attn"], help="for a library that is not installed"
     )
@@ -118,7 +122,16 @@ def _options(arguments: argparse.Namespace) -> RunOptions:
         snapshot=arguments.snapshot,
         rank=arguments.rank,
         stand_ins=tuple(arguments.stand_in),
+        devices=_devices(arguments.devices),
     )
+
+
+def _devices(named: int | None) -> int:
+    """Return how many devices a process sees: those that are named, and no more than are visible."""
+    if named is not None:
+        check_count("--devices", named, most=_MOST_DEVICES)
+    visible = len([item for item in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if item.strip(" -")])
+    return min(named or visible or 1, visible or _MOST_DEVICES, _MOST_DEVICES)
 
 
 def _fraction(text: str) -> float:

@@ -18,7 +18,14 @@ _MOST_NOTES = 12
 
 def rendered_run(page: Page, report: RunReport, width: int = 100, colours: bool = False) -> str:
     """Return the page of the answer with the course of the run below."""
-    parts = [_ending(report), _phases(report), _steps(report), _lines(report), _help(page.answer, report)]
+    parts = [
+        _ending(report),
+        _devices_of_process(report),
+        _phases(report),
+        _steps(report),
+        _lines(report),
+        _help(page.answer, report),
+    ]
     parts += [_files(report.changes), _assumptions(report, width)]
     text = "\n\n".join("\n".join(lines) for part in parts if (lines := list(part)))
     return f"{render_page(page, width, colours)}\n{text}\n"
@@ -41,6 +48,14 @@ def to_json(answer: Answer, report: RunReport, devices: Sequence[Answer] = ()) -
             }
             for item in report.phases
         },
+        "devices_of_process": [
+            {
+                "device": f"cuda:{item.rank}",
+                "allocated_mib": item.allocated_bytes / MIB,
+                "reserved_mib": item.reserved_bytes / MIB,
+            }
+            for item in report.devices
+        ],
         "first_step_mib": first.allocated_bytes / MIB if first else None,
         "steady_step_mib": steady.allocated_bytes / MIB if steady else None,
         "steps": [
@@ -90,6 +105,13 @@ def _ending(report: RunReport) -> Iterator[str]:
         yield f"  {report.failure}"
     if report.survived_ooms:
         yield f"  {report.survived_ooms} allocations failed, which the script handled"
+
+
+def _devices_of_process(report: RunReport) -> Iterator[str]:
+    if report.devices:
+        yield f"{'Device':15} {'allocated':>12} {'reserved':>12}"
+    for item in report.devices:
+        yield f"  cuda:{item.rank:<8} {_figures(item.allocated_bytes, item.reserved_bytes)}"
 
 
 def _phases(report: RunReport) -> Iterator[str]:
