@@ -137,8 +137,7 @@ class CudaEmulation:
         self.options = options or options_of_environment()
         self.memory = ScriptMemory(self.tracer.trace, profile, self.options, unbounded=unbounded)
         self.tracer.connect(self.memory.play)
-        self.several = None if observed is None else SeveralDevices(device_count, observed)
-        self.tracer.several = self.several
+        self.several = self.tracer.several = None if observed is None else SeveralDevices(device_count, observed)
         self.record = RunRecord(self.tracer)
         self.memory.watchers.append(self.record.note)
         self.tracer.ends_no_sequence = lambda: self.record.generating > 0 and not self.record.running

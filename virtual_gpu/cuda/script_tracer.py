@@ -278,7 +278,9 @@ class ScriptTracer(Tracer):  # type: ignore[no-untyped-call]
         """Let a storage without data have the block of another one."""
         block, reference = self._live[block_owner._cdata]
         self._live[block_owner._cdata] = (None, reference)
-        self._hold(storage, block)
+        several = self.several
+        with several.moving_to(several.of_key(block_owner._cdata)) if several is not None else nullcontext():
+            self._hold(storage, block)
 
     def _hold(self, storage: torch.UntypedStorage, block: int | None) -> None:
         key, live, values, emit, several = storage._cdata, self._live, self.values, self._emit, self.several
