@@ -63,29 +63,28 @@ class SweptBackend(Backend):
         self.device = profiles[0].name
 
     def measure(self, spec: Spec) -> BackendResult:
-        """Trace the training of a spec at some batch sizes and replay it on the devices."""
+        """Trace the training of a spec at some batch sizes and replay it on the devices.
+
+        If time runs out, the result has the sizes so far, the spec's own among the first.
+        """
+        results: dict[str, tuple[Spec, BackendResult]] = {}
+        start, table, slow = time.process_time(), None, None
         try:
             with time_limit(self.settings.limit_seconds):
-                return self._sweep(spec)
+                sweep = BatchSweep(spec, self.profiles[0].compute_capability, self.options)
+                table = sweep.table()
+                for item in sweep.sizes(self.batch_sizes(spec)):
+                    results[item.spec.id] = item.spec, self._result(sweep, item)
         except TooSlow as error:
-            return BackendResult(Measurement(status=Status.TIMEOUT, evidence=str(error)))
+            slow = str(error)
         except UserError as error:  # of this draw: no filter knows what a library can build and train
-            evidence = str(error)[:EVIDENCE_LENGTH]
-            return BackendResult(Measurement(status=Status.CRASHED, evidence=evidence))
-
-    def _sweep(self, spec: Spec) -> BackendResult:
-        start = time.perf_counter()
-        sweep = BatchSweep(spec, self.profiles[0].compute_capability, self.options)
-        table = sweep.table()
-        results: dict[int, tuple[Spec, BackendResult]] = {}
-        swept = list(sweep.sizes(self.batch_sizes(spec)))
-        for item in swept:
-            results[item.spec.training.batch_size] = item.spec, self._result(sweep, item)
-        seconds = round((time.perf_counter() - start) / len(swept), 4)
-        timed = [(one, _timed(result, seconds)) for one, result in results.values()]
-        own = next(result for one, result in timed if one.id == spec.id)
-        siblings = tuple(item for item in timed if item[0].id != spec.id)
-        return replace(own, table=table, siblings=siblings)
+            return BackendResult(Measurement(status=Status.CRASHED, evidence=str(error)[:EVIDENCE_LENGTH]))
+        if spec.id not in results:
+            return BackendResult(Measurement(status=Status.TIMEOUT, evidence=slow))
+        seconds = round((time.process_time() - start) / len(results), 4)
+        timed = {key: (one, _timed(result, seconds)) for key, (one, result) in results.items()}
+        _, own = timed.pop(spec.id)
+        return replace(own, table=table, siblings=tuple(timed.values()))
 
     def _result(self, sweep: BatchSweep, item: SweptSize) -> BackendResult:
         peaks = sweep.peaks(item.trace, self.devices_of(item.spec))
