@@ -78,6 +78,11 @@ SPECS = {
         {"cell": "LSTM", "embedding": 8, "hidden": 16, "layers": 1, "classes": 4, "vocabulary": 50, "sequence": 9},
         TrainingSetup(batch_size=16, optimizer="SGD"),
     ),
+    "sorted tokens": Spec(
+        "recurrent",
+        {"cell": "GRU", "embedding": 8, "hidden": 8, "layers": 1, "classes": 4, "vocabulary": 50, "sequence": 1637},
+        TrainingSetup(batch_size=16, optimizer="SGD"),
+    ),
 }
 
 

@@ -14,9 +14,17 @@ from vramcast.virtual_gpu.canonical import from_mapping
 from vramcast.virtual_gpu.cudnn import library
 from vramcast.virtual_gpu.cudnn.layouts import copies_needed, known_workspace_bytes
 from vramcast.virtual_gpu.operators.attention import efficient_workspace_bytes
+from vramcast.virtual_gpu.operators.embedding import segments_bytes
 from vramcast.virtual_gpu.operators.reductions import call_of_sum, split_bytes
 from vramcast.virtual_gpu.replay.trials import largest_workspace_bytes
-from vramcast.virtual_gpu.tracing.trace import AttentionCall, Call, ConvolutionCall, ReductionCall, SumCall
+from vramcast.virtual_gpu.tracing.trace import (
+    AttentionCall,
+    Call,
+    ConvolutionCall,
+    ReductionCall,
+    SegmentsCall,
+    SumCall,
+)
 
 _TILE = 128
 _MOST = 2**40
@@ -243,11 +251,11 @@ class DeviceProfile:
             if self.cudnn_release:
                 return library.workspace_bytes(call, self.compute_capability, self.cudnn_release)
             return self._workspace_by_rules(call)
-        if isinstance(call, SumCall):
-            reduction = call_of_sum(call)
-            return 0 if reduction is None else self.workspace_bytes(reduction)
-        if isinstance(call, ReductionCall):
-            return split_bytes(call, self.multiprocessors, self.compute_capability)
+        if isinstance(call, SumCall | ReductionCall):
+            reduction = call_of_sum(call) if isinstance(call, SumCall) else call
+            return split_bytes(reduction, self.multiprocessors, self.compute_capability) if reduction else 0
+        if isinstance(call, SegmentsCall):
+            return segments_bytes(call)
         if isinstance(call, AttentionCall):
             return efficient_workspace_bytes(call, self.compute_capability)
         return {"cublas": self.cublas_workspace_bytes, "cublaslt": self.cublaslt_workspace_bytes}[call.library]

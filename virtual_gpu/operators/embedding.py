@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vramcast.virtual_gpu.operators.contiguity import contiguous
-from vramcast.virtual_gpu.tracing.trace import Tracer, in_backward
+from vramcast.virtual_gpu.tracing.trace import SegmentsCall, Tracer, in_backward
 
 MASKS = (torch.bool, torch.uint8)
 """Dtypes of indices that are masks."""
@@ -34,7 +34,7 @@ def embedding_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, 
     def new(*shape: int, dtype: torch.dtype = indices.dtype) -> Tensor:
         return tracer.see(torch.empty(shape, dtype=dtype, device="meta"))
 
-    held = [new(tokens), new(tokens)]  # sorted and original indices
+    held: list[object] = [new(tokens), new(tokens)]  # sorted and original indices
     scratch = [new(tokens), new(2 * tokens + _FEW)]  # a range, and cub's doubles of keys and values
     scratch.clear()
     out = new(count, size, dtype=grad.dtype)
@@ -43,10 +43,20 @@ def embedding_backward(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, 
     segments = min(tokens, count)
     held += [new(segments), new(segments)]  # parts of each segment, and their sum so far
     new(_FEW)
-    parts = tokens // _ROWS_PER_THREAD + segments
-    held += [new(1), new(parts), new(parts, -(-size // _WARP) * _WARP, dtype=torch.float32)]
+    width = -(-size // _WARP) * _WARP
+    if tracer.postpones_sums:
+        calls = (SegmentsCall(tokens, segments, bytes_each) for bytes_each in (indices.element_size(), 4 * width))
+        held += [new(1), *map(tracer.held_call, calls)]
+    else:
+        parts = tokens // _ROWS_PER_THREAD + segments
+        held += [new(1), new(parts), new(parts, width, dtype=torch.float32)]
     held.clear()
     return out
+
+
+def segments_bytes(call: SegmentsCall) -> int:
+    """Return the size of a buffer for the parts of all segments."""
+    return (call.tokens // _ROWS_PER_THREAD + call.segments) * call.bytes_a_part
 
 
 def index_put(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

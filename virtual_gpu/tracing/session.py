@@ -45,7 +45,7 @@ def trace_training(
     """Trace a subject on the meta device through `epochs` epochs, each of some full batches and the smaller last one.
 
     `make_optimizer` replaces the optimizer that the setup names. With `owners`, the trace records the layer of each
-    block; with `postpone_sums`, the layouts of sums in the place of their buffers (`SumCall`).
+    block; with `postpone_sums`, calls in the place of buffers of sums and segments (`SumCall`).
     """
     run = _Run(subject, make_inputs, setup, make_optimizer)
     run.tracer.postpones_sums = postpone_sums

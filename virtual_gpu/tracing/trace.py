@@ -100,6 +100,15 @@ class SumCall:
 
 
 @dataclass(frozen=True)
+class SegmentsCall:
+    """A buffer for the parts of the segments of an embedding's gradient, whose number is rounded (embedding.py)."""
+
+    tokens: int
+    segments: int
+    bytes_a_part: int
+
+
+@dataclass(frozen=True)
 class AttentionCall:
     """The gradient of memory-efficient attention, whose tiles depend on the device (see attention.py)."""
 
@@ -111,7 +120,7 @@ class AttentionCall:
     is_half: bool
 
 
-Call = ConvolutionCall | LibraryCall | ReductionCall | SumCall | AttentionCall
+Call = ConvolutionCall | LibraryCall | ReductionCall | SumCall | SegmentsCall | AttentionCall
 
 
 @dataclass
@@ -245,7 +254,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.phase = Use.ACTIVATIONS
         self.owner = ""
         self.postpones_sums = False
-        """True if sums are recorded by their layout, so that traces at all batch sizes have the same events."""
+        """True if sums and segments are recorded as calls, so that traces at all batch sizes have the same events."""
         self._kernels = kernels
         self._live: dict[int, Any] = {}
         self._held: set[str] = set()
@@ -369,6 +378,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         block = self._call(call, use)
         self._emit((block, FREE))
 
+    def held_call(self, call: Call) -> "HeldBlock":
+        """Record a temporary block of a size that a call decides, which lives as long as the returned object."""
+        return HeldBlock(self, self._call(call, Use.TEMPORARIES))
+
+    def release(self, block: int) -> None:
+        """Record the end of a block without a tensor."""
+        self._emit((block, FREE))
+
     def _try_algorithms(self, call: Call) -> None:
         """Empty the cache after the first call of a kind, as the trials of cudnn.benchmark do.
 
@@ -392,3 +409,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _call(self, call: Call, use: Use = Use.WORKSPACE) -> int:
         self.trace.calls.append(call)
         return self._birth(size_of_call(len(self.trace.calls) - 1), use)
+
+
+class HeldBlock:
+    """A block without a tensor, which ends with this object."""
+
+    def __init__(self, tracer: Tracer, block: int) -> None:
+        self.tracer = tracer
+        self.block = block
+
+    def __del__(self) -> None:
+        self.tracer.release(self.block)
