@@ -22,6 +22,7 @@ from vramcast.dataset_builder.store.views import to_frame
 from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
 from vramcast.jobs.families.architecture_names import architecture_of
+from vramcast.jobs.families.drawn_configs import drawn_config
 from vramcast.jobs.families.external import build_external
 from vramcast.jobs.spec import Spec
 from vramcast.virtual_gpu.measurement import Status
@@ -182,3 +183,4 @@ def test_the_universal_space_draws_every_part() -> None:
     assert architecture_of(drawn["hf_causal"]).startswith("hf/")
     config = drawn["hf_causal"].network["config"]
     assert {"vocab_size", "pad_token_id"} <= config.keys()
+    assert drawn_config("M2M100ForConditionalGeneration", "layers", 2)["encoder_layerdrop"] == 0  # else random labels

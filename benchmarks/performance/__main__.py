@@ -13,8 +13,8 @@ from benchmarks.page import is_marked, write_part
 
 MAKER = "performance"
 MEASUREMENTS = (
-    "build_rate", "trace_speed", "run_cost", "long_runs", "cold_start", "inference", "rank_tracker", "simulator_scale",
-    "service_load", "run_phases", "history_look_ups", "table_speed",
+    "build_rate", "mix_rate", "trace_speed", "run_cost", "long_runs", "cold_start", "inference", "rank_tracker",
+    "simulator_scale", "service_load", "run_phases", "history_look_ups", "table_speed",
 )  # fmt: skip
 """Modules of this package; `growth` writes a page of its own."""
 _HERE = Path(__file__).parent

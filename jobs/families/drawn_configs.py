@@ -26,6 +26,8 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "classes": ("num_labels",),
 }  # fmt: skip
 """The names of a size in the configurations of transformers."""
+_RANDOM_DEPTHS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+"""Shares of layers that a step leaves out at random, which would make the label of a row random."""
 _START = "decoder_start_token_id"
 """Shifted labels begin with it, and some configurations have no default."""
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, _START: 0}
@@ -116,6 +118,7 @@ def drawn_config(architecture: str, *named: Any) -> dict[str, Any]:
     for size, value in sizes.items():
         names = {renamed.get(name, name) for name in _KEYS[size]}
         config |= {name: value for name in sorted(names) if isinstance(settings.get(name, ""), int | None)}
+    config |= {name: 0.0 for name in _RANDOM_DEPTHS if settings.get(name)}
     if "vocabulary" in sizes:
         config |= {name: token for name, token in _TOKENS.items() if name in settings or name == _START}
     return config
