@@ -176,5 +176,5 @@ def test_a_run_with_too_little_memory_completes_without_workspaces_as_on_the_gpu
     capped = simulate(trace, limited, AllocatorOptions())
     assert whole.status is capped.status is Status.OK
     assert whole.reserved_bytes > limit_bytes >= capped.reserved_bytes
-    assert any("without their workspace" in note for note in capped.notes)
-    assert not any("without their workspace" in note for note in whole.notes)
+    assert any("more slowly" in note for note in capped.notes)
+    assert not any("more slowly" in note for note in whole.notes)

@@ -50,7 +50,9 @@ def measurement_of(trace: Trace, profile: DeviceProfile, lowered: "Lowered", rep
 def _forgone_notes(replayed: Replay) -> tuple[str, ...]:
     if not replayed.forgone:
         return ()
-    return (f"memory is short: cuDNN runs {len(replayed.forgone)} convolutions without their workspace, more slowly",)
+    count = len(replayed.forgone)
+    convolutions = "1 convolution without its workspace" if count == 1 else f"{count} convolutions without workspaces"
+    return (f"memory is short: cuDNN runs {convolutions}, more slowly",)
 
 
 def replay_on(
