@@ -30,7 +30,7 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _NOTEBOOK = ".ipynb"
 _NOTEBOOK_TOOLS = ("jupyter", "jupyter-nbconvert", "jupyter-execute", "papermill", "ipython")
 _DEEPSPEED = (
-    "expected python, torchrun or accelerate launch, found the launcher deepspeed: its engine needs CUDA's libraries; "
+    "expected python, torchrun or accelerate launch, found the launcher deepspeed: vramcast does not run its engine; "
     "use FSDP or DDP here, or vramcast classify --parallel zero1, zero2 or zero3"
 )
 _UV_WITH_VALUE = (

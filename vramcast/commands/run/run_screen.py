@@ -98,7 +98,8 @@ def fragmentation(answer: Answer) -> float | None:
 
 
 def _ending(report: RunReport) -> Iterator[str]:
-    yield f"The run: {report.ending}; {len(report.steps)} steps, {report.operators:,} operators, {report.seconds:.1f} s"
+    steps = f"{len(report.steps)} step{'s' * (len(report.steps) != 1)}"
+    yield f"The run: {report.ending}; {steps}, {report.operators:,} operators, {report.seconds:.1f} s"
     if report.forwarded_after is not None:
         yield f"  loops end early from step {report.forwarded_after} on, to reach what follows"
     if report.failure:
@@ -118,8 +119,8 @@ def _phases(report: RunReport) -> Iterator[str]:
     if report.phases:
         yield f"{'Phase':15} {'allocated':>12} {'reserved':>12}  seen"
     for item in report.phases:
-        unit = "steps" if item.phase == "optimizer" else "calls"
-        seen = f"{item.count:,} {unit}" if item.count else "yes"
+        unit = "step" if item.phase == "optimizer" else "call"
+        seen = f"{item.count:,} {unit}{'s' * (item.count != 1)}" if item.count else "yes"
         yield f"  {item.phase:13} {_figures(item.allocated_bytes, item.reserved_bytes)}  {seen}"
     for phase in report.missing:
         yield f"  not reached: {phase}"
