@@ -16,7 +16,7 @@ from vramcast.dataset_builder.executors import SerialExecutor
 from vramcast.dataset_builder.pipeline import run
 from vramcast.dataset_builder.rows import Row
 
-NETWORKS = 150
+NETWORKS = 45
 MILLION = 1_000_000
 CORE_HOUR_USD = 0.04
 """Usual price of a core of a cloud's CPU machines on demand; spot prices are a third."""

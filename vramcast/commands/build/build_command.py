@@ -16,6 +16,7 @@ usage: vramcast build [KEY=VALUE ...]        build rows, or resume a build
   space=NAME        another space, such as gpumemnet_cnn_step1 (files in conf/space)
   sampler=combined|orthogonal|uniform|tbem
   backend=virtual|cuda|static   measure on a simulated GPU, on a real one, or from shapes alone
+  backend=swept     simulate each network at many batch sizes and on several devices, as for space=universal
   n=100  seed=0  out=rows/NAME
   executor=local|serial|ray  executor.workers=2  executor.timeout_seconds=900
 
