@@ -103,3 +103,9 @@ def test_workspaces_come_from_the_rules_of_the_device():
     table = detailed_table_of(spec)
     without = scheduled_peak(table, spec.training, PROFILE.without_rules)
     assert scheduled_peak(table, spec.training, PROFILE).reserved_bytes > without.reserved_bytes + MIB
+
+
+def test_numbers_beyond_any_memory_do_not_overflow():
+    table = mlp_table(2**40, 2**40, 10)
+    peak = scheduled_peak(table, TrainingSetup(batch_size=2**31 - 1), PROFILE)
+    assert peak.reserved_bytes >= peak.allocated_bytes > 2**45

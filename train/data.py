@@ -23,6 +23,7 @@ from vramcast.models.example import Example
 from vramcast.models.examples import example_of_row, examples_of_rows, simulation_of_row
 from vramcast.train.retraining import named_specs, retrained, simulated
 from vramcast.train.settings import DataSettings
+from vramcast.train.table_examples import built_with_tables, measured_with_tables
 from vramcast.virtual_gpu.measurement import Status
 
 VIRTUAL, CUDA = VirtualBackend.name, CudaBackend.name
@@ -31,7 +32,11 @@ VIRTUAL, CUDA = VirtualBackend.name, CudaBackend.name
 
 def load_examples(data: DataSettings, executor: Executor, workers: int) -> list[Example]:
     """Return the examples of a run, in an order that depends on the examples only."""
-    examples = [*_measured(data, workers), *_of_builds(data, executor, workers)]
+    if data.tables:
+        built = (example for path in data.builds for example in built_with_tables(path))
+        examples = [*measured_with_tables(measured_rows(data), data.cache), *built]
+    else:
+        examples = [*_measured(data, workers), *_of_builds(data, executor, workers)]
     if not examples:
         raise UserError(
             f"expected rows of the families {data.families} in data={data.name}, found none: choose other families"

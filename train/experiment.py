@@ -13,13 +13,14 @@ from vramcast.dataset_builder.configuration import executor_of
 from vramcast.dataset_builder.executors import LocalExecutor
 from vramcast.dataset_builder.store.splits import Split, make_split
 from vramcast.errors import UserError
-from vramcast.models.baselines.catalogue import fit_baselines
+from vramcast.models.baselines.catalogue import BASELINES, fit_baselines
 from vramcast.models.buckets import Buckets
 from vramcast.models.comparison import EstimatorReport, compare
 from vramcast.models.estimators._base import Estimator, SavedEstimator
 from vramcast.models.estimators.calibrated_simulation import CalibratedSimulation
 from vramcast.models.estimators.ensemble import Ensemble
 from vramcast.models.example import Example
+from vramcast.models.examples import without_details
 from vramcast.train.configuration import Configuration
 from vramcast.train.data import VIRTUAL, load_examples
 from vramcast.train.fitting import LightningFitter
@@ -71,7 +72,15 @@ def fit_estimator(configuration: Configuration, fitter: LightningFitter, parts: 
     """Calibrate the simulation, or fit an ensemble whose members are each calibrated on rows that they did not see."""
     if not configuration.members:
         return CalibratedSimulation(configuration.seed).fit(parts.train, parts.validation)
-    return Ensemble.of(configuration.network, configuration.members, fitter).fit(parts.train, parts.validation)
+    train = [*parts.train, *_plain(parts.train, configuration)]
+    return Ensemble.of(configuration.network, configuration.members, fitter).fit(train, parts.validation)
+
+
+def _plain(examples: Sequence[Example], configuration: Configuration) -> list[Example]:
+    """Return some examples again with a table without details, drawn with the seed."""
+    share = configuration.data.plain_share
+    drawn = np.random.default_rng(configuration.seed).random(len(examples)) < share
+    return [without_details(example) for example, chosen in zip(examples, drawn, strict=True) if chosen]
 
 
 def evaluate(
@@ -79,7 +88,9 @@ def evaluate(
 ) -> dict[str, EstimatorReport]:
     """Evaluate the estimator and the baselines on the test rows, by name."""
     # on simulated rows, leave out the baselines that are the simulation itself
-    simulated = {"fake_tensor", "virtual"} if all(example.backend == VIRTUAL for example in parts.test) else ()
+    simulated = {"fake_tensor", "virtual"} if all(example.backend == VIRTUAL for example in parts.test) else set()
+    if configuration.data.tables:
+        simulated |= {name for name, kind in BASELINES.items() if kind().needs_simulation}
     baselines = fit_baselines(parts.train, parts.validation, without=simulated)
     estimators: dict[str, Estimator] = {ESTIMATOR: estimator, **baselines}
     safe = safe_bytes(estimator, parts.test, configuration.risk)

@@ -55,6 +55,10 @@ class DataSettings:
     """Optimizers under which the libraries' networks (of the tables and of `networks`) are also simulated."""
     networks: Sequence[str] = ()
     """Networks that no table has, such as torchvision:vgg11, to simulate under each of `optimizers`."""
+    tables: bool = False
+    """Examples have detailed layer tables and no simulation; networks of one architecture stay together in splits."""
+    plain_share: float = 0.0
+    """Share of the training rows that are also learned from a table without details, as other tools write it."""
     builds: Sequence[str] = ()
     """Directories of `vramcast build`; their rows replace the virtual rows that `counts` asks for."""
     device: str | None = None

@@ -1,5 +1,8 @@
 """`task=search`: an Optuna study over an estimator's configuration; the same command resumes it."""
 
+import vramcast.train._torchvision  # noqa: F401
+
+# isort: split
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping

@@ -13,6 +13,8 @@ from vramcast.virtual_gpu.profile import DeviceProfile
 from vramcast.virtual_gpu.replay.replay import FREE, Event
 
 Sizes = NDArray[np.int64]
+_MOST_BYTES = 2**45
+"""Of a block: more than any device has, and few enough for sums in 64 bits. Tables may hold any numbers."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,11 @@ def placed(passed: Pass, batch: int, profile: DeviceProfile) -> PlacedPass:
 def _sized(events: Events, batch: int, profile: DeviceProfile, block_bytes: Sizes) -> Sizes:
     """Enter the sizes of the blocks that events allocate; return 1 for each allocation and -1 for each free."""
     signs = np.array([-1 if size is None else 1 for size in events.sizes], dtype=np.int64)
-    born = [(block, size) for block, size in zip(events.blocks, events.sizes, strict=True) if size is not None]
-    if born:
-        blocks, sizes = zip(*born, strict=True)
-        block_bytes[list(blocks)] = np.array(sizes, dtype=np.int64) @ np.array([batch, 1], dtype=np.int64)
+    for block, size in zip(events.blocks, events.sizes, strict=True):
+        if size is not None:
+            block_bytes[block] = min(size[0] * batch + size[1], _MOST_BYTES)
     for index, call in events.calls.items():
-        block_bytes[events.blocks[index]] = workspace_bytes(profile, call, batch)
+        block_bytes[events.blocks[index]] = min(workspace_bytes(profile, call, batch), _MOST_BYTES)
     return signs
 
 
