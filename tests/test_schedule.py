@@ -105,6 +105,16 @@ def test_workspaces_come_from_the_rules_of_the_device():
     assert scheduled_peak(table, spec.training, PROFILE).reserved_bytes > without.reserved_bytes + MIB
 
 
+def test_tables_that_tell_little_are_scheduled():
+    conv = LayerRecord("conv", "Conv2d", (64, 56, 56), 200_704, 9408)
+    unused = LayerRecord("unused", "Conv2d", (), 0, 9408)
+    table = LayerTable(
+        (LayerRecord("first", "ReLU", (3, 224, 224), 0, 0), conv, unused), ((9408,), (64, 3, 7, 7)), 150_528
+    )
+    peak = scheduled_peak(table, TrainingSetup(batch_size=16), PROFILE)
+    assert peak.reserved_bytes > 4 * 16 * 200_704
+
+
 def test_numbers_beyond_any_memory_do_not_overflow():
     table = mlp_table(2**40, 2**40, 10)
     peak = scheduled_peak(table, TrainingSetup(batch_size=2**31 - 1), PROFILE)

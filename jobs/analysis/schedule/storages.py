@@ -134,12 +134,11 @@ class _Walk:
             self.elements.append(record.activations)
         needs = not other and (bool(shapes) or any(read >= 0 and self.nodes[read].needs_gradient for read in reads))
         storage = len(self.sizes) - 1 if makes else self._of(reads[0])
+        runs = bool(record.activations or record.output_shape or record.functional)
         node = LayerNode(
             record, kind, reads, storage, size, makes, shapes, needs, fixed,
-            is_parameter=bool(
-                record.parameters and not (record.activations or record.output_shape or record.functional)
-            ),
-            is_convolution="conv" in kind and kind != "conv1d" and bool(shapes),
+            is_parameter=bool(record.parameters) and not runs,
+            is_convolution="conv" in kind and kind != "conv1d" and bool(shapes) and runs,
         )  # fmt: skip
         self.nodes.append(node)
         self.element_bytes.append(element_bytes)

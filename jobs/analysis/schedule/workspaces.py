@@ -14,6 +14,8 @@ from vramcast.virtual_gpu.training.setup import TrainingSetup
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _REMEMBERED = 65536
+_LEAST_DIMENSIONS = 3
+"""Of the weight of a convolution: outputs, inputs and a kernel. Tables may list a number of parameters alone."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Call:
 def calls_of(storages: Storages, node: LayerNode, training: TrainingSetup) -> dict[str, Call]:
     """Return the calls of a convolution by direction: none if the table does not tell their shapes."""
     weight, out = node.parameters[0], node.record.output_shape
+    if len(weight) < _LEAST_DIMENSIONS:
+        return {}
     x = _input_shape(storages, node, weight)
     if x is None or len(out) != len(weight) - 1:
         return {}
