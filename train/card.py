@@ -50,7 +50,7 @@ def card_of(configuration: Configuration, parts: Parts, title: str | None) -> Ca
             f"{_kind(configuration)} It predicts the distribution of the GPU memory that a training job takes, from "
             f"which buckets of any width follow. It is evaluated below at {network.bucket_mib} MiB."
         ),
-        data="\n\n".join(_data_lines(parts)),
+        data="\n\n".join(_data_lines(parts, configuration.data.tables)),
         licence=_licence(parts) if published else "the licence of vramcast",
         citation=_citation(parts) if published else "vramcast",
         command=configuration.run.command or "vramcast train",
@@ -82,12 +82,13 @@ def _kind(configuration: Configuration) -> str:
     )
 
 
-def _data_lines(parts: Parts) -> Sequence[str]:
+def _data_lines(parts: Parts, by_architecture: bool) -> Sequence[str]:
     sources = {name: {item.source for item in parts.train if item.backend == name} for name in _ORIGINS}
     origins = [
         text.format(sources=", ".join(sorted(sources[name]))) for name, text in _ORIGINS.items() if sources[name]
     ]
-    split = f"Split by configuration of the network: {parts.describe()} rows. The figures are from the test rows."
+    unit = "architecture" if by_architecture else "configuration of the network"
+    split = f"Split by {unit}: {parts.describe()} rows. The figures are from the test rows."
     return [*origins, f"Training rows by family: {_counts(parts.train)}.", split]
 
 
