@@ -240,7 +240,7 @@ def test_a_file_of_the_configuration_has_few_settings(path):
         (["data=nowhere"], "expected data to be one of ['gpumemnet', 'mixed', 'virtual']"),
         (["family=rnn"], "expected family to be one of"),
         (["estimator=tree"], "expected estimator to be one of ['mlp', 'simulation', 'transformer']"),
-        (["features=some"], "expected features to be one of ['full', 'gpumemnet', 'layers']"),
+        (["features=some"], "expected features to be one of ['full', 'gpumemnet', 'layers', 'schedule']"),
         (["bucket_mib=0"], "expected bucket_mib to be a whole number from 1, found 0"),
         (["bucket_mib=wide"], "expected bucket_mib to be a whole number from 1, found 'wide'"),
         (["seed=-1"], "expected seed to be a whole number from 0"),
