@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from vramcast.dataset_builder.backends.swept import SweptBackend, SweptSettings, TooSlow, time_limit
-from vramcast.dataset_builder.configuration import compose_build, make_build, settings_of
 from vramcast.dataset_builder.executors import SerialExecutor
 from vramcast.dataset_builder.pipeline import Build, run
 from vramcast.dataset_builder.rows import Row
@@ -21,8 +20,6 @@ from vramcast.dataset_builder.store.tables import TABLES_NAME, read_tables, tabl
 from vramcast.dataset_builder.store.views import to_frame
 from vramcast.device.profiles import load_profile
 from vramcast.errors import UserError
-from vramcast.jobs.families.architecture_names import architecture_of
-from vramcast.jobs.families.drawn_configs import drawn_config
 from vramcast.jobs.families.external import build_external
 from vramcast.jobs.spec import Spec
 from vramcast.virtual_gpu.measurement import Status
@@ -168,19 +165,3 @@ def test_a_split_by_a_wider_unit_keeps_it_together() -> None:
     parts = {name: {units[group] for group in groups} for name, groups in split.parts.items()}
     assert not parts["train"] & parts["test"]
     assert sum(map(len, split.parts.values())) == 50
-
-
-def test_the_universal_space_draws_every_part() -> None:
-    pytest.importorskip("timm")
-    pytest.importorskip("transformers")
-    settings = settings_of(compose_build(["space=universal", "backend=swept", "sampler=uniform"]), [])
-    build = make_build(settings, Path())
-    drawn: dict[str, Spec] = {}
-    for values in islice(build.sampler.candidates(build.space, 0), 200):
-        drawn.setdefault(values["part"], build.space.spec(values))
-    assert drawn.keys() == settings["space"]["parts"].keys()
-    assert architecture_of(drawn["timm"]).startswith("timm/")
-    assert architecture_of(drawn["hf_causal"]).startswith("hf/")
-    config = drawn["hf_causal"].network["config"]
-    assert {"vocab_size", "pad_token_id"} <= config.keys()
-    assert drawn_config("M2M100ForConditionalGeneration", "layers", 2)["encoder_layerdrop"] == 0  # else random labels
