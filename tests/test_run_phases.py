@@ -103,6 +103,14 @@ def test_a_generation_runs_to_its_greatest_length(tmp_path, search):
     assert any("runs to its greatest length" in item for item in report.assumptions)
 
 
+def test_lightning_tests_its_best_checkpoint_in_inference_mode(tmp_path):
+    report = run("lightning_best.py", needs=("lightning",), tmp_path=tmp_path)
+    assert report.ending == "the script ended" and not report.missing
+    weights, logits = 4 * (256 * 512 + 512 + 5130), 4 * 256 * (256 + 512 + 512 + 10)
+    assert by_phase(report)["evaluation"].allocated_bytes > 2 * weights + logits, "Adam's states beside a large batch"
+    assert any(path.endswith(".ckpt") for path in report.changes.written)
+
+
 def test_lightning_validates_after_an_epoch_that_ended_early(tmp_path):
     report = run("lightning_fit.py", "bf16-mixed", needs=("lightning", "torchmetrics"), tmp_path=tmp_path)
     assert report.ending == "the script ended" and not report.missing

@@ -119,8 +119,8 @@ class ScriptTracer(Tracer):  # type: ignore[no-untyped-call]
             out = self.distributed(func, types, args, kwargs or {})
             if out is not NOT_DISTRIBUTED:
                 return out
-        if torch.is_inference_mode_enabled() and operator_of(func).is_composite:
-            with self:  # outside of inference mode, autograd takes such operators apart before they get here
+        if operator_of(func).is_composite and _skips_autograd(args, kwargs or {}):
+            with self:
                 return _taken_apart(func, args, kwargs or {})
         if torch._C._get_tracing_state() is not None:
             return self._without_graph(func, types, args, kwargs)
@@ -383,6 +383,11 @@ class ScriptTracer(Tracer):  # type: ignore[no-untyped-call]
             self.trace.uses[entry[0]] = use
             if owner is not None:
                 self.trace.owners[entry[0]] = owner
+
+
+def _skips_autograd(args: Any, kwargs: Any) -> bool:
+    """Return whether a call does not pass autograd, which takes composite operators apart."""
+    return torch.is_inference_mode_enabled() or any(map(Tensor.is_inference, tensors_in(args, kwargs)))
 
 
 def _taken_apart(func: Any, args: Any, kwargs: Any) -> Any:
