@@ -1,6 +1,8 @@
 """The shapes of each layer's trainable parameters, which a table lists for the whole network."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from math import prod
 
 from vramcast.jobs.spec import LayerTable
@@ -8,6 +10,11 @@ from vramcast.jobs.spec import LayerTable
 Shape = tuple[int, ...]
 _LONGEST_RUN = 6
 """Parameters of one layer: an attention has four, a layer of a recurrent network as many."""
+_MOST_TRIED = 8
+"""Runs that are tried for a layer, so that the time grows with the number of layers alone."""
+_MOST_PARAMETERS = 64
+"""Of one layer, such as a recurrent network with several layers and directions."""
+_NOWHERE: deque[int] = deque()
 
 
 def parameter_shapes(table: LayerTable) -> list[tuple[Shape, ...]]:
@@ -25,12 +32,12 @@ class _Runs:
         self.shapes = shapes
         self.sizes = [prod(shape) for shape in shapes]
         self.used = [False] * len(shapes)
-        self.starts: dict[int, list[int]] = {}
+        self.starts: dict[int, deque[int]] = {}
         for start in range(len(shapes)):
             total = 0
             for size in self.sizes[start : start + _LONGEST_RUN]:
                 total += size
-                self.starts.setdefault(total, []).append(start)
+                self.starts.setdefault(total, deque()).append(start)
 
     def of(self, table: LayerTable) -> list[tuple[Shape, ...]]:
         """Return the shapes by layer. Norms come last: a bias and a part of a norm are as large as a norm."""
@@ -49,16 +56,24 @@ class _Runs:
         return result
 
     def _run(self, wanted: int, at: int, suits: Callable[[Shape], bool]) -> tuple[int, int] | None:
-        """Return the first unused run with a sum that suits a layer, the next one if it fits."""
-        possible = self.starts.get(wanted, [])
-        for start in ([at] if at in possible else []) + possible:
-            end, total = start, 0
-            while total < wanted and end < len(self.sizes) and not self.used[end]:
-                total += self.sizes[end]
-                end += 1
-            if total == wanted and suits(self.shapes[start]):
+        """Return an unused run with a sum that suits a layer: the next one if it fits, else one of the first."""
+        possible = self.starts.get(wanted, _NOWHERE)
+        while possible and self.used[possible[0]]:
+            possible.popleft()
+        for start in (at, *islice(possible, _MOST_TRIED)):
+            end = self._end(start, wanted)
+            if end is not None and suits(self.shapes[start]):
                 return start, end
         return None
+
+    def _end(self, start: int, wanted: int) -> int | None:
+        """Return where the run from a start ends that has a sum, None if there is none."""
+        end, total = start, 0
+        last = min(start + _MOST_PARAMETERS, len(self.sizes))
+        while total < wanted and end < last and not self.used[end]:
+            total += self.sizes[end]
+            end += 1
+        return end if total == wanted else None
 
 
 def _suits(kind: str) -> Callable[[Shape], bool]:
