@@ -63,7 +63,7 @@ def test_inference_alone_has_a_report(tmp_path, monkeypatch):
     printed = int(err.split("peak ")[1].split()[0])
     assert code == 0 and answer["verdict"] == "fits" and "missing" not in answer
     assert answer["run"]["phases_mib"]["evaluation"] == {
-        "allocated": printed / MIB, "reserved": answer["reserved_mib"], "count": 3,
+        "allocated": pytest.approx(printed / MIB, abs=0.06), "reserved": answer["reserved_mib"], "count": 3,
     }  # fmt: skip
     assert any("no network was trained" in note for note in answer["notes"])
 
