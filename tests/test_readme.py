@@ -25,7 +25,7 @@ def commands(page: Path) -> list[list[str]]:
     lines = [
         shlex.split(line.removeprefix(".venv/bin/"), comments=True)
         for block in blocks(page)
-        for line in block.splitlines()
+        for line in block.replace("\\\n", " ").splitlines()
     ]
     return [words for words in lines if words and words[0] in ("vramcast", "python")]
 

@@ -1,6 +1,7 @@
 """`vramcast run` of what starts a script: shell scripts, notebooks, uv, variables."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,8 @@ def linear(inputs, outputs):
     return 4 * (inputs * outputs + outputs)
 
 
-def test_a_shell_script_is_read_and_changes_nothing():
+def test_a_shell_script_is_read_and_changes_nothing(monkeypatch):
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # it runs "python"
     before = sorted(SCRIPTS.iterdir())
     small = loaded_bytes(["bash", "-e", str(SCRIPTS / "launched.sh"), "--batch", "16"])
     assert small == 2 * linear(512, 512) + 4 * 16 * 512, "two layers and the first batch"

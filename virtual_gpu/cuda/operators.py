@@ -47,8 +47,15 @@ def operator_of(func: Any) -> Operator:
         is_uninitialised=schema.name in _UNINITIALISED,
         is_list=schema.name.startswith(_LISTS),
         has_dynamic_shape=torch.Tag.dynamic_output_shape in func.tags,
-        is_composite=torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
+        is_composite=_is_composite(func),
     )
+
+
+def _is_composite(func: Any) -> bool:
+    try:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    except RuntimeError:  # an operator of TorchScript alone, such as prim::device
+        return False
 
 
 def tensors_in(args: Any, kwargs: Any) -> list[Tensor]:
