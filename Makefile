@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test compat stacks bench soak slurm kube manifests breadth study lint clean
+.PHONY: demo test slow compat stacks bench soak slurm kube manifests breadth study lint clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -32,7 +32,11 @@ test: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest --numprocesses 2 --dist worksteal --reruns 1 -rR
+	$(BIN)/pytest --numprocesses 2 --dist worksteal --reruns 1 -rR -m "not slow"
+
+# The tests that `make test` leaves out for their time: a few minutes.
+slow: $(STAMP)
+	$(BIN)/pytest --numprocesses 2 --dist worksteal -m slow
 
 # Networks traced with torch 2.6, 2.9 and the newest, and with transformers 4.51 and the newest. The environments are
 # made once, in .venvs: they take 5 GB where no CPU build of an old torch is to be had. The tests of cuDNN run with its

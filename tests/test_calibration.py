@@ -145,6 +145,7 @@ def test_a_missing_driver_is_one_error(capsys, tmp_path, monkeypatch):
     assert "backend=virtual" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_public_rows_make_a_profile_that_explains_others(public_table, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("vramcast.device.calibration.rows._MOST_STEPS", 1)
     monkeypatch.setattr("vramcast.device.calibration.rows._MOVES", 12)

@@ -108,6 +108,7 @@ def test_the_libraries_of_scripts_are_there(library):
     interpreter_for(library)  # skips, and says what was left out above
 
 
+@pytest.mark.slow
 def test_random_sequences_change_nothing_and_look_as_on_the_disk(way, tmp_path, capfd, monkeypatch):
     protected, plain = tmp_path / "protected", tmp_path / "plain"
     for seed in range(SEQUENCES):

@@ -368,6 +368,7 @@ def test_an_exception_without_a_text_is_reported(simulate):
         simulate("says_nothing", 60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["prints_without_end", "closes_everything"])
 def test_code_that_never_answers_is_ended_in_time(simulate, name):
     begin = time.monotonic()

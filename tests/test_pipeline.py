@@ -146,6 +146,7 @@ def wait_for_rows(process: subprocess.Popen, out: Path, count: int) -> None:
         time.sleep(0.002)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["serial", "local"])
 def test_a_build_killed_at_random_points_ends_with_the_same_rows(tmp_path, executor):
     whole, killed = tmp_path / "whole", tmp_path / "killed"

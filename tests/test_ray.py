@@ -194,6 +194,7 @@ def test_an_address_without_a_cluster_is_one_error(address: str, reason: str, ra
         on_ray._connect(address, {})
 
 
+@pytest.mark.slow
 class TestDriver:
     """`vramcast build` in its own process."""
 

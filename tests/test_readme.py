@@ -114,6 +114,7 @@ def _wait_until_ready(port: int) -> None:
     pytest.fail("the service did not become ready")
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_on_building_run(run, tmp_path, capfd):
     chosen = commands(BUILDING)
     assert len(chosen) >= 9

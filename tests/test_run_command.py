@@ -184,6 +184,7 @@ def test_a_script_without_a_gpu_is_told_so(tmp_path):
     assert code == 2 and "none ran there: check that it picks 'cuda' (the script ended)" in err
 
 
+@pytest.mark.slow
 def test_a_loop_that_waits_for_the_loss_is_stopped(tmp_path):
     path = script(tmp_path, steps=1, extra="while loss.item() > 0.5: loss = loss + 0")
     code, out, _ = HOST.run("--json", "--timeout", "5", "--", sys.executable, path)
@@ -264,6 +265,7 @@ def test_a_capability_holds_for_devices_that_decide_alike():
     assert capability.decides_alike(8.9) and not capability.decides_alike(7.5) and not capability.decides_alike(9.0)
 
 
+@pytest.mark.slow
 def test_a_hundred_steps_of_random_lengths_cover_a_thousand():
     words = ("--json", "--device", "a100_40gb", "--", sys.executable, str(SCRIPTS / "random_lengths.py"))
     hundred, thousand = (json.loads(HOST.run("--steps", count, *words)[1]) for count in ("100", "1000"))
